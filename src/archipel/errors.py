@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user reads when something is wrong: one sentence with the field, the value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ArchipelError(ValueError):
+    """Bad input. The message is one sentence naming the field, the value and the remedy."""
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> ArchipelError:
+    """Return the error for a name that is not among `choices`, with the nearest right one.
+
+    >>> print(unknown("algorithm", "fedavgg", ["fedavg", "scaffold"]))
+    unknown algorithm 'fedavgg': did you mean 'fedavg'? Known: fedavg, scaffold.
+    """
+    known = sorted(choices)
+    near = get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return ArchipelError(f"unknown {kind} '{name}': {hint}Known: {', '.join(known)}.")
