@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where data comes from and on what terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class About:
+    """Provenance of a dataset, shown by `Federation.summary` and kept with saved files."""
+
+    name: str = "unnamed"
+    source: str = ""
+    licence: str = ""
+    citation: str = ""
+    note: str = ""

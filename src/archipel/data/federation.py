@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data of K parties in a few arrays: values, and where each party's rows begin.
+
+There is no object per party, and nothing here loops over parties, so that a million small parties
+cost no more than a thousand; arrays may be memory-mapped (`Federation.open`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import InitVar, asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from archipel.data import build, storage
+from archipel.data import partition as partitions
+from archipel.data.about import About
+from archipel.data.check import check_layout, check_values
+from archipel.data.rows import Bools, Ints, arrange, draw_test, ranges
+from archipel.errors import ArchipelError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """Parties with their training and test points.
+
+    >>> fed = Federation.from_arrays([[[0.0]] * 4, [[1.0]] * 6], [[0] * 4, [1] * 6], test=0.5)
+    >>> fed
+    Federation 'unnamed': 2 parties, 5 training and 5 test points of shape (1,), 2 classes
+    """
+
+    x: Tensor  # [N, *shape] float features or int64 symbols, each party's rows together
+    y: Tensor  # [N] classes or numbers, [N, 2] (time, event), [N, T] next characters
+    offsets: Tensor  # int64 [K+1]: party k owns rows offsets[k]:offsets[k+1]
+    test_from: Tensor  # int64 [K]: its training points come before this row, its test points after
+    training: int  # parties 0..training-1 train; the rest are new, seen only at evaluation
+    task: str  # classification, regression, survival or text
+    classes: int  # number of classes or symbols; 0 for regression and survival
+    names: Sequence[str] | None = None  # of the parties; "0", "1", ... if None
+    about: About = field(default_factory=About)
+    columns: Sequence[str] | None = None  # of the features, where they have names
+    scan: InitVar[bool] = True  # whether to look at every value; False if it was done before
+
+    def __post_init__(self, scan: bool) -> None:
+        check_layout(self)
+        if scan:
+            check_values(self)
+
+    # What is there
+
+    @property
+    def parties(self) -> int:
+        """K, new parties included."""
+        return len(self.offsets) - 1
+
+    @cached_property
+    def n(self) -> Tensor:
+        """Number of training points of each party, int64 [K]."""
+        return self.test_from - self.offsets[:-1]
+
+    @cached_property
+    def n_test(self) -> Tensor:
+        """Number of test points of each party, int64 [K]."""
+        return self.offsets[1:] - self.test_from
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one point."""
+        return tuple(self.x.shape[1:])
+
+    def __len__(self) -> int:
+        return self.parties
+
+    def name(self, k: int) -> str:
+        """Return the name of party k."""
+        return str(k) if self.names is None else str(self.names[k])
+
+    def index(self, party: int | str) -> int:
+        """Return the number of a party given by number or name."""
+        if isinstance(party, str):
+            names = np.arange(self.parties).astype(str) if self.names is None else self.names
+            found = np.flatnonzero(np.asarray(names) == party)
+            if len(found) == 0:
+                raise ArchipelError(f"no party is called '{party}'; see .names.")
+            return int(found[0])
+        if not 0 <= party < self.parties:
+            raise ArchipelError(f"party {party} does not exist; there are 0..{self.parties - 1}.")
+        return party
+
+    def owner(self, row: int) -> int:
+        """Return the party that owns a row."""
+        return int(torch.searchsorted(self.offsets, row, right=True)) - 1
+
+    def party(self, party: int | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return x_train, y_train, x_test, y_test of one party, as views."""
+        k = self.index(party)
+        a, b, c = int(self.offsets[k]), int(self.test_from[k]), int(self.offsets[k + 1])
+        return self.x[a:b], self.y[a:b], self.x[b:c], self.y[b:c]
+
+    @cached_property
+    def _row_party(self) -> Ints:
+        return np.repeat(np.arange(self.parties), np.diff(self.offsets.numpy()))
+
+    @cached_property
+    def _row_is_test(self) -> Bools:
+        rows = np.arange(len(self.x))
+        return rows >= self.test_from.numpy()[self._row_party]
+
+    def _strata(self) -> npt.NDArray[Any]:
+        """Return what a fair draw is balanced over: classes, events, or nothing."""
+        if self.task == "classification":
+            return self.y.numpy()
+        if self.task == "survival":
+            return self.y[:, 1].numpy()
+        return np.zeros(len(self.y), np.int64)
+
+    # Other federations made from this one
+
+    def _lay_out(
+        self,
+        rows: Ints,
+        party: Ints,
+        is_test: Bools,
+        parties: int,
+        training: int,
+        names: Sequence[str] | None,
+    ) -> Federation:
+        """Return the federation in which source row rows[i] belongs to party[i]."""
+        layout = arrange(party, is_test, parties)
+        order = torch.from_numpy(rows[layout.order])
+        return replace(
+            self,
+            x=self.x[order],
+            y=self.y[order],
+            offsets=torch.from_numpy(layout.offsets),
+            test_from=torch.from_numpy(layout.test_from),
+            training=training,
+            names=names,
+            scan=False,
+        )
+
+    def select(self, parties: Sequence[int | str] | Tensor | npt.NDArray[Any]) -> Federation:
+        """Return a copy with these parties only, training parties first."""
+        if isinstance(parties, Tensor):
+            parties = parties.numpy()
+        if isinstance(parties, np.ndarray):
+            chosen = np.flatnonzero(parties) if parties.dtype == np.bool_ else parties
+            chosen = chosen.astype(np.int64)
+        else:
+            chosen = np.array([self.index(k) for k in parties], np.int64)
+        if len(chosen) == 0:
+            raise ArchipelError("select: no party is chosen; name at least one.")
+        if chosen.min() < 0 or chosen.max() >= self.parties:
+            raise ArchipelError(f"select: parties must lie in 0..{self.parties - 1}.")
+        if len(np.unique(chosen)) < len(chosen):
+            raise ArchipelError("select: a party is chosen twice; name each once.")
+        return self._pick(chosen, int((chosen < self.training).sum()))
+
+    def _pick(self, chosen: Ints, training: int) -> Federation:
+        chosen = chosen[np.argsort(chosen >= self.training, kind="stable")]
+        starts, stops = self.offsets[:-1].numpy()[chosen], self.offsets[1:].numpy()[chosen]
+        rows = torch.from_numpy(ranges(starts, stops))
+        offsets = np.concatenate([[0], np.cumsum(stops - starts)])
+        names = chosen.astype(str) if self.names is None else np.asarray(self.names)[chosen]
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            offsets=torch.from_numpy(offsets),
+            test_from=torch.from_numpy(offsets[:-1]) + self.n[torch.from_numpy(chosen)],
+            training=training,
+            names=cast(Sequence[str], names),
+            scan=False,
+        )
+
+    def with_new(self, new: int | float, seed: int = 0) -> Federation:
+        """Move a number (int) or share (float) of the training parties to the new ones."""
+        count = new if isinstance(new, int) else round(new * self.training)
+        if not 0 <= count < self.training:
+            raise ArchipelError(
+                f"new={new}: at least one of {self.training} training parties must remain; "
+                f"give at most {self.training - 1} or a share below 1."
+            )
+        moved = np.random.default_rng([seed, 3]).permutation(self.training)[:count]
+        rest = np.setdiff1d(np.arange(self.training), moved)
+        chosen = np.concatenate([rest, np.sort(moved), np.arange(self.training, self.parties)])
+        return self._pick(chosen, self.training - count)
+
+    def split_test(self, fraction: float, seed: int = 0) -> Federation:
+        """Draw every party's test points afresh from all its points, balanced over classes."""
+        return self._split(np.arange(len(self.x)), fraction, seed, 4)
+
+    def validation(self, fraction: float = 0.2, seed: int = 0) -> Federation:
+        """Return the training points only, some of them as test points, to tune without testing."""
+        return self._split(np.flatnonzero(~self._row_is_test), fraction, seed, 5)
+
+    def _split(self, rows: Ints, fraction: float, seed: int, stream: int) -> Federation:
+        if not 0 <= fraction < 1:
+            raise ArchipelError(f"fraction={fraction}: give a share of at least 0 and below 1.")
+        party, rng = self._row_party[rows], np.random.default_rng([seed, stream])
+        is_test = draw_test(party, self._strata()[rows], fraction, rng)
+        return self._lay_out(rows, party, is_test, self.parties, self.training, self.names)
+
+    def pooled(self) -> Federation:
+        """Put all training parties together in one party; new parties stay as they are."""
+        party = np.maximum(self._row_party - self.training + 1, 0)
+        new = np.arange(self.training, self.parties)
+        names = new.astype(str) if self.names is None else np.asarray(self.names)[new]
+        everything = np.arange(len(self.x))
+        return self._lay_out(
+            everything, party, self._row_is_test, 1 + len(new), 1, ["all", *names.tolist()]
+        )
+
+    def repartition(self, spec: str, parties: int, seed: int = 0) -> Federation:
+        """Deal the points of the training parties out anew; new parties are left out.
+
+        Training points go as `spec` says (see `archipel.data.partition`), test points in
+        proportion to the training points of their class.
+        """
+        inside = self._row_party < self.training
+        train = np.flatnonzero(inside & ~self._row_is_test)
+        test = np.flatnonzero(inside & self._row_is_test)
+        labels = (self.y if self.y.ndim == 1 else self.y[:, 0]).numpy()
+        strata = self._strata().astype(np.int64)
+        party = partitions.assign(labels[train], spec, parties, seed)
+        test_party = partitions.deal_test(strata[train], party, strata[test], parties, seed)
+        rows = np.concatenate([train, test])
+        is_test = np.arange(len(rows)) >= len(train)
+        party = np.concatenate([party, test_party])
+        return self._lay_out(rows, party, is_test, parties, parties, None)
+
+    def standardised(self) -> Federation:
+        """Give every feature mean 0 and variance 1 over the training points of training parties.
+
+        Mean and variance are sums of per-party sums, which parties can compute together without
+        showing their points. Test points and new parties do not count. Constant features stay 0.
+        """
+        train = torch.from_numpy((self._row_party < self.training) & ~self._row_is_test)
+        x = self.x[train].double()
+        mean = x.mean(dim=0)
+        sd = (x - mean).square().mean(dim=0).sqrt()
+        sd = torch.where(sd > 0, sd, 1.0)
+        return replace(self, x=((self.x.double() - mean) / sd).to(self.x.dtype), scan=False)
+
+    # Out
+
+    def __repr__(self) -> str:
+        new = self.parties - self.training
+        kind = f"{self.classes} {'symbols' if self.task == 'text' else 'classes'}"
+        return (
+            f"Federation '{self.about.name}': {self.parties} parties"
+            f"{f' ({new} new)' if new else ''}, {int(self.n.sum())} training and "
+            f"{int(self.n_test.sum())} test points of shape {self.shape}, "
+            f"{kind if self.classes else self.task}"
+        )
+
+    def summary(self) -> str:
+        """Return a small table: parties, points, sizes, labels, source and licence."""
+        low, mid, high = (f"{q:g}" for q in np.quantile(self.n.numpy(), [0, 0.5, 1]))
+        rows = {
+            "parties": f"{self.training} training, {self.parties - self.training} new",
+            "points": f"{int(self.n.sum())} training, {int(self.n_test.sum())} test",
+            "per party": f"{low} / {mid} / {high} training points (least / median / most)",
+            "one point": f"{str(self.x.dtype).removeprefix('torch.')} {self.shape}",
+            "target": self._describe_target(),
+            "source": self.about.source,
+            "licence": self.about.licence,
+            "cite": self.about.citation,
+            "note": self.about.note,
+        }
+        width = max(map(len, rows))
+        lines = [f"{key:<{width}}  {value}" for key, value in rows.items() if value]
+        return "\n".join([self.about.name, "-" * len(self.about.name), *lines])
+
+    def _describe_target(self) -> str:
+        if self.task == "survival":
+            events = int(self.y[:, 1].sum())
+            return f"survival, {events} events, longest time {float(self.y[:, 0].max()):g}"
+        if self.task == "regression":
+            return f"number, {float(self.y.mean()):.3g} ± {float(self.y.std()):.3g}"
+        if self.task == "text":
+            return f"next character, {self.classes} symbols"
+        counts = self.y.bincount(minlength=self.classes)
+        return (
+            f"{self.classes} classes, {100 * int(counts.min()) / len(self.y):.1f} % to "
+            f"{100 * int(counts.max()) / len(self.y):.1f} % of points each"
+        )
+
+    def plot(self, path: str | Path | None = None, max_parties: int = 40) -> Figure:
+        """Draw how targets and sizes fall across parties; write it to `path` if given."""
+        from archipel.data.plot import draw
+
+        return draw(self, path, max_parties)
+
+    def save(self, folder: str | Path) -> None:
+        """Write to a folder of .npy files and meta.json, complete or not at all."""
+        names = None if self.names is None else np.asarray(self.names, dtype=np.str_)
+        tensors = {"x": self.x, "y": self.y, "offsets": self.offsets, "test_from": self.test_from}
+        arrays: dict[str, npt.NDArray[Any]] = {k: t.numpy() for k, t in tensors.items()}
+        meta = {
+            "training": self.training,
+            "task": self.task,
+            "classes": self.classes,
+            "about": asdict(self.about),
+            "columns": None if self.columns is None else list(self.columns),
+        }
+        storage.write(Path(folder), arrays if names is None else {**arrays, "names": names}, meta)
+
+    @staticmethod
+    def open(folder: str | Path, scan: bool = False) -> Federation:
+        """Memory-map a saved federation; values were checked when it was made."""
+        arrays, meta = storage.read(Path(folder))
+        t = {k: torch.from_numpy(a) for k, a in arrays.items() if k != "names"}
+        return Federation(
+            **t,
+            names=cast("Sequence[str] | None", arrays.get("names")),
+            training=meta["training"],
+            task=meta["task"],
+            classes=meta["classes"],
+            about=About(**meta["about"]),
+            columns=meta["columns"],
+            scan=scan,
+        )
+
+    # From elsewhere; see archipel.data.build
+
+    from_rows = classmethod(build.from_rows)
+    from_arrays = classmethod(build.from_arrays)
+    from_split = classmethod(build.from_split)
+    from_frame = classmethod(build.from_frame)
+    from_dataset = classmethod(build.from_dataset)
+    from_folder = classmethod(build.from_folder)

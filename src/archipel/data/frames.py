@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables to arrays: categories, empty cells, targets. The only file that needs pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from archipel.data.rows import Bools, Ints
+from archipel.errors import ArchipelError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PARTY = "party (file name)"  # the column that tells files of one folder apart
+_READERS = {".csv": "read_csv", ".parquet": "read_parquet"}
+
+
+class Table(NamedTuple):
+    """What a federation needs of a table; only `x` may hold NaN, and only if it is to be filled."""
+
+    x: npt.NDArray[np.float64]
+    y: npt.NDArray[Any]
+    labels: npt.NDArray[Any]  # [N] to sort or share out by
+    strata: npt.NDArray[Any]  # [N] to balance train and test over
+    task: str
+    classes: int | None
+    party: Ints
+    names: list[str] | None
+    is_test: Bools | None
+    columns: list[str]
+
+
+def read(
+    frame: pd.DataFrame,
+    by: str | None,
+    target: str | Sequence[str],
+    flag: str | None,
+    drop: Sequence[str],
+    missing: str,
+    task: str | None,
+) -> Table:
+    """Take a table apart; see `Federation.from_frame`."""
+    if missing not in ("error", "drop", "mean"):
+        raise unknown("way to treat missing values", missing, ["error", "drop", "mean"])
+    targets = [target] if isinstance(target, str) else list(target)
+    roles = [*targets, *([by] if by else []), *([flag] if flag else [])]
+    for column in [*roles, *drop]:
+        if column not in frame.columns:
+            raise unknown("column", column, map(str, frame.columns))
+    frame = frame.drop(columns=list(drop))
+    features = [c for c in frame.columns if c not in roles]
+    if not features:
+        raise ArchipelError("from_frame: no column is left to learn from; drop fewer.")
+    if missing == "drop":
+        frame = frame.dropna()
+    _reject_missing(frame, [*roles, *(features if missing == "error" else [])], by)
+    if len(frame) == 0:
+        raise ArchipelError("from_frame: no row is left; fill in missing values before.")
+    party, names = np.zeros(len(frame), np.int64), None
+    if by:
+        values, party = np.unique(frame[by].astype(str).to_numpy(dtype=str), return_inverse=True)
+        names = [str(v) for v in values]
+    y, labels, strata, task, classes = _targets(frame, targets, task)
+    x, columns = _features(frame, features)
+    is_test = frame[flag].to_numpy().astype(np.bool_) if flag else None
+    return Table(
+        x, y, labels, strata, task, classes, party.astype(np.int64), names, is_test, columns
+    )
+
+
+def fill(table: Table, is_test: Bools) -> npt.NDArray[np.float64]:
+    """Return x with empty cells filled by the mean over training rows."""
+    empty = np.isnan(table.x)
+    if not empty.any():
+        return table.x
+    known = ~empty & ~is_test[:, None]
+    count = known.sum(axis=0)
+    if (count == 0).any():
+        column = table.columns[int(np.flatnonzero(count == 0)[0])]
+        raise ArchipelError(f"column '{column}' is empty on all training rows; drop it.")
+    mean = np.where(known, table.x, 0.0).sum(axis=0) / count
+    return np.where(empty, mean, table.x)
+
+
+def _reject_missing(frame: pd.DataFrame, columns: Sequence[str], by: str | None) -> None:
+    holes = frame[list(columns)].isna().to_numpy()
+    if not holes.any():
+        return
+    row, column = (int(i[0]) for i in np.nonzero(holes))
+    who = f"party '{frame[by].iloc[row]}'" if by and columns[column] != by else f"row {row}"
+    many = int(holes[:, column].sum())
+    raise ArchipelError(
+        f"{who}: column '{columns[column]}' has a missing value ({many} in all); "
+        "use missing='drop', missing='mean' (features only) or drop=['" + columns[column] + "']."
+    )
+
+
+def _targets(
+    frame: pd.DataFrame, targets: list[str], task: str | None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], str, int | None]:
+    """Return y, labels, strata, task and number of classes."""
+    import pandas as pd
+
+    if len(targets) == 2:
+        pairs = frame[targets].to_numpy(dtype=np.float64)
+        return pairs, pairs[:, 0], pairs[:, 1], "survival", None
+    if len(targets) != 1:
+        raise ArchipelError(f"target={targets}: give one column, or [time, event].")
+    column = frame[targets[0]]
+    if not pd.api.types.is_numeric_dtype(column.dtype):  # text: classes in sorted order
+        kinds, codes = np.unique(column.astype(str).to_numpy(dtype=str), return_inverse=True)
+        return codes, codes, codes, "classification", len(kinds)
+    y = column.to_numpy()
+    whole = y.dtype.kind in "biu"
+    task = task or ("classification" if whole else "regression")
+    if task == "classification":
+        y = y.astype(np.int64)
+        return y, y, y, task, None
+    y = y.astype(np.float64)
+    return y, y, np.zeros(len(y), np.int64), task, None
+
+
+def _features(
+    frame: pd.DataFrame, features: list[str]
+) -> tuple[npt.NDArray[np.float64], list[str]]:
+    """Return numbers and their names, 0/1 columns in place of text and categories."""
+    import pandas as pd
+
+    columns: dict[str, npt.NDArray[np.float64]] = {}
+    for name in features:
+        column = frame[name]
+        if pd.api.types.is_numeric_dtype(column.dtype):
+            columns[str(name)] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+            continue
+        text = column.astype(str).to_numpy(dtype=str)
+        kinds = np.unique(text[~column.isna().to_numpy()])
+        if len(kinds) > max(20, len(text) // 2):
+            raise ArchipelError(
+                f"column '{name}' is text with {len(kinds)} different values; "
+                f"drop=['{name}'] or turn it into numbers or categories."
+            )
+        hole = np.where(column.isna().to_numpy(), np.nan, 0.0)
+        for kind in kinds[1:]:
+            columns[f"{name}={kind}"] = (text == kind) + hole
+    return np.stack(list(columns.values()), axis=1), list(columns)
+
+
+def party_files(folder: Path) -> list[Path]:
+    """Return the data files of a folder, all of one kind, in order of name."""
+    if not folder.is_dir():
+        raise ArchipelError(f"folder '{folder}' does not exist; give a folder of party files.")
+    kinds = [*_READERS, ".npz"]
+    files = sorted(f for f in folder.iterdir() if f.suffix in kinds)
+    if not files:
+        raise ArchipelError(f"folder '{folder}' has no {', '.join(kinds)} files.")
+    if len({f.suffix for f in files}) > 1:
+        raise ArchipelError(f"folder '{folder}' mixes {', '.join(kinds)} files; keep one kind.")
+    return files
+
+
+def read_npz(file: Path, target: str) -> dict[str, npt.NDArray[Any]]:
+    """Read one party's arrays; never a pickle."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except ValueError:
+        raise ArchipelError(f"'{file}' holds Python objects; save plain arrays only.") from None
+    for name in ("x", target):
+        if name not in arrays:
+            raise ArchipelError(f"'{file}' has no array '{name}'; it has {', '.join(arrays)}.")
+    return arrays
+
+
+def read_tables(files: Sequence[Path]) -> pd.DataFrame:
+    """Read one table per party and put them under each other, in column `PARTY` the file's name."""
+    import pandas as pd
+
+    tables = [getattr(pd, _READERS[file.suffix])(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        odd = sorted(set(map(str, table.columns)) ^ set(map(str, tables[0].columns)))
+        if odd:
+            raise ArchipelError(
+                f"party '{file.stem}': column '{odd[0]}' is not in every file; make columns equal."
+            )
+    named = [t.assign(**{PARTY: f.stem}) for f, t in zip(files, tables, strict=True)]
+    joined: pd.DataFrame = pd.concat(named, ignore_index=True)
+    return joined
