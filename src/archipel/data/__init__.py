@@ -15,7 +15,20 @@ from typing import Any
 
 import torch
 
-from archipel.data import femnist, heart_disease, mnist, quadratic, synthetic
+from archipel.data import (
+    cifar,
+    fashion_mnist,
+    femnist,
+    heart_disease,
+    mnist,
+    moons,
+    quadratic,
+    school,
+    shakespeare,
+    synthetic,
+    tcga_brca,
+    uci_har,
+)
 from archipel.data.about import About
 from archipel.data.federation import Federation
 from archipel.data.quadratic import optimum, quadratics
@@ -25,11 +38,19 @@ __all__ = ["DATASETS", "About", "Federation", "datasets", "load", "optimum", "qu
 
 # name -> how to make it, what it is
 DATASETS: dict[str, tuple[Callable[..., Federation], About]] = {
+    "cifar10": (cifar.load_10, cifar.ABOUT_10),
+    "cifar100": (cifar.load_100, cifar.ABOUT_100),
+    "fashion_mnist": (fashion_mnist.load, fashion_mnist.ABOUT),
     "femnist": (femnist.load, femnist.ABOUT),
     "heart_disease": (heart_disease.load, heart_disease.ABOUT),
     "mnist": (mnist.load, mnist.ABOUT),
+    "moons": (moons.load, moons.ABOUT),
     "quadratics": (quadratic.load, quadratic.ABOUT),
+    "school": (school.load, school.ABOUT),
+    "shakespeare": (shakespeare.load, shakespeare.ABOUT),
     "synthetic": (synthetic.load, synthetic.ABOUT),
+    "tcga_brca": (tcga_brca.load, tcga_brca.ABOUT),
+    "uci_har": (uci_har.load, uci_har.ABOUT),
 }
 
 
