@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nouns: Vector, Party, Uploads and the two kinds of algorithm. The page to read first.
+
+Every model, update, control variate and message is a flat vector `[..., p]`; leading dimensions are
+stacked parties. An algorithm is a frozen dataclass of hyper-parameters with pure methods: it owns
+one round, the engine owns the loop over rounds and supplies `me`, the only door to the outside.
+
+The model of a run is the shared state itself, or its first field where the state has several (for
+peers: the own state). A round of several messages is a generator: see `ServerAlgorithm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from archipel.optimisers import Optimiser
+from archipel.schedules import Rate
+
+Vector = Tensor  # [..., p]
+
+
+class Batch(NamedTuple):
+    """Some of a party's training points: drawn by `me.batch`, used by `me.grad` and `me.loss`."""
+
+    rows: Tensor  # [m, b] positions in the party's data; padding repeats a valid position
+    weights: Tensor  # [m, b] 1 / (points in the batch), and 0 for padding
+    draw: int  # how many batches were drawn before it this round
+
+
+class Descent(NamedTuple):
+    """Where a party's local descent ended, and how far it went."""
+
+    w: Vector
+    steps: Tensor  # [..., 1] local steps taken
+    travel: Tensor  # [..., 1] sum of the learning rates of these steps
+
+
+class LocalWork(Protocol):
+    """How a party trains between two messages: fields of that name of the algorithm."""
+
+    @property
+    def lr(self) -> Rate: ...
+    @property
+    def local_epochs(self) -> int: ...
+    @property
+    def local_steps(self) -> int | None: ...
+    @property
+    def batch_size(self) -> int | float | None: ...
+    @property
+    def optimiser(self) -> Optimiser: ...
+
+
+class Party(Protocol):
+    """All that code at a party may use. Shapes carry the same leading dimensions as the vectors."""
+
+    n: Tensor  # [...] number of local training examples
+    round: int  # t, from 0
+
+    def batch(self, size: int | float | None) -> Batch:
+        """Draw the next mini-batch: the data shuffled anew each epoch, the last batch short.
+
+        A float is a fraction of the party's data, None all of it.
+        """
+
+    def grad(self, w: Vector, batch: Batch | None = None) -> Vector:
+        """Gradient of the mean loss over a batch; over all local training data without one."""
+
+    def loss(self, w: Vector, batch: Batch | None = None) -> Tensor:
+        """Mean loss `[...]` over a batch; over all local training data without one."""
+
+    def descend(
+        self,
+        w: Vector,
+        work: LocalWork,
+        shift: Vector | None = None,
+        pull: float | Tensor = 0.0,
+        towards: Vector | None = None,
+    ) -> Descent:
+        """Repeat x <- x - lr (grad(x, batch) + shift + pull (x - towards)), from x = w.
+
+        `work` (the algorithm) says for how many steps or epochs and with which optimiser; `towards`
+        is w unless given. Engines fuse these steps; `archipel.descent.descend` is what they equal.
+        """
+
+    def steps(self, work: LocalWork) -> Tensor:
+        """How many local steps the party takes, `[..., 1]`: fewer where it is a straggler."""
+
+    def normal(self, like: Vector) -> Vector:
+        """Standard normal noise, the party's own."""
+
+    def mix(self, x: Vector) -> Vector:
+        """sum_j W_ij x_j over neighbours and me, with the round's mixing matrix W."""
+
+
+class Uploads(Protocol):
+    """What the server received this round. What the server sees is what the code asks for."""
+
+    sampled: int  # |S|: parties whose upload arrived
+    parties: int  # N: parties of the federation that train
+
+    def mean(self, by_examples: bool = False) -> Any:
+        """Mean over parties, uniform or weighted by n_k: needs only a sum, never an individual."""
+
+    def stack(self) -> Any:
+        """Every upload, one row per party: `[|S|, p]`."""
+
+
+class Each(NamedTuple):
+    """A server's reply with one row per party, where a plain value goes to all."""
+
+    rows: Any  # tree of [|S|, ...]
+
+
+@runtime_checkable
+class ServerAlgorithm(Protocol):
+    """Two boxes, as in the papers. With `yield`, a round has several messages:
+
+    `reply = yield upload` in `party` sends and waits, and ends in `return upload, own`;
+    `uploads = yield reply` in `server` answers all parties with one value, or each with `Each`.
+    """
+
+    def init(self, w: Vector) -> tuple[Any, Any]: ...  # shared, own
+
+    def party(
+        self, me: Party, shared: Any, own: Any
+    ) -> tuple[Any, Any] | Generator[Any, Any, tuple[Any, Any]]: ...  # upload, own
+
+    def server(
+        self, shared: Any, uploads: Uploads
+    ) -> Any | Generator[Any, Uploads, Any]: ...  # shared
+
+
+@runtime_checkable
+class PeerAlgorithm(Protocol):
+    """One box: each party, in parallel, talks to its neighbours through `me.mix`."""
+
+    def init(self, w: Vector) -> Any: ...  # own
+
+    def party(self, me: Party, own: Any) -> Any: ...  # own
+
+
+Algorithm = ServerAlgorithm | PeerAlgorithm

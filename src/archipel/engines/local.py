@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local engine: all parties of a simulation on one machine, stacked and in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel import metrics
+from archipel.core import Algorithm, Each, ServerAlgorithm, Uploads, Vector
+from archipel.data.federation import Federation
+from archipel.data.rows import ranges
+from archipel.engines import plan as planning
+from archipel.engines.party import LocalParty
+from archipel.engines.plan import Plan, threads
+from archipel.engines.pool import Pool, shares
+from archipel.engines.share import Job, Memory, Share, bounds
+from archipel.errors import ArchipelError, unknown
+from archipel.exchange import Anatomy, Ask, examine, is_peer
+from archipel.model import Model
+from archipel.rng import Ints
+from archipel.tree import first, leaves, tree_map
+
+if TYPE_CHECKING:
+    from archipel.graphs import Topology
+
+_CHUNK_BYTES = 64 << 20  # outputs kept at a time during evaluation
+
+
+class Outcome(NamedTuple):
+    """What became of a round."""
+
+    arrived: Ints  # parties whose upload counted
+    diverged: Ints  # parties left out because their numbers were not finite
+    gradients: int  # gradients of single examples that were computed
+
+
+class Evaluation(NamedTuple):
+    """Metrics of each party `[K]` (NaN where it has no such points) and over all points at once."""
+
+    parties: dict[str, Tensor]
+    pooled: dict[str, float]  # training parties
+    new: dict[str, float]  # new parties; empty where there are none
+
+
+@dataclass
+class Received:
+    """The uploads of a round, as the server asked for them."""
+
+    sampled: int
+    parties: int
+    total_n: float
+    sums: Mapping[Ask, Any]
+    rows: Any
+
+    def mean(self, by_examples: bool = False) -> Any:
+        ask: Ask = "mean by examples" if by_examples else "mean"
+        over = self.total_n if by_examples else self.sampled
+        return tree_map(lambda leaf: leaf / over, self.sums[ask])
+
+    def stack(self) -> Any:
+        return self.rows
+
+
+class LocalEngine:
+    """Runs rounds of an algorithm over a federation; use it in a `with` block.
+
+    `sweep` runs several settings side by side, such as `{"lr": [0.1, 0.03]}`: vectors are then
+    `[s, m, p]` and the result equals s separate runs.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: Federation,
+        model: Model,
+        *,
+        seed: int = 0,
+        topology: Topology | None = None,
+        workers: int | None = None,
+        plan: Plan | None = None,
+        sweep: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.algorithm, self.data, self.model, self.seed = algorithm, data, model, seed
+        self.peer = is_peer(algorithm)
+        if self.peer and topology is not None and topology.n != data.training:
+            raise ArchipelError(
+                f"the topology joins {topology.n} parties but {data.training} take part in "
+                f"training: make one with n = {data.training}."
+            )
+        self._settings, count = _sweep(algorithm, sweep)
+        if count is not None and model.buffer_spec.size:
+            raise ArchipelError(
+                "a sweep needs a model without buffers: run its settings one after another, "
+                "or replace BatchNorm by GroupNorm."
+            )
+        _fit(model, data)
+        batch_size = getattr(algorithm, "batch_size", None)
+        self.plan = plan or planning.choose(model, data, batch_size, workers)
+        right = planning.ways(model, data)
+        if self.plan.way not in right:  # remembered for another module that prints the same
+            self.plan = Plan("one", 1, self.plan.workers)
+        draws = model.one.draws(data.x[:1])
+        self.anatomy, mixed = self._examine(draws)
+        output = model.predict(model.w, data.x[:1], model.buffers)[0]
+        point = max(1, output.numel() * output.element_size())
+        largest = int((data.offsets[1:] - data.offsets[:-1]).max())
+        self._job = Job(
+            self._with_settings(party=True),
+            data,
+            model,
+            right[self.plan.way],
+            self.plan,
+            seed,
+            count,
+            self.anatomy,
+            draws,
+            topology,
+            output,
+            max(largest, min(len(data.x), _CHUNK_BYTES // point)),
+        )
+        self._memory = Memory(self._job, mixed)
+        self._server = self._with_settings(party=False)
+        lead = () if count is None else (count,)
+        self.shared = tree_map(
+            lambda leaf: leaf.expand(*lead, *leaf.shape).clone(), self.anatomy.shared
+        )
+        self._pool: Pool | None = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._pool = Pool(
+            self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    @property
+    def pool(self) -> Pool:
+        if self._pool is None:
+            raise ArchipelError("the engine is not running: use it as 'with engine: ...'.")
+        return self._pool
+
+    # -- one round -------------------------------------------------------------------------------
+
+    def round(
+        self, t: int, parties: Sequence[int] | Ints, effort: Sequence[float] | None = None
+    ) -> Outcome:
+        """Run round t with these parties; effort in [0, 1) is how far a straggler gets."""
+        ids = np.asarray(parties, np.int64)
+        done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
+        with threads(1):
+            return self._peer_round(t, ids, done) if self.peer else self._server_round(t, ids, done)
+
+    def _server_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
+        if len(ids) == 0:
+            return Outcome(ids, ids, 0)
+        tree_map(Tensor.copy_, self._memory.shared, self.shared)
+        messages = self._deal(t, ids, effort)
+        answers = self.pool.run([{**message, "number": 0} for message in messages])
+        assert isinstance(self._server, ServerAlgorithm)
+        gradients = sum(answer["gradients"] for answer in answers)
+        result = self._server.server(self.shared, self._received(0, ids, answers))
+        if isinstance(result, Generator):
+            reply, number = next(result), 0
+            while True:
+                self._answer(number, reply, ids)
+                number += 1
+                again = [{"do": "round", "number": number} for _ in messages]
+                answers = self.pool.run(again)
+                gradients += sum(answer["gradients"] for answer in answers)
+                try:
+                    reply = result.send(self._received(number, ids, answers))
+                except StopIteration as end:
+                    result = end.value
+                    break
+        bad = np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
+        self._check(t, result, ids, bad)
+        self.shared = result
+        return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
+
+    def _peer_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
+        messages = [{**m, "present": ids.tolist()} for m in self._deal(t, ids, effort)]
+        answers = self.pool.run(messages)
+        bad = [k for answer in answers for k in answer["bad"]]
+        if bad:
+            raise ArchipelError(
+                f"round {t}: the model of party {self.data.name(bad[0])} is no longer finite: "
+                "lower lr."
+            )
+        gradients = sum(answer["gradients"] for answer in answers)
+        return Outcome(ids, np.zeros(0, np.int64), gradients)
+
+    def _deal(self, t: int, ids: Ints, effort: Any) -> list[dict[str, Any]]:
+        """Give every worker parties of about the same work, the largest first."""
+        cost = (self.data.n[ids].numpy() * effort).tolist()
+        return [
+            {
+                "do": "round",
+                "t": t,
+                "ids": ids[share].tolist(),
+                "places": share,
+                "effort": effort[share].tolist(),
+            }
+            for share in shares(cost, len(self.pool))
+        ]
+
+    def _received(self, number: int, ids: Ints, answers: list[dict[str, Any]]) -> Uploads:
+        memory = self._memory
+        sums = {
+            ask: tree_map(lambda *parts: sum(parts[1:], parts[0].clone()), *by_worker)
+            for ask, by_worker in memory.sums[number].items()
+        }
+        rows = memory.stacks[number]
+        if rows is not None:
+            bad = [k for answer in answers for k in answer["bad"]]
+            places = np.flatnonzero(~np.isin(ids, bad))
+            rows = self._job.stacked(tree_map(lambda leaf: leaf[places], rows))
+        count = sum(answer["count"] for answer in answers)
+        if count == 0:
+            raise ArchipelError(
+                "the update of every sampled party is not finite: lower lr, "
+                "or check the data for extreme values."
+            )
+        total_n = sum(answer["n"] for answer in answers)
+        return Received(count, self.data.training, total_n, sums, rows)
+
+    def _answer(self, number: int, reply: Any, ids: Ints) -> None:
+        """Put the server's reply where the workers read it."""
+        store = self._memory.replies[number]
+        if not isinstance(reply, Each):
+            tree_map(Tensor.copy_, store, reply)
+            return
+        for target, rows in zip(leaves(store), leaves(reply.rows), strict=True):
+            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
+            if len(rows) != len(ids):
+                raise ArchipelError(
+                    f"Each holds {len(rows)} rows for {len(ids)} parties: give one row per party."
+                )
+            target[: len(ids)] = rows
+
+    def _check(self, t: int, shared: Any, ids: Ints, bad: Ints) -> None:
+        finite = [torch.isfinite(leaf).flatten(1).all(1) if self._job.sweep is not None
+                  else torch.isfinite(leaf).all()[None] for leaf in leaves(shared)]
+        if not any(bool(flags.any()) for flags in finite):
+            raise ArchipelError(
+                f"round {t}: the shared model is no longer finite after {len(ids) - len(bad)} "
+                "uploads: lower lr or server_lr."
+            )
+
+    # -- what has been learnt ----------------------------------------------------------------------
+
+    def vector(self, setting: int | None = None) -> Vector:
+        """The model `[p]`: the shared one, or the mean of the peers' models."""
+        if self.peer:
+            models = self.own_models()
+            mean = models.mean(dim=0)
+        else:
+            mean = first(self.shared)
+        return mean if setting is None else mean[setting]
+
+    def own_models(self, parties: Sequence[int] | None = None) -> Tensor:
+        """The own models of peers, `[K, p]` (training parties)."""
+        ids = np.arange(self.data.training) if parties is None else np.asarray(parties)
+        rows = first(self._memory.own)[ids]
+        rows[self._memory.visited[ids] == 0] = first(self.anatomy.own)
+        return rows
+
+    def own_states(self, parties: Sequence[int]) -> Any:
+        """The own states of these parties, one row each."""
+        fresh = self._memory.visited[list(parties)] == 0
+
+        def rows(store: Tensor, start: Tensor) -> Tensor:
+            taken = store[list(parties)]
+            taken[fresh] = start
+            return taken
+
+        return tree_map(rows, self._memory.own, self.anatomy.own)
+
+    def evaluate(
+        self,
+        w: Vector | None = None,
+        split: Literal["test", "train"] = "test",
+        *,
+        own: bool = False,
+    ) -> Evaluation:
+        """Metrics on every party's points: of one vector, or with `own` of each party's model."""
+        data, memory, loss = self.data, self._memory, self.model.loss_function
+        if not own:
+            memory.vector.copy_(self.vector() if w is None else w)
+        starts, stops = bounds(data, split)
+        sizes = stops - starts
+        do = "own outputs" if own or self.model.buffer_spec.size else "outputs"
+        scored: list[dict[str, Tensor]] = []
+        kept: list[tuple[Tensor, Tensor]] = []  # only while one chunk holds everything
+        with threads(1):
+            for lo, hi in _chunks(sizes, self._job.chunk):
+                ends = np.cumsum(sizes[lo:hi])
+                self._outputs(do, split, own, lo, hi, ends)
+                outputs = memory.outputs[: int(ends[-1])]
+                y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
+                offsets = torch.from_numpy(np.concatenate([[0], ends]))
+                scored.append(metrics.score(data.task, outputs, y, offsets, loss))
+                kept.append((outputs, y))
+        parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
+
+        def pooled(group: slice) -> dict[str, float]:
+            points = sizes[group].sum()
+            if points == 0:
+                return {}
+            if len(kept) == 1:
+                (outputs, y), before = kept[0], int(sizes[: group.start].sum())
+                part = slice(before, before + int(points))
+                return metrics.pool(data.task, outputs[part], y[part], loss)
+            weights = torch.from_numpy(sizes[group] / points)
+            return {
+                name: float((torch.nan_to_num(parties[name][group]) * weights).sum())
+                for name in ("accuracy", "loss", "mae")
+                if name in parties
+            }
+
+        return Evaluation(
+            parties,
+            pooled(slice(0, data.training)),
+            pooled(slice(data.training, data.parties)),
+        )
+
+    def _outputs(self, do: str, split: str, own: bool, lo: int, hi: int, ends: Ints) -> None:
+        """Have the workers write the outputs for parties lo..hi-1, each a run of parties."""
+        workers, total = len(self.pool), int(ends[-1]) if hi > lo else 0
+        cuts = [
+            int(np.searchsorted(ends, total * i / workers, side="left")) for i in range(workers)
+        ]
+        cuts = [0, *cuts[1:], hi - lo]
+        befores = np.concatenate([[0], ends])
+        self.pool.run(
+            [
+                {
+                    "do": do,
+                    "split": split,
+                    "models": own,
+                    "first": lo + a,
+                    "last": lo + b,
+                    "at": int(befores[a]),
+                }
+                for a, b in zip(cuts, cuts[1:], strict=False)
+            ]
+        )
+
+    # -- before the start --------------------------------------------------------------------------
+
+    def _examine(self, draws: bool) -> tuple[Anatomy, int]:
+        """Run one round on one small party; return its anatomy and the longest vector it mixes."""
+        has_data = np.flatnonzero(self.data.n[: self.data.training].numpy() > 0)
+        if len(has_data) == 0:
+            raise ArchipelError("no training party has a training point: check the train split.")
+        sizes: list[int] = [0]
+
+        def mixing(x: Vector) -> Vector:
+            sizes.append(x.shape[-1])
+            return x
+
+        buffers = self.model.buffers[None].clone() if self.model.buffer_spec.size else None
+        me = LocalParty(
+            self.data,
+            self.model,
+            self.model.one,
+            has_data[:1],
+            self.seed,
+            0,
+            (),
+            buffers=buffers,
+            draws=draws,
+            limit=2,
+            mixing=mixing if self.peer else None,
+        )
+        with threads(1):
+            anatomy = examine(self.algorithm, me, self.model.w.clone(), self.data.training)
+        return anatomy, max(sizes)
+
+    def _with_settings(self, party: bool) -> Any:
+        """The algorithm with its swept fields as tensors that broadcast in its methods."""
+        if not self._settings:
+            return self.algorithm
+        shape = (-1, 1, 1) if party else (-1, 1)
+        values = {
+            name: torch.tensor(list(value), dtype=self.model.dtype).view(shape)
+            for name, value in self._settings.items()
+        }
+        return replace(self.algorithm, **values)  # type: ignore[type-var]
+
+
+def _chunks(sizes: Ints, most: int) -> list[tuple[int, int]]:
+    """Cut parties into runs of at most so many points."""
+    ends, chunks, lo = np.cumsum(sizes), [], 0
+    while lo < len(sizes):
+        before = ends[lo - 1] if lo else 0
+        hi = max(lo + 1, int(np.searchsorted(ends, before + most, side="right")))
+        chunks.append((lo, hi))
+        lo = hi
+    return chunks
+
+
+def _sweep(
+    algorithm: Algorithm, sweep: Mapping[str, Sequence[float]] | None
+) -> tuple[Mapping[str, Sequence[float]], int | None]:
+    if not sweep:
+        return {}, None
+    names = [field.name for field in fields(algorithm)]  # type: ignore[arg-type]
+    for name in sweep:
+        if name not in names:
+            raise unknown(f"field of {type(algorithm).__name__}", name, names)
+    counts = {len(values) for values in sweep.values()}
+    if len(counts) != 1:
+        raise ArchipelError(
+            f"the swept fields {', '.join(sweep)} have different numbers of values: "
+            "give each the same number."
+        )
+    return sweep, counts.pop()
+
+
+def _fit(model: Model, data: Federation) -> None:
+    """Say in one sentence when model and data do not belong together."""
+    if data.x.is_floating_point() and data.x.dtype != model.dtype:
+        raise ArchipelError(
+            f"the data is {data.x.dtype} but the model {model.dtype}: "
+            "convert one of them, for example with module.double()."
+        )
+    try:
+        outputs = model.predict(model.w, data.x[:2], model.buffers)
+    except ArchipelError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ArchipelError(
+            f"the model {type(model.module).__name__} cannot read points of shape "
+            f"{tuple(data.shape)}: {reason}"
+        ) from error
+    model.loss_function.check(outputs, data.y[:2], data.classes or None)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parties whose data is on this machine: one of them (`[p]`), a stack (`[m, p]`) or a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel import rng
+from archipel.core import Batch, Descent, LocalWork, Vector
+from archipel.data.federation import Federation
+from archipel.engines.batches import Batches, Table
+from archipel.errors import ArchipelError
+from archipel.model import Model, Points, Steps, Way
+from archipel.rng import Ints, Keys
+from archipel.schedules import rate
+
+_FULL = 256  # points per party at a time when a gradient runs over all of them
+
+
+@dataclass
+class LocalParty:
+    """The parties `ids` in round `round`, as the algorithm's `me`. Rows of a stack are parties."""
+
+    data: Federation
+    model: Model
+    way: Way
+    ids: Ints
+    seed: int
+    round: int
+    lead: tuple[int, ...]  # () one party, (m,) a stack, (s, m) a sweep over s settings
+    block: int = 1 << 30  # rows computed at a time
+    effort: Ints | None = None  # [m] in [0, 1): how far a straggler gets; 1 for the others
+    buffers: Tensor | None = None  # [m, q] BatchNorm statistics, updated in place
+    draws: bool = False  # whether layers draw random numbers (dropout)
+    limit: int | None = None  # use at most so many points of each party
+    mixing: Callable[[Vector], Vector] | None = None
+    gradients: int = field(default=0, init=False)  # of single examples, computed so far
+    _noise_drawn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        starts = self.data.offsets[self.ids].numpy()
+        sizes = self.data.test_from[self.ids].numpy() - starts
+        if self.limit is not None:
+            sizes = np.minimum(sizes, self.limit)
+        self._starts, self._sizes = starts, sizes
+        self.n = torch.from_numpy(sizes).to(self.model.dtype)
+        if self.lead == ():
+            self.n = self.n[0]
+        self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
+        self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    # -- what an algorithm calls ---------------------------------------------------------------
+
+    def batch(self, size: int | float | None) -> Batch:
+        table = self._batches.draw(_checked(size))
+        return Batch(table.rows[:, 0], table.weights[:, 0], int(table.first[0]))
+
+    def grad(self, w: Vector, batch: Batch | None = None) -> Vector:
+        rows, out = self._rows(w), []
+        for at in self._blocks():
+            part = rows[at]
+            if batch is not None:
+                points = self._points(batch, at)
+                self.gradients += int(points.lengths.sum())
+                out.append(self.way.grad(part, points, self._buffers(at)))
+                continue
+            total = torch.zeros_like(part)
+            for active, points, share in self._everything(at):
+                own = None if self.buffers is None else self.buffers[at][active]
+                self.gradients += int(points.lengths.sum())
+                total[active] += share * self.way.grad(part[active], points, own)
+            out.append(total)
+        return self._stack(torch.cat(out) if len(out) > 1 else out[0])
+
+    def loss(self, w: Vector, batch: Batch | None = None) -> Tensor:
+        rows, out = self._rows(w), []
+        for at in self._blocks():
+            part = rows[at]
+            if batch is not None:
+                out.append(self.way.loss(part, self._points(batch, at), self._buffers(at)))
+                continue
+            total = part.new_zeros(len(part))
+            for active, points, share in self._everything(at):
+                own = None if self.buffers is None else self.buffers[at][active]
+                total[active] += share[:, 0] * self.way.loss(part[active], points, own)
+            out.append(total)
+        return self._stack(torch.cat(out)[:, None]).squeeze(-1)
+
+    def steps(self, work: LocalWork) -> Tensor:
+        counts = torch.from_numpy(self._counts(work)).to(self.model.dtype)
+        return counts.view(*self.lead[-1:], 1).expand(*self.lead, 1)
+
+    def descend(
+        self,
+        w: Vector,
+        work: LocalWork,
+        shift: Vector | None = None,
+        pull: float | Tensor = 0.0,
+        towards: Vector | None = None,
+    ) -> Descent:
+        eta = rate(work.lr, self.round)
+        counts = self._counts(work)
+        table = self._batches.take(_checked(work.batch_size), counts)
+        self.gradients += int(table.lengths.sum()) * self._repeat
+        order = np.argsort(-np.repeat(counts, self._repeat), kind="stable")
+        same = bool((order == np.arange(len(order))).all())
+        rows = self._rows(w)
+        centre = rows if towards is None else self._rows(towards)
+        pulled = isinstance(pull, Tensor) or pull != 0.0
+        steps = Steps(
+            self.data.x,
+            self.data.y,
+            table.rows,
+            table.weights,
+            table.lengths,
+            self._setting(eta),
+            work.optimiser,
+            None if shift is None else self._rows(shift),
+            self._setting(pull),
+            centre if pulled else None,
+            self._seeds(table),
+        )
+        party = np.arange(len(order)) // self._repeat
+        ends = torch.empty_like(rows)
+        for at in range(0, len(order), self.block):
+            take = order[at : at + self.block]
+            chosen = slice(at, at + self.block) if same else torch.from_numpy(take)
+            own = None if self.buffers is None else self.buffers[chosen]
+            ends[chosen] = self.way.descend(
+                rows[chosen], self._part(steps, chosen, party[take]), own
+            )
+            if own is not None and self.buffers is not None:
+                self.buffers[chosen] = own
+        taken = self.steps(work)
+        return Descent(self._stack(ends), taken, taken * eta)
+
+    def normal(self, like: Vector) -> Vector:
+        """Drawn per party from its key: the same whatever the stack; alike across a sweep."""
+        self._noise_drawn += 1
+        size = like.shape[-1]
+        draws = [
+            rng.generator(self.seed, self.round, int(k), "normal", self._noise_drawn)
+            .standard_normal(size)
+            for k in self.ids
+        ]
+        noise = torch.from_numpy(np.stack(draws)).to(like.dtype)
+        return noise.view(*self.lead[-1:], size).expand(*self.lead, size)
+
+    def mix(self, x: Vector) -> Vector:
+        if self.mixing is None:
+            raise ArchipelError(
+                "me.mix needs neighbours: give the run a topology, such as topology='ring'."
+            )
+        return self.mixing(x)
+
+    # -- between [..., p] and rows [r, p]: party by party, the settings of a sweep side by side ----
+
+    def _rows(self, w: Vector) -> Tensor:
+        w = w.expand(*self.lead, w.shape[-1])
+        if len(self.lead) == 2:
+            w = w.transpose(0, 1)
+        return w.reshape(-1, w.shape[-1])
+
+    def _stack(self, rows: Tensor) -> Vector:
+        if len(self.lead) == 2:
+            return rows.view(self.lead[1], self.lead[0], -1).transpose(0, 1)
+        return rows.view(*self.lead, -1)
+
+    def _setting(self, value: float | Tensor) -> float | Tensor:
+        """A hyper-parameter as a number, or one per row `[r, 1]` where it is swept."""
+        if isinstance(value, Tensor):
+            return self._rows(value.expand(*self.lead, 1).to(self.model.dtype))
+        return value
+
+    def _blocks(self) -> list[slice]:
+        total = len(self.ids) * self._repeat
+        return [slice(at, min(at + self.block, total)) for at in range(0, total, self.block)]
+
+    def _party_of(self, at: slice) -> Ints:
+        return np.arange(at.start, at.stop) // self._repeat
+
+    def _buffers(self, at: slice) -> Tensor | None:
+        return None if self.buffers is None else self.buffers[at]
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def _counts(self, work: LocalWork) -> Ints:
+        """Local steps of each party, `[m]`: a straggler stops after some of its epochs or steps."""
+        per_epoch = self._batches.per_epoch(_checked(work.batch_size))
+        whole = np.ones(len(self.ids))
+        effort = whole if self.effort is None else self.effort
+        if work.local_steps is not None:
+            steps = np.full(len(self.ids), work.local_steps)
+        elif work.local_epochs == 1:
+            steps = per_epoch
+        else:
+            epochs = np.where(effort < 1, 1 + effort * (work.local_epochs - 1), work.local_epochs)
+            return np.asarray(epochs.astype(np.int64) * per_epoch)
+        partial = np.where(effort < 1, 1 + effort * (steps - 1), steps)
+        return np.asarray(partial.astype(np.int64))
+
+    def _points(self, batch: Batch, at: slice) -> Points:
+        party = self._party_of(at)
+        rows, weights = batch.rows, batch.weights
+        if self._repeat > 1 or at.stop - at.start < len(rows):
+            rows, weights = rows[party], weights[party]
+        seeds = None
+        if self.draws:
+            seeds = rng.subkeys(self._keys("layers")[party], np.full(len(party), batch.draw))
+        lengths = (weights > 0).sum(dim=1).numpy()
+        return Points(self.data.x[rows], self.data.y[rows], weights, lengths, seeds)
+
+    def _everything(self, at: slice) -> list[tuple[Tensor, Points, Tensor]]:
+        """All points of the rows in `at`, some at a time: which rows, their points, their share.
+
+        What is not a sum over examples (Cox, BatchNorm) gets each party's points at once.
+        """
+        party = self._party_of(at)
+        starts, sizes = self._starts[party], self._sizes[party]
+        width = _FULL if self.model.separable else int(sizes.max())
+        parts = []
+        for done in range(0, int(sizes.max()), width):
+            active = np.flatnonzero(sizes > done)
+            lengths = np.minimum(sizes[active] - done, width)
+            column = np.arange(int(lengths.max()))
+            inside = np.minimum(column, lengths[:, None] - 1)
+            rows = torch.from_numpy(starts[active][:, None] + done + inside)
+            weights = (column < lengths[:, None]) / lengths[:, None]
+            seeds = None
+            if self.draws:
+                keys = self._keys("layers")[party[active]]
+                seeds = rng.subkeys(keys, np.full(len(active), -1 - done))
+            points = Points(
+                self.data.x[rows],
+                self.data.y[rows],
+                torch.from_numpy(weights).to(self.model.dtype),
+                lengths,
+                seeds,
+            )
+            share = torch.from_numpy(lengths / sizes[active])[:, None].to(self.model.dtype)
+            parts.append((torch.from_numpy(active), points, share))
+        return parts
+
+    def _part(self, steps: Steps, chosen: slice | Tensor, party: Ints) -> Steps:
+        """The steps of some rows."""
+        width = int(steps.lengths[party].max())
+        longest = int((steps.lengths[party] > 0).sum(axis=1).max())
+
+        def of(value: float | Tensor | None) -> float | Tensor | None:
+            return value[chosen] if isinstance(value, Tensor) else value
+
+        whole = len(party) == len(steps.rows) and bool((party == np.arange(len(party))).all())
+        cut = slice(None) if whole else party
+        return steps._replace(
+            rows=steps.rows[cut, :longest, :width],
+            weights=steps.weights[cut, :longest, :width],
+            lengths=steps.lengths[cut, :longest],
+            lr=of(steps.lr),
+            shift=of(steps.shift),
+            pull=of(steps.pull),
+            towards=of(steps.towards),
+            seeds=None if steps.seeds is None else steps.seeds[cut, :longest],
+        )
+
+    def _seeds(self, table: Table) -> Keys | None:
+        if not self.draws:
+            return None
+        steps = table.first[:, None] + np.arange(table.rows.shape[1])
+        return rng.subkeys(self._keys("layers")[:, None], steps)
+
+    def _keys(self, purpose: str) -> Keys:
+        return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
+
+
+def _checked(size: int | float | None) -> int | float | None:
+    if size is None or (isinstance(size, int) and size >= 1):
+        return size
+    if isinstance(size, float) and 0 < size <= 1:
+        return size
+    raise ArchipelError(
+        f"batch_size = {size}: give a whole number of examples from 1, "
+        "a fraction of the party's data in (0, 1], or None for all of it."
+    )

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How to compute: which way, how many parties at a time, how many workers. Chosen by timing.
+
+Whatever is stacked is first compared with one party at a time on a few points; a way that differs
+(BatchNorm under padding, dropout, anything that mixes examples) is out. The rest is timed for a
+fraction of a second, and the answer is remembered for this machine and model shape.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from archipel.data.federation import Federation
+from archipel.engines.pool import cores
+from archipel.errors import ArchipelError
+from archipel.model import Model, Points, Steps, Vmapped, Way
+from archipel.optimisers import SGD
+from archipel.stacked import Stacked
+
+BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
+_BLOCK_BYTES = 64 << 20  # parameters of a block, at most
+_PROBE_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`way` computes `block` parties at a time in each of `workers` processes."""
+
+    way: Literal["one", "vmapped", "stacked"]
+    block: int
+    workers: int
+
+
+def ways(model: Model, data: Federation) -> dict[str, Way]:
+    """The ways that are right for this model: equal to one party at a time on a probe."""
+    right: dict[str, Way] = {"one": model.one}
+    if not model.separable:
+        return right
+    stacked = Stacked.of(model)
+    candidates: dict[str, Way] = {} if stacked is None else {"stacked": stacked}
+    candidates["vmapped"] = Vmapped(model)
+    points = _probe(model, data)
+    w = model.w + 0.01 * torch.randn(
+        3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
+    )
+    expected = model.one.grad(w, points)
+    for name, way in candidates.items():
+        try:
+            got = way.grad(w, points)
+        except Exception:  # torch.func has no rule for some layer: one party at a time then
+            continue
+        if bool(((got - expected).norm(dim=-1) <= 1e-3 * expected.norm(dim=-1) + 1e-6).all()):
+            right[name] = way
+    return right
+
+
+def choose(
+    model: Model, data: Federation, batch_size: int | float | None, workers: int | None
+) -> Plan:
+    """Time the ways that are right and return the quickest, remembered per model shape."""
+    if workers is not None and workers < 1:
+        raise ArchipelError(f"workers = {workers}: give at least 1, or leave it out for all cores.")
+    count = cores() if workers is None else workers
+    points = _points(data, batch_size)
+    key = _key(model, data, points)
+    plan = _remembered(key)
+    if plan is None:
+        plan = _calibrate(model, data, points)
+        _remember(key, plan)
+    return replace(plan, workers=count)
+
+
+def _calibrate(model: Model, data: Federation, points: int) -> Plan:
+    best, best_time = Plan("one", _one_block(model), 1), float("inf")
+    with threads(1):
+        right = ways(model, data)
+        for name, way in right.items():
+            if name == "vmapped" and "stacked" in right:  # never the quicker of the two
+                continue
+            blocks = [1] if name == "one" else [b for b in BLOCKS if _fits(model, data, points, b)]
+            worse = 0
+            for block in blocks:
+                seconds = _time(model, data, way, points, block) / block
+                if seconds < best_time:
+                    size = _one_block(model) if name == "one" else block
+                    best, best_time, worse = Plan(name, size, 1), seconds, 0  # type: ignore[arg-type]
+                else:
+                    worse += 1
+                if worse == 2 and block >= 4:
+                    break
+    return best
+
+
+def _time(model: Model, data: Federation, way: Way, points: int, block: int) -> float:
+    """Seconds of a local step of `block` parties, the least of a few tries."""
+    total = len(data.x)
+    rows = (torch.arange(block * _PROBE_STEPS * points) * 7919 % total).view(
+        block, _PROBE_STEPS, points
+    )
+    steps = Steps(
+        data.x,
+        data.y,
+        rows,
+        torch.full(rows.shape, 1.0 / points, dtype=model.dtype),
+        np.full((block, _PROBE_STEPS), points),
+        1e-4,
+        SGD(),
+        None,
+        0.0,
+        None,
+    )
+    w = model.w.expand(block, -1)
+    seconds, began = [], time.perf_counter()
+    while len(seconds) < 2 or (len(seconds) < 12 and time.perf_counter() - began < 0.05):
+        start = time.perf_counter()
+        way.descend(w, steps)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) / _PROBE_STEPS
+
+
+def _probe(model: Model, data: Federation) -> Points:
+    """Points of three parties with one, two and three examples, padded."""
+    rows = torch.arange(9).view(3, 3) % len(data.x)
+    lengths = np.array([3, 2, 1])
+    weights = (np.arange(3) < lengths[:, None]) / lengths[:, None]
+    return Points(data.x[rows], data.y[rows], torch.from_numpy(weights).to(model.dtype), lengths)
+
+
+def _points(data: Federation, batch_size: int | float | None) -> int:
+    """A typical batch of this federation."""
+    sizes = data.n[data.n > 0].double()
+    typical = float(sizes.median()) if len(sizes) else 1.0
+    if batch_size is None:
+        return max(1, min(256, int(typical)))
+    if isinstance(batch_size, float):
+        return max(1, round(batch_size * typical))
+    return max(1, min(batch_size, int(typical)))
+
+
+def _fits(model: Model, data: Federation, points: int, block: int) -> bool:
+    return block * max(model.p, points * data.x[0].numel()) * 4 <= _BLOCK_BYTES or block == 1
+
+
+def _one_block(model: Model) -> int:
+    """Parties per call when they are computed one by one: few where vectors are long."""
+    return max(1, min(16, (16 << 20) // (model.p * 4)))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with so many torch threads; workers have one each, since more only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# -- memory of earlier choices ---------------------------------------------------------------------
+
+
+def _key(model: Model, data: Federation, points: int) -> str:
+    facts = (
+        str(model.module),
+        model.spec.shapes,
+        str(model.dtype),
+        model.loss_function.name,
+        tuple(data.shape),
+        points,
+        platform.processor() or platform.machine(),
+        cores(),
+        torch.__version__,
+    )
+    return blake2b(repr(facts).encode(), digest_size=12).hexdigest()
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "archipel" / "plans.json"
+
+
+def _remembered(key: str) -> Plan | None:
+    try:
+        return Plan(**json.loads(_cache().read_text())[key])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember(key: str, plan: Plan) -> None:
+    """Keep a choice; a machine where nothing can be written simply times again."""
+    path = _cache()
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        known = {}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump({**known, key: asdict(plan)}, file)
+        Path(file.name).replace(path)
+    except OSError:
+        return

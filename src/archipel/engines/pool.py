@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forked worker processes: they inherit the model, the data and the shared memory as they are.
+
+Control messages are JSON lines over a pipe; tensors stay in shared memory. A worker ends when its
+pipe closes, so it never outlives the process that made it, however that one ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+
+from archipel.errors import ArchipelError
+
+Json = dict[str, Any]
+
+
+class Worker(Protocol):
+    """What runs a share of the work, here or in a process of its own."""
+
+    def handle(self, message: Json) -> Json: ...
+
+
+class Pool:
+    """`make(index, call)` builds each worker; `call` asks the main process something meanwhile.
+
+    With one worker nothing is forked: it runs here, where a debugger can follow it.
+    """
+
+    def __init__(self, workers: int, make: Callable[[int, Callable[[], None]], Worker]) -> None:
+        self._pipes: list[Connection] = []
+        self._pids: list[int] = []
+        self._here: Worker | None = None
+        if workers == 1 or not hasattr(os, "fork"):
+            self._here = make(0, lambda: None)
+            return
+        for index in range(workers):
+            ours, theirs = Pipe()
+            pid = os.fork()
+            if pid == 0:
+                for pipe in (*self._pipes, ours):
+                    pipe.close()
+                _serve(index, theirs, make)
+            theirs.close()
+            self._pipes.append(ours)
+            self._pids.append(pid)
+
+    def __len__(self) -> int:
+        return 1 if self._here is not None else len(self._pids)
+
+    def run(self, messages: list[Json]) -> list[Json]:
+        """Give each worker a message and wait for every answer.
+
+        A worker that calls waits until all have called: this is a barrier of one exchange.
+        """
+        if self._here is not None:
+            return [self._here.handle(message) for message in messages]
+        for pipe, message in zip(self._pipes, messages, strict=True):
+            pipe.send_bytes(json.dumps(message).encode())
+        while True:
+            answers = [self._receive(index) for index in range(len(self._pipes))]
+            for answer in answers:
+                _raise(answer)
+            if not any("waits" in answer for answer in answers):
+                return answers
+            for pipe in self._pipes:
+                pipe.send_bytes(b"{}")
+
+    def close(self) -> None:
+        """End every worker; what it was doing is lost."""
+        for pipe in self._pipes:
+            pipe.close()
+        for pid in self._pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                continue
+        self._pipes, self._pids, self._here = [], [], None
+
+    def _receive(self, index: int) -> Json:
+        try:
+            answer: Json = json.loads(self._pipes[index].recv_bytes())
+        except EOFError:
+            raise ArchipelError(
+                f"worker {index} of {len(self._pids)} ended unexpectedly, most likely for want of "
+                "memory: use fewer workers or a smaller block."
+            ) from None
+        return answer
+
+
+def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
+    """The life of a forked worker; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+    def call() -> None:
+        pipe.send_bytes(b'{"waits": true}')
+        pipe.recv_bytes()
+
+    try:
+        worker = make(index, call)
+        while True:
+            message = json.loads(pipe.recv_bytes())
+            pipe.send_bytes(json.dumps(_answer(worker, message)).encode())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        os._exit(0)
+
+
+def _answer(worker: Worker, message: Json) -> Json:
+    try:
+        return worker.handle(message)
+    except ArchipelError as error:
+        return {"error": str(error), "expected": True}
+    except (EOFError, BrokenPipeError):
+        raise
+    except Exception:
+        return {"error": traceback.format_exc(), "expected": False}
+
+
+def _raise(answer: Json) -> None:
+    if "error" in answer:
+        kind = ArchipelError if answer["expected"] else RuntimeError
+        raise kind(answer["error"])
+
+
+def shares(costs: list[float], workers: int) -> list[list[int]]:
+    """Deal items to workers, the largest first, each to the one with the least so far.
+
+    >>> shares([5.0, 4.0, 3.0, 3.0], 2)
+    [[0, 3], [1, 2]]
+    """
+    load = [0.0] * workers
+    dealt: list[list[int]] = [[] for _ in range(workers)]
+    for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        least = load.index(min(load))
+        dealt[least].append(item)
+        load[least] += costs[item]
+    return dealt
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def each_block(items: list[int], size: int) -> Iterator[list[int]]:
+    """Cut a list into blocks."""
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

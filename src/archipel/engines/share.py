@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's share of a round: its parties' messages, and outputs for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.core import PeerAlgorithm, ServerAlgorithm, Vector
+from archipel.data.federation import Federation
+from archipel.data.rows import ranges
+from archipel.engines import arena
+from archipel.engines.party import LocalParty
+from archipel.engines.plan import Plan
+from archipel.engines.pool import Json, each_block
+from archipel.exchange import Anatomy, Ask, is_peer
+from archipel.model import Model, Way
+from archipel.rng import Ints
+from archipel.tree import first, leaves, tree_map
+if TYPE_CHECKING:
+    from archipel.graphs import Topology
+
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker knows from the start."""
+
+    algorithm: ServerAlgorithm | PeerAlgorithm  # with the fields a party sees
+    data: Federation
+    model: Model
+    way: Way
+    plan: Plan
+    seed: int
+    sweep: int | None  # settings side by side
+    anatomy: Anatomy
+    draws: bool
+    topology: Topology | None
+    output: Tensor  # the model's output for one point
+    chunk: int  # points evaluated between two looks at their outputs
+
+    def lead(self, parties: int) -> tuple[int, ...]:
+        return (parties,) if self.sweep is None else (self.sweep, parties)
+
+    def stacked(self, rows: Any) -> Any:
+        """Rows `[m, ...]` of a store as the algorithm sees them (`[s, m, ...]` in a sweep)."""
+        return rows if self.sweep is None else tree_map(lambda leaf: leaf.transpose(0, 1), rows)
+
+
+class Memory:
+    """What the main process and its workers share. Stores have a row per party, first."""
+
+    def __init__(self, job: Job, mixed: int) -> None:
+        parties, workers = job.data.parties, job.plan.workers
+        lead = () if job.sweep is None else (job.sweep,)
+
+        def like(tree: Any, *before: int) -> Any:
+            return tree_map(
+                lambda leaf: arena.zeros((*before, *lead, *leaf.shape), leaf.dtype), tree
+            )
+
+        anatomy = job.anatomy
+        self.shared = like(anatomy.shared)
+        self.sums: list[dict[Ask, list[Any]]] = [
+            {ask: [like(m.upload) for _ in range(workers)] for ask in m.asks if ask != "stack"}
+            for m in anatomy.messages
+        ]
+        self.stacks = [
+            like(m.upload, parties) if "stack" in m.asks else None for m in anatomy.messages
+        ]
+        self.replies = [
+            like(m.reply, parties) if m.each else like(m.reply) for m in anatomy.messages
+        ]
+        self.own = like(anatomy.own, parties)
+        self.visited = arena.zeros((parties,), torch.uint8)
+        self.buffers = arena.zeros((parties, *lead, job.model.buffer_spec.size), job.model.dtype)
+        self.mixing = arena.zeros((2, parties, *lead, mixed), job.model.dtype)
+        self.vector = arena.zeros((job.model.p,), job.model.dtype)  # the model to evaluate
+        self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)
+
+
+@dataclass
+class _Block:
+    """Parties that run together, between two messages of a round."""
+
+    ids: Ints
+    places: Ints  # their places in the cohort
+    me: LocalParty
+    steps: Generator[Any, Any, tuple[Any, Any]] | None = None
+    alive: Tensor = field(init=False)  # [m] parties that have not diverged
+
+    def __post_init__(self) -> None:
+        self.alive = torch.ones(len(self.ids), dtype=torch.bool)
+
+
+class Share:
+    """Runs its parties block by block and adds up what they send."""
+
+    def __init__(self, job: Job, memory: Memory, index: int, call: Callable[[], None]) -> None:
+        self._job, self._memory, self._index, self._call = job, memory, index, call
+        self._blocks: list[_Block] = []
+        self._mixes = 0
+
+    def handle(self, message: Json) -> Json:
+        if message["do"] == "outputs":
+            return self._predict(message)
+        if message["do"] == "own outputs":
+            return self._predict_own(message)
+        if is_peer(self._job.algorithm):
+            return self._peers(message)
+        return self._messages(message)
+
+    # -- rounds with a server --------------------------------------------------------------------
+
+    def _messages(self, message: Json) -> Json:
+        """Run the parties up to their upload number `message["number"]`, and add it up."""
+        number = int(message["number"])
+        if number == 0:
+            self._blocks = self._cut(message)
+        for sums in self._memory.sums[number].values():
+            tree_map(Tensor.zero_, sums[self._index])
+        total: Json = {"n": 0.0, "count": 0, "bad": [], "gradients": 0}
+        for block in self._blocks:
+            before = block.me.gradients
+            upload, own = self._advance(block, number)
+            self._add(block, number, upload, total)
+            if own is not None:
+                self._keep(block, own)
+            total["gradients"] += block.me.gradients - before
+        for block in self._blocks:
+            total["bad"] += [int(k) for k in block.ids[~block.alive.numpy()]]
+        return total
+
+    def _cut(self, message: Json) -> list[_Block]:
+        ids, effort = np.array(message["ids"], np.int64), np.array(message["effort"])
+        places = np.array(message["places"], np.int64)
+        cut = each_block(list(range(len(ids))), self._job.plan.block)
+        return [
+            _Block(ids[block], places[block], self._party(ids[block], message["t"], effort[block]))
+            for block in cut
+        ]
+
+    def _advance(self, block: _Block, number: int) -> tuple[Any, Any]:
+        """Return the block's next upload, and its own state after the last."""
+        algorithm = self._job.algorithm
+        assert isinstance(algorithm, ServerAlgorithm)
+        if number == 0:
+            shared = self._memory.shared
+            if self._job.sweep is not None:
+                shared = tree_map(lambda leaf: leaf.unsqueeze(1), shared)
+            own = self._own(block.ids)
+            started = algorithm.party(block.me, shared, own)
+            if not isinstance(started, Generator):
+                return started
+            block.steps, reply = started, None
+        else:
+            reply = self._memory.replies[number - 1]
+            if self._job.anatomy.messages[number - 1].each:
+                reply = self._job.stacked(tree_map(lambda leaf: leaf[block.places], reply))
+            elif self._job.sweep is not None:
+                reply = tree_map(lambda leaf: leaf.unsqueeze(1), reply)
+        assert block.steps is not None
+        try:
+            return block.steps.send(reply), None
+        except StopIteration as end:
+            upload, own = end.value
+            return upload, own
+
+    def _add(self, block: _Block, number: int, upload: Any, total: Json) -> None:
+        """Add a block's upload to the sums, without the parties whose numbers are not finite."""
+        job, form = self._job, self._job.anatomy.messages[number].upload
+        lead = job.lead(len(block.ids))
+        tensors = [
+            leaf.detach().expand(*lead, *one.shape).reshape(*lead, -1)
+            for leaf, one in zip(leaves(upload), leaves(form), strict=True)
+        ]
+        alive = block.alive
+        sums = self._weighted(block, number, tensors, alive)
+        finite = all(bool(torch.isfinite(part.sum())) for group in sums.values() for part in group)
+        if job.sweep is None and (not finite or not sums):
+            for tensor in tensors:
+                alive = alive & torch.isfinite(tensor.sum(dim=-1))
+            sums = self._weighted(block, number, tensors, alive)
+            block.alive = alive
+        for ask, group in sums.items():
+            stored = leaves(self._memory.sums[number][ask][self._index])
+            for store, part in zip(stored, group, strict=True):
+                store.add_(part.view(store.shape))
+        stack = self._memory.stacks[number]
+        if stack is not None:
+            for store, tensor in zip(leaves(stack), tensors, strict=True):
+                rows = tensor if job.sweep is None else tensor.transpose(0, 1)
+                store[block.places] = rows.reshape(len(block.ids), *store.shape[1:])
+        total["count"] += int(alive.sum())
+        total["n"] += float(block.me.n[alive].sum())
+
+    def _weighted(
+        self, block: _Block, number: int, tensors: list[Tensor], alive: Tensor
+    ) -> dict[Ask, list[Tensor]]:
+        """Sums over the block's parties, one per thing the server asks for."""
+        whole = bool(alive.all())
+        if not whole:
+            tensors = [tensor[..., alive, :] for tensor in tensors]
+        sums: dict[Ask, list[Tensor]] = {}
+        for ask in self._memory.sums[number]:
+            n = block.me.n if ask == "mean by examples" else torch.ones_like(block.me.n)
+            n = n if whole else n[alive]
+            sums[ask] = [n.to(tensor.dtype) @ tensor for tensor in tensors]
+        return sums
+
+    # -- rounds without a server -----------------------------------------------------------------
+
+    def _peers(self, message: Json) -> Json:
+        """Run all parties of the share at once: `me.mix` waits for the other workers."""
+        ids = np.array(message["ids"], np.int64)
+        me = self._party(ids, message["t"], np.array(message["effort"]))
+        present = np.array(message["present"], np.int64)
+        weights: Tensor | None = None
+
+        def mixing(x: Vector) -> Vector:
+            nonlocal weights
+            if weights is None:
+                weights = self._mixing_rows(ids, present, message["t"])
+            board = self._memory.mixing[self._mixes % 2]
+            self._mixes += 1
+            rows = x.expand(*me.lead, x.shape[-1])
+            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
+            board[ids, ..., : x.shape[-1]] = rows
+            self._call()
+            others = board[present][..., : x.shape[-1]]
+            out = (weights @ others.reshape(len(present), -1)).view(len(ids), *others.shape[1:])
+            return out if self._job.sweep is None else out.transpose(0, 1)
+
+        me.mixing = mixing if self._job.topology is not None else None
+        algorithm = self._job.algorithm
+        own = algorithm.party(me, self._own(ids))  # type: ignore[call-arg]
+        block = _Block(ids, ids, me)
+        self._keep(block, own)
+        bad = torch.zeros(len(ids), dtype=torch.bool)
+        for leaf in leaves(own) if self._job.sweep is None else []:
+            bad |= ~torch.isfinite(leaf.expand(len(ids), *leaf.shape[1:]).flatten(1).sum(dim=1))
+        return {"bad": [int(k) for k in ids[bad.numpy()]], "gradients": me.gradients}
+
+    def _mixing_rows(self, ids: Ints, present: Ints, t: int) -> Tensor:
+        """Rows of W for these parties over the present ones, `[m, present]`."""
+        assert self._job.topology is not None
+        weights = self._job.topology.weights(t, absent=_absent(present, self._job.data.training))
+        return weights[ids][:, present].to(self._job.model.dtype)
+
+    # -- states of the parties ---------------------------------------------------------------------
+
+    def _party(self, ids: Ints, t: int, effort: Any) -> LocalParty:
+        job = self._job
+        buffers = self._memory.buffers[ids] if job.model.buffer_spec.size else None
+        if buffers is not None:
+            fresh = self._memory.visited[ids] == 0
+            buffers[fresh] = job.model.buffers
+            buffers = buffers.reshape(-1, buffers.shape[-1])
+        return LocalParty(
+            job.data,
+            job.model,
+            job.way,
+            ids,
+            job.seed,
+            t,
+            job.lead(len(ids)),
+            job.plan.block * (job.sweep or 1),
+            effort if (effort < 1).any() else None,
+            buffers,
+            job.draws,
+        )
+
+    def _own(self, ids: Ints) -> Any:
+        """Own states of these parties; the initial one where a party never took part."""
+        initial, stored = self._job.anatomy.own, self._memory.own
+        fresh = self._memory.visited[ids] == 0
+
+        def rows(store: Tensor, start: Tensor) -> Tensor:
+            taken = store[ids]
+            taken[fresh] = start
+            return taken
+
+        return self._job.stacked(tree_map(rows, stored, initial))
+
+    def _keep(self, block: _Block, own: Any) -> None:
+        """Store what the parties keep, but for those that diverged."""
+        alive = block.alive.numpy()
+        ids, lead = block.ids[alive], self._job.lead(len(block.ids))
+        for store, leaf in zip(leaves(self._memory.own), leaves(own), strict=True):
+            event = store.shape[len(lead) :]
+            rows = leaf.detach().expand(*lead, *event)
+            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
+            store[ids] = rows if alive.all() else rows[alive]
+        if block.me.buffers is not None:
+            rows = block.me.buffers.view(len(block.ids), *self._memory.buffers.shape[1:])
+            self._memory.buffers[ids] = rows[alive]
+        self._memory.visited[ids] = 1
+
+    # -- evaluation --------------------------------------------------------------------------------
+
+    def _predict(self, message: Json) -> Json:
+        """Write the outputs of one vector for the points of parties first..last-1."""
+        memory, job = self._memory, self._job
+        starts, stops = bounds(job.data, message["split"])
+        parties = slice(message["first"], message["last"])
+        rows = torch.from_numpy(ranges(starts[parties], stops[parties]))
+        size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
+        at = message["at"]
+        for part in rows.split(size):
+            memory.outputs[at : at + len(part)] = job.model.predict(memory.vector, job.data.x[part])
+            at += len(part)
+        return {}
+
+    def _predict_own(self, message: Json) -> Json:
+        """The same with each party's own model or, for the one vector, its own statistics."""
+        memory, job = self._memory, self._job
+        starts, stops = bounds(job.data, message["split"])
+        at = message["at"]
+        for k in range(message["first"], message["last"]):
+            visited, x = bool(memory.visited[k]), job.data.x[starts[k] : stops[k]]
+            if len(x) == 0:
+                continue
+            w = memory.vector
+            if message["models"]:
+                w = first(memory.own)[k] if visited else first(job.anatomy.own)
+            buffers = None
+            if job.model.buffer_spec.size:
+                buffers = memory.buffers[k].clone() if visited else self._settled(k, w)
+            memory.outputs[at : at + len(x)] = job.model.predict(w, x, buffers)
+            at += len(x)
+        return {}
+
+    def _settled(self, k: int, w: Vector) -> Tensor:
+        """Statistics for a party that never trained: one pass over its training points."""
+        start, stop = int(self._job.data.offsets[k]), int(self._job.data.test_from[k])
+        return self._job.model.one.settle(w, self._job.data.x[start : min(stop, start + 512)])
+
+
+def _absent(present: Ints, parties: int) -> frozenset[int]:
+    return frozenset(range(parties)) - frozenset(int(k) for k in present)
+
+
+def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
+    """First row and end of each party's training or test points, `[K]` each."""
+    if split == "train":
+        return data.offsets[:-1].numpy(), data.test_from.numpy()
+    return data.test_from.numpy(), data.offsets[1:].numpy()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a round of an algorithm sends, found by running one on a single small party.
+
+The engine learns the shape of every message and of a party's state, and what the server asks to
+see of each upload: a sum, or individuals. A study can refuse the second before it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from archipel.core import Each, Party, PeerAlgorithm, ServerAlgorithm, Vector
+from archipel.errors import ArchipelError
+from archipel.tree import nbytes, tree_map
+
+Ask = Literal["mean", "mean by examples", "stack"]
+
+
+class Message(NamedTuple):
+    """One exchange: every party's upload, what the server asks of it, and its reply."""
+
+    upload: Any  # tree of one party's tensors
+    asks: frozenset[Ask]
+    reply: Any = None  # tree; None after the last upload
+    each: bool = False  # whether the reply differs from party to party
+
+
+class Anatomy(NamedTuple):
+    """A round, message by message, with the states before it."""
+
+    shared: Any
+    own: Any
+    messages: tuple[Message, ...]
+
+    @property
+    def sums_only(self) -> bool:
+        """Whether the server never asks to see an individual upload."""
+        return all("stack" not in message.asks for message in self.messages)
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes a party sends in a round."""
+        return sum(nbytes(message.upload) for message in self.messages)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes a party receives in a round."""
+        return nbytes(self.shared) + sum(nbytes(message.reply) for message in self.messages)
+
+
+class Probe:
+    """Uploads of one party that remember what was asked of them."""
+
+    sampled = 1
+
+    def __init__(self, upload: Any, parties: int) -> None:
+        self.parties = parties
+        self.asks: set[Ask] = set()
+        self._upload = upload
+
+    def mean(self, by_examples: bool = False) -> Any:
+        self.asks.add("mean by examples" if by_examples else "mean")
+        return self._upload
+
+    def stack(self) -> Any:
+        self.asks.add("stack")
+        return tree_map(lambda leaf: leaf[None], self._upload)
+
+
+def is_peer(algorithm: object) -> bool:
+    """Whether an algorithm has no server."""
+    return not hasattr(algorithm, "server")
+
+
+def examine(
+    algorithm: ServerAlgorithm | PeerAlgorithm, me: Party, w: Vector, parties: int
+) -> Anatomy:
+    """Run one round on a single party `[p]` and write down what is said."""
+    if is_peer(algorithm):
+        own = algorithm.init(w)
+        algorithm.party(me, own)  # type: ignore[call-arg]
+        return Anatomy(None, own, ())
+    assert isinstance(algorithm, ServerAlgorithm)
+    shared, own = algorithm.init(w)
+    at_party = _Side(algorithm.party(me, shared, own))
+    at_server: _Side | None = None
+    messages: list[Message] = []
+    while True:
+        last = at_party.ended
+        upload = at_party.value[0] if last else at_party.value
+        upload = tree_map(Tensor.detach, upload)
+        probe = Probe(upload, parties)
+        if at_server is None:
+            at_server = _Side(algorithm.server(shared, probe))
+        else:
+            at_server.send(probe)
+        if last != at_server.ended:
+            waits, other = ("server", "party") if last else ("party", "server")
+            raise ArchipelError(
+                f"{type(algorithm).__name__}: after {len(messages) + 1} upload(s) the {waits} "
+                f"waits for another message but the {other} has returned: "
+                "give both methods the same number of yields."
+            )
+        if last:
+            messages.append(Message(upload, frozenset(probe.asks)))
+            return Anatomy(shared, own, tuple(messages))
+        reply, each = at_server.value, isinstance(at_server.value, Each)
+        if each:
+            reply = tree_map(lambda leaf: leaf[0], reply.rows)
+        messages.append(Message(upload, frozenset(probe.asks), reply, each))
+        at_party.send(reply)
+
+
+class _Side:
+    """A method that may be a generator: its current value, and whether it has returned."""
+
+    def __init__(self, started: Any) -> None:
+        self._steps = started if isinstance(started, Generator) else None
+        self.ended = self._steps is None
+        self.value: Any = started
+        if self._steps is not None:
+            self.send(None)
+
+    def send(self, message: Any) -> None:
+        assert self._steps is not None
+        try:
+            self.value = self._steps.send(message)
+        except StopIteration as end:
+            self.value, self.ended = end.value, True

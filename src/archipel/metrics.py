@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of each party, for all parties at once, and of all points together.
+
+Party i's points are rows `offsets[i]` to `offsets[i + 1]` of the outputs `[N, ...]` and of the
+targets `[N, ...]`. Sums run in double precision; a metric is NaN where it is undefined: no points,
+one class only, no comparable pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from archipel.errors import unknown
+from archipel.losses import Loss
+
+PRIMARY = {
+    "classification": "accuracy",
+    "regression": "rmse",
+    "survival": "c_index",
+    "text": "accuracy",
+}
+
+_BLOCK = 4_000_000  # entries of a padded block: some tens of megabytes
+
+
+def larger_is_better(metric: str) -> bool:
+    """Return whether a larger value of this metric is a better one."""
+    return metric in ("accuracy", "auc", "r2", "c_index")
+
+
+def score(
+    task: str, outputs: Tensor, targets: Tensor, offsets: Tensor, loss: Loss
+) -> dict[str, Tensor]:
+    """Return each party's metrics, float64 `[K]` by name, from offsets int64 `[K + 1]`."""
+    if task not in PRIMARY:
+        raise unknown("task", task, PRIMARY)
+    outputs, targets = outputs.detach(), targets.detach()
+    return _TASKS[task](outputs, targets, offsets) | {
+        "loss": _loss(outputs, targets, offsets, loss)
+    }
+
+
+def pool(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, float]:
+    """Return the metrics of all points together, as if one party held them.
+
+    >>> from archipel.losses import LOSSES
+    >>> outputs, labels = torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
+    >>> pool("classification", outputs, labels, LOSSES["cross_entropy"])["accuracy"]
+    0.5
+    """
+    offsets = torch.tensor([0, outputs.shape[0]], device=outputs.device)
+    return {
+        name: float(value) for name, value in score(task, outputs, targets, offsets, loss).items()
+    }
+
+
+def _classification(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    if outputs.shape[-1] > 2:
+        return {"accuracy": _mean(outputs.argmax(dim=-1) == targets, offsets)}
+    margin = outputs[:, -1] - outputs[:, 0] if outputs.shape[-1] == 2 else outputs[:, 0]
+    return {
+        "accuracy": _mean((margin > 0) == (targets > 0), offsets),
+        "auc": _auc(margin, targets > 0, offsets),
+    }
+
+
+def _regression(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    targets = targets.double()
+    error = outputs.double().reshape(targets.shape) - targets
+    around = targets - _mean(targets, offsets)[_party(offsets)]
+    squares, spread = _mean(error.square(), offsets), _mean(around.square(), offsets)
+    return {
+        "rmse": squares.sqrt(),
+        "mae": _mean(error.abs(), offsets),
+        "r2": 1 - squares / torch.where(spread > 0, spread, torch.nan),
+    }
+
+
+def _survival(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    return {"c_index": _c_index(outputs.reshape(-1), targets[:, 0], targets[:, 1] > 0, offsets)}
+
+
+def _text(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    right = (outputs.argmax(dim=-1) == targets).double()
+    return {"accuracy": _mean(right.mean(dim=-1), offsets)}
+
+
+_TASKS: dict[str, Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]] = {
+    "classification": _classification,
+    "regression": _regression,
+    "survival": _survival,
+    "text": _text,
+}
+
+
+def _party(offsets: Tensor) -> Tensor:
+    """Return the party of each point, `[K + 1] -> [N]`."""
+    parties = torch.arange(offsets.numel() - 1, device=offsets.device)
+    return parties.repeat_interleave(offsets.diff())
+
+
+def _sum(values: Tensor, offsets: Tensor) -> Tensor:
+    """Return each party's sum, `[N] -> [K]`."""
+    total = torch.zeros(offsets.numel() - 1, dtype=torch.float64, device=values.device)
+    return total.index_add_(0, _party(offsets), values.double())
+
+
+def _mean(values: Tensor, offsets: Tensor) -> Tensor:
+    return _sum(values, offsets) / offsets.diff()
+
+
+def _loss(outputs: Tensor, targets: Tensor, offsets: Tensor, loss: Loss) -> Tensor:
+    if loss.separable:  # every point a party of its own
+        one = torch.ones(outputs.shape[0], 1, dtype=outputs.dtype, device=outputs.device)
+        return _mean(loss(outputs.unsqueeze(1), targets.unsqueeze(1), one), offsets)
+    values = torch.full((offsets.numel() - 1,), torch.nan, dtype=torch.float64)
+    for parties, rows, valid in _blocks(offsets, entries=1):
+        weights = valid / valid.sum(dim=-1, keepdim=True)
+        values[parties] = loss(outputs[rows], targets[rows], weights.to(outputs.dtype)).double()
+    return values
+
+
+def _auc(scores: Tensor, positive: Tensor, offsets: Tensor) -> Tensor:
+    """Return the share of (positive, negative) pairs in the right order; equal scores count half.
+
+    With ranks in each party's order of scores, equal ones sharing their mean rank, it is Mann and
+    Whitney's U over the number of pairs.
+    """
+    party = _party(offsets)
+    order = scores.argsort()
+    order = order[party[order].argsort(stable=True)]
+    s, q = scores[order], party[order]
+    fresh = torch.ones_like(s, dtype=torch.bool)
+    fresh[1:] = (s[1:] != s[:-1]) | (q[1:] != q[:-1])
+    tie = fresh.cumsum(0) - 1
+    size = tie.bincount()
+    rank = (size.cumsum(0) - (size - 1) / 2)[tie] - offsets[q]
+    up = _sum(positive, offsets)
+    down = offsets.diff() - up
+    u = _sum(torch.where(positive[order], rank, 0.0), offsets) - up * (up + 1) / 2
+    return _unless_nan(scores, offsets, u / (up * down))
+
+
+def _c_index(risk: Tensor, time: Tensor, event: Tensor, offsets: Tensor) -> Tensor:
+    """Return Harrell's C: the share of comparable pairs whose higher risk fails first.
+
+    A pair is comparable when one fails while the other is still followed, that is later, or
+    censored at the same time. Equal risks count half.
+    """
+    values = torch.full((offsets.numel() - 1,), torch.nan, dtype=torch.float64)
+    for parties, rows, valid in _blocks(offsets, entries=int(offsets.diff().max())):
+        r, t, e = risk[rows], time[rows], event[rows] & valid
+        right, pairs = torch.zeros(2, *parties.shape, dtype=torch.float64)
+        step = max(1, _BLOCK // rows.numel())
+        for first in range(0, rows.shape[1], step):
+            i, j = (slice(None), slice(first, first + step), None), (slice(None), None)
+            follows = (t[i] < t[j]) | ((t[i] == t[j]) & ~e[j])
+            comparable = e[i] & valid[j] & follows
+            pairs += comparable.sum(dim=(1, 2))
+            right += (comparable & (r[i] > r[j])).sum(dim=(1, 2))
+            right += (comparable & (r[i] == r[j])).sum(dim=(1, 2)) / 2
+        values[parties] = right / pairs
+    return _unless_nan(risk, offsets, values)
+
+
+def _unless_nan(scores: Tensor, offsets: Tensor, values: Tensor) -> Tensor:
+    """Return the values, NaN for a party whose model has diverged: order says nothing there."""
+    return torch.where(_sum(scores.isnan(), offsets) > 0, torch.nan, values)
+
+
+def _blocks(offsets: Tensor, entries: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield (parties `[m]`, rows `[m, b]`, valid `[m, b]`), every party with points once.
+
+    Parties of like size are padded together, as many as keep m b `entries` within a block. A
+    padding row repeats the party's first.
+    """
+    sizes, order = offsets.diff().sort(descending=True)
+    order = order[: int((sizes > 0).sum())]
+    first = 0
+    while first < order.numel():
+        b = int(sizes[first])
+        m = max(1, _BLOCK // (b * min(b, entries)))
+        parties = order[first : first + m]
+        first += m
+        valid = torch.arange(b) < offsets.diff()[parties, None]
+        yield parties, offsets[parties, None] + torch.arange(b) * valid, valid

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch module and a loss, seen as pure functions of a vector `[..., p]`.
+
+Three ways compute the same numbers for a stack of parties: `OneByOne` (plain autograd, any module),
+`Vmapped` (torch.func, any module that treats examples independently) and `Stacked` (batched layers
+with a written-out backward pass, in stacked.py). An engine picks by timing; see engines/plan.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from archipel import losses
+from archipel.core import Vector
+from archipel.errors import ArchipelError
+from archipel.losses import Loss
+from archipel.optimisers import SGD, Optimiser
+from archipel.rng import Ints, Keys
+from archipel.tree import tree_map
+from archipel.vector import ParamSpec, trainable
+
+
+class Points(NamedTuple):
+    """Labelled points of r parties: what one gradient is computed on."""
+
+    x: Tensor  # [r, b, *shape]
+    y: Tensor  # [r, b, ...]
+    weights: Tensor  # [r, b], summing to 1 over a party's points, 0 for padding
+    lengths: Ints  # [r] points before the padding
+    seeds: Keys | None = None  # [r] for layers that draw, such as dropout
+
+
+class Steps(NamedTuple):
+    """Local descent of r parties: the batches and the rule. Parties with more steps come first."""
+
+    x: Tensor  # [N, *shape] all points
+    y: Tensor  # [N, ...]
+    rows: Tensor  # [r, T, b] which points each step takes
+    weights: Tensor  # [r, T, b]
+    lengths: Ints  # [r, T]; 0 after the party's last step
+    lr: float | Tensor  # or [r, 1]
+    optimiser: Optimiser
+    shift: Tensor | None  # [r, p]
+    pull: float | Tensor  # or [r, 1]
+    towards: Tensor | None  # [r, p], where pull is not 0
+    seeds: Keys | None = None  # [r, T]
+
+    @property
+    def counts(self) -> Ints:
+        """Steps of each party, `[r]`, falling."""
+        counts: Ints = (self.lengths > 0).sum(axis=1)
+        return counts
+
+    @property
+    def plain(self) -> bool:
+        return isinstance(self.optimiser, SGD) and self.optimiser.plain
+
+    def points(self, t: int, active: int) -> Points:
+        """What step t takes, for the first `active` parties."""
+        rows = self.rows[:active, t]
+        width = int(self.lengths[:active, t].max())
+        rows = rows[:, :width]
+        return Points(
+            self.x[rows],
+            self.y[rows],
+            self.weights[:active, t, :width],
+            self.lengths[:active, t],
+            None if self.seeds is None else self.seeds[:active, t],
+        )
+
+
+class Way(Protocol):
+    """One way to compute a stack of r parties' gradients. Buffers `[r, q]` are updated in place."""
+
+    def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor: ...
+    def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor: ...
+    def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor: ...
+
+
+class Model:
+    """Any `nn.Module` and a loss as functions of a flat vector; the module itself is not touched.
+
+    >>> model = Model(nn.Linear(3, 2))
+    >>> model.p, model.grad(model.w, torch.ones(5, 3), torch.zeros(5).long()).shape
+    (8, torch.Size([8]))
+    """
+
+    def __init__(
+        self, module: nn.Module, loss: str | Loss | Callable[..., Tensor] = "cross_entropy"
+    ) -> None:
+        self.module = copy.deepcopy(module)
+        self.loss_function = losses.loss(loss)
+        self.spec = ParamSpec.of(trainable(self.module))
+        if not self.spec.names:
+            raise ArchipelError(
+                f"the model {type(module).__name__} has no parameter to train: "
+                "leave requires_grad on for at least one."
+            )
+        self.buffer_spec = ParamSpec.of(self.module.named_buffers())
+        self.w: Vector = self.spec.flatten(dict(trainable(self.module))).detach().clone()
+        dtypes = {str(parameter.dtype) for _, parameter in trainable(self.module)}
+        if len(dtypes) > 1:
+            raise ArchipelError(
+                f"the model's parameters have several types ({', '.join(sorted(dtypes))}): "
+                "convert it to one, for example with module.float()."
+            )
+        self._one: OneByOne | None = None
+
+    @property
+    def p(self) -> int:
+        """Length of the vector: parameters that are trained, tied ones counted once."""
+        return self.spec.size
+
+    @property
+    def separable(self) -> bool:
+        """Whether the loss over some points is the sum of the losses over parts of them."""
+        return self.loss_function.separable and not self.buffer_spec.names
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.w.dtype
+
+    @property
+    def buffers(self) -> Tensor:
+        """Initial buffers (BatchNorm statistics) as a second vector `[q]`."""
+        values = [buffer.reshape(-1).to(self.dtype) for _, buffer in self.module.named_buffers()]
+        return torch.cat(values) if values else torch.zeros(0, dtype=self.dtype)
+
+    @property
+    def one(self) -> OneByOne:
+        """The way that works for any module."""
+        if self._one is None:
+            self._one = OneByOne(self)
+        return self._one
+
+    def grad(self, w: Vector, x: Tensor, y: Tensor) -> Vector:
+        """Gradient of the mean loss: `[..., p]`, x `[..., b, *shape]` -> `[..., p]`."""
+        rows, points = self._rows(w, x, y)
+        return self.one.grad(rows, points).view(w.shape)
+
+    def loss(self, w: Vector, x: Tensor, y: Tensor) -> Tensor:
+        """Mean loss `[..., p]`, x `[..., b, *shape]` -> `[...]`."""
+        rows, points = self._rows(w, x, y)
+        return self.one.loss(rows, points).view(w.shape[:-1])
+
+    def predict(self, w: Vector, x: Tensor, buffers: Tensor | None = None) -> Tensor:
+        """Outputs in evaluation mode: `[p]`, x `[b, *shape]` -> `[b, ...]`."""
+        return self.one.outputs(w, x, buffers)
+
+    def to_module(self, w: Vector) -> nn.Module:
+        """Return a copy of the user's module with these parameters."""
+        module = copy.deepcopy(self.module)
+        views = self.spec.views(w.detach())
+        with torch.no_grad():
+            for name, parameter in trainable(module):
+                parameter.copy_(views[name])
+        return module
+
+    def _rows(self, w: Vector, x: Tensor, y: Tensor) -> tuple[Tensor, Points]:
+        lead = w.dim() - 1
+        x, y = x.reshape(-1, *x.shape[lead:]), y.reshape(-1, *y.shape[lead:])
+        b = x.shape[1]
+        weights = torch.full(x.shape[:2], 1.0 / b, dtype=self.dtype)
+        return w.reshape(-1, self.p), Points(x, y, weights, np.full(len(x), b))
+
+
+class OneByOne:
+    """One party at a time through the module itself: no stacking, no padding, any layer."""
+
+    def __init__(self, model: Model) -> None:
+        self._loss = model.loss_function
+        self._module = copy.deepcopy(model.module)
+        self._spec, self._buffer_spec = model.spec, model.buffer_spec
+        self._flat, self._initial = model.w.clone(), model.buffers
+        self._parameters = [parameter for _, parameter in trainable(self._module)]
+        views = model.spec.views(self._flat)
+        for name, parameter in trainable(self._module):
+            parameter.data = views[name]
+        self._data = [parameter.data for parameter in self._parameters]
+        self._buffers = [buffer for _, buffer in self._module.named_buffers()]
+        self._module.train()
+
+    def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(w)
+        for r, length in enumerate(points.lengths):
+            with self._as(w[r], None if buffers is None else buffers[r]):
+                seed = None if points.seeds is None else int(points.seeds[r])
+                grads = self._gradients(
+                    points.x[r, :length], points.y[r, :length], points.weights[r, :length], seed
+                )
+                torch.cat([g.reshape(-1) for g in grads], out=out[r])
+        return out
+
+    def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
+        out = w.new_empty(len(w))
+        self._module.eval()
+        with torch.no_grad():
+            for r, length in enumerate(points.lengths):
+                with self._as(w[r], None if buffers is None else buffers[r]):
+                    outputs = self._module(points.x[r, :length])
+                    out[r] = self._loss(
+                        outputs, points.y[r, :length], points.weights[r, :length]
+                    )
+        self._module.train()
+        return out
+
+    def outputs(self, w: Vector, x: Tensor, buffers: Tensor | None = None) -> Tensor:
+        """Outputs for one vector in evaluation mode: `[p]`, `[b, *shape]` -> `[b, ...]`."""
+        self._module.eval()
+        with torch.no_grad(), self._as(w, buffers):
+            out: Tensor = self._module(x)
+        self._module.train()
+        return out
+
+    def settle(self, w: Vector, x: Tensor) -> Tensor:
+        """Buffers after one pass over these points: statistics for a party that never trained."""
+        norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        momenta = [norm.momentum for norm in norms]
+        buffers = self._initial.clone()
+        for norm in norms:
+            norm.momentum = 1.0
+        with torch.no_grad(), self._as(w, buffers):
+            self._module(x)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        return buffers
+
+    def draws(self, x: Tensor) -> bool:
+        """Whether training draws random numbers, as dropout does."""
+        x = x.repeat(8, *[1] * (x.dim() - 1))
+        with torch.no_grad(), self._as(self._flat.clone(), None):
+            saved = [buffer.clone() for buffer in self._buffers]
+            outs = []
+            for seed in (1, 2):
+                with _seeded(seed):
+                    outs.append(self._module(x))
+            for buffer, old in zip(self._buffers, saved, strict=True):
+                buffer.copy_(old)
+        return not torch.equal(*outs)
+
+    def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(w)
+        for r, count in enumerate(steps.counts):
+            with self._as(w[r], None if buffers is None else buffers[r]):
+                self._descend_row(r, int(count), steps)
+                out[r] = self._flat
+        return out
+
+    def _descend_row(self, r: int, count: int, steps: Steps) -> None:
+        lr = steps.lr if isinstance(steps.lr, float | int) else float(steps.lr[r])
+        pull = steps.pull if isinstance(steps.pull, float | int) else float(steps.pull[r])
+        shift = None if steps.shift is None else steps.shift[r]
+        centre = None if steps.towards is None else steps.towards[r]
+        # the party's points in the order of its batches, gathered a few megabytes at a time
+        width = steps.rows.shape[2]
+        point = steps.x[0].numel() * steps.x.element_size()
+        chunk = max(1, (16 << 20) // max(1, width * point))
+        state: Any = None
+        for t in range(count):
+            if t % chunk == 0:
+                taken = steps.rows[r, t : min(t + chunk, count)].reshape(-1)
+                xs = steps.x.index_select(0, taken).split(width)
+                ys = steps.y.index_select(0, taken).split(width)
+            length = int(steps.lengths[r, t])
+            x, y = xs[t % chunk], ys[t % chunk]
+            if length < width:
+                x, y = x[:length], y[:length]
+            seed = None if steps.seeds is None else int(steps.seeds[r, t])
+            grads = self._gradients(x, y, steps.weights[r, t, :length], seed)
+            if steps.plain:
+                if centre is not None:
+                    self._flat.lerp_(centre, lr * pull)
+                if shift is not None:
+                    self._flat.sub_(shift, alpha=lr)
+                torch._foreach_add_(self._data, grads, alpha=-lr)
+                continue
+            g = torch.cat([part.reshape(-1) for part in grads])
+            if shift is not None:
+                g += shift
+            if centre is not None:
+                g += pull * (self._flat - centre)
+            state = steps.optimiser.init(g) if t == 0 else state
+            moved, state = steps.optimiser.step(self._flat, g, lr, state)
+            self._flat.copy_(moved)
+
+    def _gradients(
+        self, x: Tensor, y: Tensor, weights: Tensor, seed: int | None
+    ) -> tuple[Tensor, ...]:
+        if seed is None:
+            value = self._loss(self._module(x), y, weights)
+        else:
+            with _seeded(seed):
+                value = self._loss(self._module(x), y, weights)
+        grads = torch.autograd.grad(value, self._parameters, allow_unused=True)
+        return tuple(
+            torch.zeros_like(p) if g is None else g
+            for g, p in zip(grads, self._parameters, strict=True)
+        )
+
+    @contextmanager
+    def _as(self, w: Tensor, buffers: Tensor | None) -> Iterator[None]:
+        """Put a party's parameters and buffers into the module; take the buffers out again."""
+        self._flat.copy_(w)
+        parts = () if buffers is None else buffers.split(self._buffer_spec.sizes)
+        for buffer, part in zip(self._buffers, parts, strict=buffers is not None):
+            buffer.copy_(part.view(buffer.shape))
+        yield
+        for buffer, part in zip(self._buffers, parts, strict=buffers is not None):
+            part.copy_(buffer.reshape(-1))
+
+
+class Vmapped:
+    """All parties at once through `torch.func`: any module that treats examples independently."""
+
+    def __init__(self, model: Model) -> None:
+        module, spec, loss = model.module, model.spec, model.loss_function
+
+        def value(w: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+            return loss(functional_call(module, spec.views(w), (x,)), y, weights)
+
+        self._grad = vmap(grad(value))
+        self._loss = vmap(value)
+        self._module = module
+
+    def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
+        self._module.train()
+        out: Tensor = self._grad(w, points.x, points.y, points.weights)
+        return out
+
+    def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
+        self._module.eval()
+        with torch.no_grad():
+            out: Tensor = self._loss(w, points.x, points.y, points.weights)
+        return out
+
+    def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
+        return descend_stack(self, w, steps)
+
+
+def descend_stack(way: Way, w: Tensor, steps: Steps) -> Tensor:
+    """Descend a stack with `way.grad`: step t runs on the parties that still have one to take."""
+    w, counts = w.clone(), steps.counts
+    state = steps.optimiser.init(w)
+    for t in range(int(counts.max(initial=0))):
+        a = int((counts > t).sum())
+        g = way.grad(w[:a], steps.points(t, a))
+        if steps.shift is not None:
+            g = g + steps.shift[:a]
+        if steps.towards is not None:
+            g = g + _head(steps.pull, a) * (w[:a] - steps.towards[:a])
+        head = tree_map(lambda leaf: leaf[:a], state)  # noqa: B023
+        w[:a], head = steps.optimiser.step(w[:a], g, _head(steps.lr, a), head)
+        tree_map(lambda leaf, new: leaf[:a].copy_(new), state, head)  # noqa: B023
+    return w
+
+
+def _head(value: float | Tensor, a: int) -> float | Tensor:
+    return value[:a] if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Layers draw from torch's global generator: key it, and leave it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module's tensors as one flat vector `[..., p]`, and arithmetic along its last dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """Where each named tensor lies in the flat vector. Views share memory with it, never copies."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> ParamSpec:
+        """Describe named tensors, in their order."""
+        pairs = [(name, tuple(tensor.shape)) for name, tensor in tensors]
+        return cls(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """p, the length of the vector."""
+        return sum(self.sizes)
+
+    def views(self, w: Tensor) -> dict[str, Tensor]:
+        """Cut `[..., p]` into named tensors `[..., *shape]` that share its memory."""
+        parts = w.split(self.sizes, dim=-1) if self.sizes else ()
+        return {
+            name: part.view(*part.shape[:-1], *shape)
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+        }
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Join named tensors `[..., *shape]` into `[..., p]`."""
+        lead = tensors[self.names[0]].dim() - len(self.shapes[0])
+        return torch.cat(
+            [
+                tensors[name].reshape(*tensors[name].shape[:lead], size)
+                for name, size in zip(self.names, self.sizes, strict=True)
+            ],
+            dim=-1,
+        )
+
+
+def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that training moves: tied ones once, frozen ones never."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def norm(x: Tensor) -> Tensor:
+    """Euclidean norm `[..., p] -> [..., 1]`."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product `[..., p], [..., p] -> [..., 1]`."""
+    return (x * y).sum(dim=-1, keepdim=True)
+
+
+def clip(x: Tensor, bound: float | Tensor) -> Tensor:
+    """Scale down to at most this norm: x min(1, bound / |x|).
+
+    >>> clip(torch.tensor([3.0, 4.0]), 1.0)
+    tensor([0.6000, 0.8000])
+    """
+    return x * (bound / norm(x).clamp_min(torch.finfo(x.dtype).tiny)).clamp(max=1.0)
