@@ -28,5 +28,8 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py
 
+bench-peers:
+	$(PYTHON) benchmarks/peers/install.py
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
