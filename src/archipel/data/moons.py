@@ -34,8 +34,9 @@ def _draw(
 ) -> tuple[Floats, npt.NDArray[np.int64], np.random.RandomState]:
     """Return axes [K, 2], training sizes [K], and the generator for what follows."""
     if not clusters:
-        axes = np.random.RandomState(seed).normal(scale=np.sqrt(0.5), size=(parties, 2))
         rng = np.random.RandomState(seed)
+        axes = rng.normal(rng.normal(size=2), np.sqrt(0.5), size=(parties, 2))
+        rng = np.random.RandomState(seed)  # the authors start again
         return axes, rng.randint(3, 20, size=parties), rng
     if parties % 10:
         raise ArchipelError(
@@ -57,7 +58,7 @@ def axes(parties: int = 100, clusters: bool = False, seed: int = 0) -> Floats:
 
 def load(
     parties: int = 100,
-    clusters: bool = False,  # axes around the four diagonals rather than all around
+    clusters: bool = False,  # axes around the four diagonals rather than around one centre
     dims: int = 20,
     test_points: int = 100,
     flipped: float = 0.05,
