@@ -216,35 +216,41 @@ class Share:
     # -- rounds without a server -----------------------------------------------------------------
 
     def _peers(self, message: Json) -> Json:
-        """Run all parties of the share at once: `me.mix` waits for the other workers."""
-        ids = np.array(message["ids"], np.int64)
-        me = self._party(ids, message["t"], np.array(message["effort"]))
-        present = np.array(message["present"], np.int64)
-        weights: Tensor | None = None
+        """Run the share's parties: at once where they mix, and block by block where none does."""
+        ids, effort = np.array(message["ids"], np.int64), np.array(message["effort"])
+        alone = self._job.topology is None
+        size = self._job.plan.block if alone else max(1, len(ids))
+        total: Json = {"bad": [], "gradients": 0}
+        for places in each_block(list(range(len(ids))), size):
+            me = self._party(ids[places], message["t"], effort[places])
+            if not alone:
+                me.mixing = self._mixing(me, np.array(message["present"], np.int64))
+            own = self._job.algorithm.party(me, self._own(me.ids))  # type: ignore[call-arg]
+            block = _Block(me.ids, me.ids, me)
+            for leaf in leaves(own) if self._job.sweep is None else []:
+                rows = leaf.expand(len(me.ids), *leaf.shape[1:]).flatten(1)
+                block.alive &= torch.isfinite(rows.sum(dim=1))
+            self._keep(block, own)
+            total["bad"] += [int(k) for k in me.ids[~block.alive.numpy()]]
+            total["gradients"] += me.gradients
+        return total
+
+    def _mixing(self, me: LocalParty, present: Ints) -> Callable[[Vector], Vector]:
+        """`me.mix`: put my vectors on the board, wait for the other workers, weigh everybody's."""
+        weights = self._mixing_rows(me.ids, present, me.round)
 
         def mixing(x: Vector) -> Vector:
-            nonlocal weights
-            if weights is None:
-                weights = self._mixing_rows(ids, present, message["t"])
             board = self._memory.mixing[self._mixes % 2]
             self._mixes += 1
             rows = x.expand(*me.lead, x.shape[-1])
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
-            board[ids, ..., : x.shape[-1]] = rows
+            board[me.ids, ..., : x.shape[-1]] = rows
             self._call()
             others = board[present][..., : x.shape[-1]]
-            out = (weights @ others.reshape(len(present), -1)).view(len(ids), *others.shape[1:])
+            out = (weights @ others.reshape(len(present), -1)).view(len(me.ids), *others.shape[1:])
             return out if self._job.sweep is None else out.transpose(0, 1)
 
-        me.mixing = mixing if self._job.topology is not None else None
-        algorithm = self._job.algorithm
-        own = algorithm.party(me, self._own(ids))  # type: ignore[call-arg]
-        block = _Block(ids, ids, me)
-        self._keep(block, own)
-        bad = torch.zeros(len(ids), dtype=torch.bool)
-        for leaf in leaves(own) if self._job.sweep is None else []:
-            bad |= ~torch.isfinite(leaf.expand(len(ids), *leaf.shape[1:]).flatten(1).sum(dim=1))
-        return {"bad": [int(k) for k in ids[bad.numpy()]], "gradients": me.gradients}
+        return mixing
 
     def _mixing_rows(self, ids: Ints, present: Ints, t: int) -> Tensor:
         """Rows of W for these parties over the present ones, `[m, present]`."""

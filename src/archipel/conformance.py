@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every algorithm must satisfy, ours or yours: `check_algorithm(MyAlgorithm())`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from archipel.core import Algorithm
+from archipel.data.federation import Federation
+from archipel.engines.local import LocalEngine
+from archipel.engines.party import LocalParty
+from archipel.engines.plan import Plan
+from archipel.exchange import is_peer
+from archipel.graphs import topology
+from archipel.model import Model
+from archipel.tree import leaves, tree_map
+
+ROUNDS = 3
+_ONE = Plan("one", 1, 1)
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Run every check; an AssertionError names the one that fails."""
+    for check in (
+        check_stacked_equals_looped,
+        check_workers_agree,
+        check_same_seed_same_result,
+        check_order_of_parties,
+        check_arguments_unchanged,
+        check_sweep_equals_separate_runs,
+        check_states_are_plain_tensors,
+    ):
+        try:
+            check(algorithm)
+        except AssertionError as error:
+            raise AssertionError(f"{type(algorithm).__name__}: {check.__name__}: {error}") from None
+
+
+def check_stacked_equals_looped(algorithm: Algorithm) -> None:
+    """One party at a time, through torch.func and in batched layers: the same numbers."""
+    one = _learn(algorithm, _ONE)
+    for way in ("vmapped", "stacked"):
+        _close(one, _learn(algorithm, Plan(way, 3, 1)), way)  # type: ignore[arg-type]
+
+
+def check_workers_agree(algorithm: Algorithm) -> None:
+    """Two processes give what one gives."""
+    _close(_learn(algorithm, _ONE), _learn(algorithm, Plan("stacked", 2, 2)), "two workers")
+
+
+def check_same_seed_same_result(algorithm: Algorithm) -> None:
+    """A run repeats bit for bit; another seed gives another run where batches are drawn."""
+    first, again = _learn(algorithm, _ONE), _learn(algorithm, _ONE)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), "not repeatable"
+
+
+def check_order_of_parties(algorithm: Algorithm) -> None:
+    """The server's result does not depend on the order in which uploads come."""
+    _close(
+        _learn(algorithm, _ONE, ids=[0, 1, 2, 3, 4]),
+        _learn(algorithm, _ONE, ids=[3, 0, 4, 2, 1]),
+        "another order",
+    )
+
+
+def check_arguments_unchanged(algorithm: Algorithm) -> None:
+    """`party` does not write into the states it is given."""
+    data, model = _problem()
+    me = LocalParty(data, model, model.one, np.arange(2), 0, 0, (2,), mixing=lambda x: x)
+    given = algorithm.init(model.w.clone())
+    given = (given,) if is_peer(algorithm) else given
+    own = tree_map(lambda leaf: leaf.expand(2, *leaf.shape).clone(), given[-1])
+    before = [leaf.clone() for leaf in leaves((*given[:-1], own))]
+    started = algorithm.party(me, *given[:-1], own)
+    if isinstance(started, Iterator):
+        next(started)
+    for old, new in zip(before, leaves((*given[:-1], own)), strict=True):
+        assert torch.equal(old, new), "party() wrote into its arguments"
+
+
+def check_sweep_equals_separate_runs(algorithm: Algorithm) -> None:
+    """`[s, m, p]`: several learning rates at once are several runs."""
+    if "lr" not in [field.name for field in fields(algorithm)]:  # type: ignore[arg-type]
+        return
+    rates = [0.05, 0.2]
+    for plan in (_ONE, Plan("stacked", 2, 1)):
+        together = _learn(algorithm, plan, sweep={"lr": rates})
+        for index, lr in enumerate(rates):
+            alone = _learn(replace(algorithm, lr=lr), plan)  # type: ignore[type-var]
+            part = [
+                leaf[:, index] if is_peer(algorithm) else leaf[index] for leaf in together[:1]
+            ]
+            _close(alone[:1], part, f"lr = {lr}")
+
+
+def check_states_are_plain_tensors(algorithm: Algorithm) -> None:
+    """States can be written to a file or a wire: trees of tensors, nothing else."""
+    data, model = _problem()
+    for leaf in leaves(algorithm.init(model.w)):
+        restored = torch.frombuffer(
+            bytearray(leaf.contiguous().numpy().tobytes()), dtype=leaf.dtype
+        ).view(leaf.shape)
+        assert torch.equal(leaf, restored), "a state does not survive its bytes"
+
+
+def _problem() -> tuple[Federation, Model]:
+    """Five parties of unequal size in double precision, and a small network."""
+    random = np.random.default_rng(0)
+    sizes = [7, 3, 12, 5, 9]
+    xs = [torch.from_numpy(random.standard_normal((n, 4))) for n in sizes]
+    ys = [torch.from_numpy(random.integers(0, 3, n)) for n in sizes]
+    data = Federation.from_arrays(xs, ys, test=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return data, Model(module)
+
+
+def _learn(
+    algorithm: Algorithm,
+    plan: Plan,
+    ids: list[int] | None = None,
+    sweep: dict[str, list[float]] | None = None,
+) -> list[Tensor]:
+    """The states after a few rounds: the shared one, or the peers' own."""
+    data, model = _problem()
+    graph = topology("ring", 5) if is_peer(algorithm) else None
+    engine = LocalEngine(algorithm, data, model, plan=plan, topology=graph, sweep=sweep)
+    with engine:
+        for t in range(ROUNDS):
+            engine.round(t, ids or range(5))
+        state: Any = engine.own_states(range(5)) if engine.peer else engine.shared
+        return [leaf.clone() for leaf in leaves(state)]
+
+
+def _close(expected: list[Tensor], got: list[Tensor], what: str) -> None:
+    for a, b in zip(expected, got, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10, msg=lambda m: f"{what}: {m}")
