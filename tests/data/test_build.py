@@ -122,6 +122,9 @@ def test_missing_values_are_filled_from_training_rows_only() -> None:
         ({"by": "hospital", "target": "dead"}, "unknown column 'dead'"),
         ({"target": "died"}, "one of the two"),
         ({"by": "hospital", "target": ["days", "died", "age"]}, "time, event"),
+        ({"by": "hospital", "target": ["ward", "died"]}, "'ward' is not made of numbers"),
+        ({"by": "hospital", "target": "died", "test": "ward"}, "'ward' must be true on test"),
+        ({"by": "hospital", "target": "died", "test": "age"}, "'age' must be true on test"),
         ({"by": "hospital", "target": "died", "missing": "guess"}, "Known: drop, error, mean"),
         ({"by": "hospital", "target": "died", "test": 2.0}, "test=2.0"),
         ({"by": "hospital", "target": "died", "drop": ["age", "ward", "days"]}, "drop fewer"),
@@ -130,6 +133,15 @@ def test_missing_values_are_filled_from_training_rows_only() -> None:
 def test_wrong_tables_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ArchipelError, match=words):
         Federation.from_frame(frame(), **options)
+
+
+def test_parties_of_numbers_are_in_order() -> None:
+    table = frame().assign(hospital=[10, 2, 10, 2, 2, 10], cost=[0.5, 1, 2, 3, 4, 5])
+    fed = Federation.from_frame(table, by="hospital", target="died")
+
+    assert list(fed.names or ()) == ["2", "10"]
+    with pytest.raises(ArchipelError, match="'cost' has fractions"):
+        Federation.from_frame(table, by="hospital", target="cost", task="classification")
 
 
 def test_free_text_is_refused() -> None:

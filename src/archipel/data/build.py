@@ -47,7 +47,8 @@ def from_rows(
 
     `test` is the share of each party's points to test on, or a mask of them; the last `new`
     parties take no part in training. Without `task`, whole numbers are classes, numbers with a
-    point are regression, pairs of these survival, and sequences of whole numbers text.
+    point are regression, pairs of these survival, and sequences of whole numbers text. Whole
+    numbers in x stay whole, as symbols to embed; make features float.
     """
     x, y, owner = as_tensor(x), as_tensor(y), np.asarray(party).astype(np.int64)
     if not len(x) == len(y) == len(owner):
@@ -59,7 +60,8 @@ def from_rows(
     if y.is_floating_point():
         classes = 0
     elif classes is None:
-        classes = max(1, *(int(t.max()) + 1 for t in ((x, y) if task == "text" else (y,))))
+        seen = [t for t in ((x, y) if task == "text" else (y,)) if t.numel()]
+        classes = max([1, *(int(t.max()) + 1 for t in seen)])
     parties = len(names) if names is not None else int(owner.max(initial=-1)) + 1
     if len(owner) and not 0 <= owner.min() <= owner.max() < parties:
         raise ArchipelError(
@@ -239,8 +241,7 @@ def from_dataset(
         raise ArchipelError("from_dataset: with `by`, give test as a share such as 0.2.")
     names: list[str] | None = None
     if by is None:
-        labels = (y if y.ndim == 1 else y[:, 0]).numpy()
-        owner = partitions.assign(labels, partition, parties, seed)
+        owner = partitions.assign(sort_keys(y), partition, parties, seed)
     else:
         owner, names = _number(_keys(dataset, by), len(x))
     return from_rows(
@@ -320,6 +321,13 @@ def guess_task(y: Tensor) -> str:
     if y.is_floating_point():
         return "survival" if y.ndim == 2 and y.shape[1] == 2 else "regression"
     return "text" if y.ndim == 2 else "classification"
+
+
+def sort_keys(y: Tensor) -> npt.NDArray[Any]:
+    """Return what a partition sorts by, [N]: classes, numbers, times; nothing for text."""
+    if y.ndim == 1:
+        return y.numpy()
+    return y[:, 0].numpy() if y.is_floating_point() else np.zeros(len(y))
 
 
 def _target(y: Tensor, task: str, dtype: torch.dtype) -> Tensor:

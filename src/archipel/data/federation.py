@@ -229,7 +229,7 @@ class Federation:
         inside = self._row_party < self.training
         train = np.flatnonzero(inside & ~self._row_is_test)
         test = np.flatnonzero(inside & self._row_is_test)
-        labels = (self.y if self.y.ndim == 1 else self.y[:, 0]).numpy()
+        labels = build.sort_keys(self.y)
         strata = self._strata().astype(np.int64)
         party = partitions.assign(labels[train], spec, parties, seed)
         test_party = partitions.deal_test(strata[train], party, strata[test], parties, seed)
@@ -244,6 +244,8 @@ class Federation:
         Mean and variance are sums of per-party sums, which parties can compute together without
         showing their points. Test points and new parties do not count. Constant features stay 0.
         """
+        if not self.x.is_floating_point():
+            raise ArchipelError("x holds symbols; only features can be standardised.")
         train = torch.from_numpy((self._row_party < self.training) & ~self._row_is_test)
         x = self.x[train].double()
         mean = x.mean(dim=0)

@@ -63,11 +63,11 @@ def read(
         raise ArchipelError("from_frame: no row is left; fill in missing values before.")
     party, names = np.zeros(len(frame), np.int64), None
     if by:
-        values, party = np.unique(frame[by].astype(str).to_numpy(dtype=str), return_inverse=True)
+        values, party = np.unique(_comparable(frame[by]), return_inverse=True)
         names = [str(v) for v in values]
     y, labels, strata, task, classes = _targets(frame, targets, task)
     x, columns = _features(frame, features)
-    is_test = frame[flag].to_numpy().astype(np.bool_) if flag else None
+    is_test = _flags(frame[flag]) if flag else None
     return Table(
         x, y, labels, strata, task, classes, party.astype(np.int64), names, is_test, columns
     )
@@ -100,25 +100,49 @@ def _reject_missing(frame: pd.DataFrame, columns: Sequence[str], by: str | None)
     )
 
 
+def _comparable(column: pd.Series[Any]) -> npt.NDArray[Any]:
+    """Return numbers as they are and anything else as text, so that values have an order."""
+    return column.to_numpy() if _numeric(column) else column.astype(str).to_numpy(dtype=str)
+
+
+def _numeric(column: pd.Series[Any]) -> bool:
+    import pandas as pd
+
+    return bool(pd.api.types.is_numeric_dtype(column.dtype))
+
+
+def _flags(column: pd.Series[Any]) -> Bools:
+    if not _numeric(column) or not column.isin([0, 1]).all():
+        raise ArchipelError(
+            f"column '{column.name}' must be true on test rows and false elsewhere; recode it."
+        )
+    return column.to_numpy().astype(np.bool_)
+
+
 def _targets(
     frame: pd.DataFrame, targets: list[str], task: str | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], str, int | None]:
     """Return y, labels, strata, task and number of classes."""
-    import pandas as pd
-
     if len(targets) == 2:
+        for name in targets:
+            if not _numeric(frame[name]):
+                raise ArchipelError(f"target column '{name}' is not made of numbers; recode it.")
         pairs = frame[targets].to_numpy(dtype=np.float64)
         return pairs, pairs[:, 0], pairs[:, 1], "survival", None
     if len(targets) != 1:
         raise ArchipelError(f"target={targets}: give one column, or [time, event].")
     column = frame[targets[0]]
-    if not pd.api.types.is_numeric_dtype(column.dtype):  # text: classes in sorted order
+    if not _numeric(column):  # text: classes in sorted order
         kinds, codes = np.unique(column.astype(str).to_numpy(dtype=str), return_inverse=True)
         return codes, codes, codes, "classification", len(kinds)
     y = column.to_numpy()
     whole = y.dtype.kind in "biu"
     task = task or ("classification" if whole else "regression")
     if task == "classification":
+        if (y != np.round(y)).any():
+            raise ArchipelError(
+                f"target column '{targets[0]}' has fractions; use task='regression' or recode it."
+            )
         y = y.astype(np.int64)
         return y, y, y, task, None
     y = y.astype(np.float64)
@@ -129,12 +153,10 @@ def _features(
     frame: pd.DataFrame, features: list[str]
 ) -> tuple[npt.NDArray[np.float64], list[str]]:
     """Return numbers and their names, 0/1 columns in place of text and categories."""
-    import pandas as pd
-
     columns: dict[str, npt.NDArray[np.float64]] = {}
     for name in features:
         column = frame[name]
-        if pd.api.types.is_numeric_dtype(column.dtype):
+        if _numeric(column):
             columns[str(name)] = column.to_numpy(dtype=np.float64, na_value=np.nan)
             continue
         text = column.astype(str).to_numpy(dtype=str)

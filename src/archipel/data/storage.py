@@ -16,6 +16,7 @@ from archipel.errors import ArchipelError
 
 FORMAT = "archipel federation 1"
 _NEEDED = ("x", "y", "offsets", "test_from")
+_META = ("training", "task", "classes", "about", "columns")
 
 
 def write(folder: Path, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> None:
@@ -50,7 +51,8 @@ def read(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         ) from None
     except ValueError:
         raise ArchipelError(f"'{folder / 'meta.json'}' is not JSON; save it again.") from None
-    if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
+    whole = isinstance(meta, dict) and all(key in meta for key in _META)
+    if not whole or meta.pop("format", None) != FORMAT:
         raise ArchipelError(
             f"'{folder / 'meta.json'}' is not of format '{FORMAT}'; save the federation again."
         )
