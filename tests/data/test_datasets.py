@@ -123,10 +123,10 @@ def test_text_survives_encoding() -> None:
 
 
 def test_synthetic_follows_the_papers_generator() -> None:
-    fed = load("synthetic", alpha=1, beta=1, seed=0)
+    fed = load("synthetic", alpha=1, beta=1, parties=6, seed=0)
     rng = np.random.RandomState(0)
-    sizes = rng.lognormal(4, 2, 30).astype(int) + 50
-    u, B = rng.normal(0, 1, 30), rng.normal(0, 1, 30)
+    sizes = rng.lognormal(4, 2, 6).astype(int) + 50
+    u, B = rng.normal(0, 1, 6), rng.normal(0, 1, 6)
     v = np.stack([rng.normal(b, 1, 60) for b in B])
     W, b = rng.normal(u[0], 1, (60, 10)), rng.normal(u[0], 1, 10)
     x = rng.multivariate_normal(v[0], np.diag(np.arange(1, 61) ** -1.2), sizes[0])
@@ -137,17 +137,17 @@ def test_synthetic_follows_the_papers_generator() -> None:
     mine, labels = torch.cat([x_0, x_t]), torch.cat([y_0, y_t])
     assert np.allclose(np.sort(mine[:, 0]), np.sort(x[:, 0]), atol=1e-6)
     assert np.array_equal(np.bincount(labels), np.bincount(np.argmax(x @ W + b, axis=1)))
-    assert int(load("synthetic", most=100).n.max()) == 90
+    assert int(load("synthetic", parties=6, most=100).n.max()) == 90
 
 
 def test_iid_synthetic_has_one_model_and_centred_inputs() -> None:
-    fed = load("synthetic", iid=True, most=200, dtype=torch.float64)
+    fed = load("synthetic", iid=True, parties=6, most=200, dtype=torch.float64)
     rng = np.random.RandomState(0)
-    rng.lognormal(4, 2, 30)
+    rng.lognormal(4, 2, 6)
     W, b = rng.normal(0, 1, (60, 10)), rng.normal(0, 1, 10)
 
     assert np.array_equal(np.argmax(fed.x.numpy() @ W + b, axis=1), fed.y.numpy())
-    assert max(float(fed.party(k)[0].mean(0).abs().max()) for k in range(30)) < 0.5
+    assert max(float(fed.party(k)[0].mean(0).abs().max()) for k in range(6)) < 0.5
 
 
 def test_moons_are_one_sample_turned_by_the_axes() -> None:

@@ -7,7 +7,7 @@ import pytest
 from archipel.data import Federation, load
 
 
-@pytest.mark.parametrize("name", ["heart_disease", "tcga_brca", "school", "moons"])
+@pytest.mark.parametrize("name", ["heart_disease", "tcga_brca", "school"])
 def test_every_task_is_drawn(name: str, tmp_path: Path) -> None:
     figure = load(name).plot(tmp_path / "f.png")
 
