@@ -186,6 +186,11 @@ class OneByOne:
             parameter.data = views[name]
         self._data = [parameter.data for parameter in self._parameters]
         self._buffers = [buffer for _, buffer in self._module.named_buffers()]
+        self._norms = [
+            layer
+            for layer in self._module.modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
         self._module.train()
 
     def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
@@ -222,14 +227,13 @@ class OneByOne:
 
     def settle(self, w: Vector, x: Tensor) -> Tensor:
         """Buffers after one pass over these points: statistics for a party that never trained."""
-        norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        momenta = [norm.momentum for norm in norms]
+        momenta = [norm.momentum for norm in self._norms]
         buffers = self._initial.clone()
-        for norm in norms:
+        for norm in self._norms:
             norm.momentum = 1.0
         with torch.no_grad(), self._as(w, buffers):
-            self._module(x)
-        for norm, momentum in zip(norms, momenta, strict=True):
+            self._outputs(x)
+        for norm, momentum in zip(self._norms, momenta, strict=True):
             norm.momentum = momentum
         return buffers
 
@@ -241,7 +245,7 @@ class OneByOne:
             outs = []
             for seed in (1, 2):
                 with _seeded(seed):
-                    outs.append(self._module(x))
+                    outs.append(self._outputs(x))
             for buffer, old in zip(self._buffers, saved, strict=True):
                 buffer.copy_(old)
         return not torch.equal(*outs)
@@ -295,15 +299,26 @@ class OneByOne:
         self, x: Tensor, y: Tensor, weights: Tensor, seed: int | None
     ) -> tuple[Tensor, ...]:
         if seed is None:
-            value = self._loss(self._module(x), y, weights)
+            outputs = self._outputs(x)
         else:
             with _seeded(seed):
-                value = self._loss(self._module(x), y, weights)
+                outputs = self._outputs(x)
+        value = self._loss(outputs, y, weights)
         grads = torch.autograd.grad(value, self._parameters, allow_unused=True)
         return tuple(
             torch.zeros_like(p) if g is None else g
             for g, p in zip(grads, self._parameters, strict=True)
         )
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """Outputs in training mode; a lone point has no variance, so BatchNorm uses its means."""
+        lone = len(x) == 1
+        for norm in self._norms if lone else ():
+            norm.eval()
+        out: Tensor = self._module(x)
+        for norm in self._norms if lone else ():
+            norm.train()
+        return out
 
     @contextmanager
     def _as(self, w: Tensor, buffers: Tensor | None) -> Iterator[None]:

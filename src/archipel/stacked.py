@@ -9,6 +9,7 @@ tensor exists. Equal to the other ways to float tolerance, which the planner che
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -71,13 +72,14 @@ _FUNCTIONS: dict[object, Activation] = {
 
 def trace(module: nn.Module, model: Model) -> list[Layer] | None:
     """Return the module as a chain of layers, or None where it is anything else."""
+    spans, start = {}, 0
+    for name, size in zip(model.spec.names, model.spec.sizes, strict=True):
+        spans["net." + name], start = slice(start, start + size), start + size
+    module = nn.Sequential(OrderedDict(net=module))  # so that a lone layer is a chain, too
     try:
         graph = fx.symbolic_trace(module).graph
     except Exception:  # a forward pass that depends on values cannot be traced: not a chain
         return None
-    spans, start = {}, 0
-    for name, size in zip(model.spec.names, model.spec.sizes, strict=True):
-        spans[name], start = slice(start, start + size), start + size
     layers: list[Layer] = []
     used: set[str] = set()
     previous: fx.Node | None = None

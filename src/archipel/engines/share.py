@@ -129,7 +129,7 @@ class Share:
             before = block.me.gradients
             upload, own = self._advance(block, number)
             self._add(block, number, upload, total)
-            if own is not None:
+            if number == len(self._job.anatomy.messages) - 1:
                 self._keep(block, own)
             total["gradients"] += block.me.gradients - before
         for block in self._blocks:
@@ -237,7 +237,11 @@ class Share:
 
     def _mixing(self, me: LocalParty, present: Ints) -> Callable[[Vector], Vector]:
         """`me.mix`: put my vectors on the board, wait for the other workers, weigh everybody's."""
-        weights = self._mixing_rows(me.ids, present, me.round)
+        assert self._job.topology is not None
+        absent = np.setdiff1d(np.arange(self._job.data.training), present)
+        weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
+        dense = torch.from_numpy(weights.toarray()).to(self._job.model.dtype)
+        weights = weights.astype(dense.numpy().dtype)
 
         def mixing(x: Vector) -> Vector:
             board = self._memory.mixing[self._mixes % 2]
@@ -247,16 +251,13 @@ class Share:
             board[me.ids, ..., : x.shape[-1]] = rows
             self._call()
             others = board[present][..., : x.shape[-1]]
-            out = (weights @ others.reshape(len(present), -1)).view(len(me.ids), *others.shape[1:])
+            flat = others.reshape(len(present), -1)
+            sparse = weights.nnz * 8 < dense.numel()
+            out = torch.from_numpy(weights @ flat.numpy()) if sparse else dense @ flat
+            out = out.view(len(me.ids), *others.shape[1:])
             return out if self._job.sweep is None else out.transpose(0, 1)
 
         return mixing
-
-    def _mixing_rows(self, ids: Ints, present: Ints, t: int) -> Tensor:
-        """Rows of W for these parties over the present ones, `[m, present]`."""
-        assert self._job.topology is not None
-        weights = self._job.topology.weights(t, absent=_absent(present, self._job.data.training))
-        return weights[ids][:, present].to(self._job.model.dtype)
 
     # -- states of the parties ---------------------------------------------------------------------
 
@@ -345,10 +346,6 @@ class Share:
         """Statistics for a party that never trained: one pass over its training points."""
         start, stop = int(self._job.data.offsets[k]), int(self._job.data.test_from[k])
         return self._job.model.one.settle(w, self._job.data.x[start : min(stop, start + 512)])
-
-
-def _absent(present: Ints, parties: int) -> frozenset[int]:
-    return frozenset(range(parties)) - frozenset(int(k) for k in present)
 
 
 def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
