@@ -65,8 +65,13 @@ class Topology:
         W = self.rule(t)
         if len(absent) == 0:
             return W
+        away = np.asarray(list(absent), dtype=np.int64)
+        if away.min() < 0 or away.max() >= self.n:
+            raise ArchipelError(
+                f"absent parties are {sorted(absent)}: give numbers from 0 to {self.n - 1}."
+            )
         here = np.ones(self.n, dtype=bool)
-        here[np.asarray(list(absent), dtype=np.int64)] = False
+        here[away] = False
         i, j = _pairs(W)
         both = here[i] & here[j]
         return _metropolis(self.n, i[both], j[both])

@@ -57,16 +57,16 @@ def ways(model: Model, data: Federation) -> dict[str, Way]:
     w = model.w + 0.01 * torch.randn(
         3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
     )
-    expected = model.one.grad(w, points)
-    for name, way in candidates.items():
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # layers torch.func loops over, such as LSTM
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about layers that torch.func loops over, such as LSTM
+        expected = model.one.grad(w, points)
+        for name, way in candidates.items():
+            try:
                 got = way.grad(w, points)
-        except Exception:  # torch.func has no rule for some layer: one party at a time then
-            continue
-        if bool(((got - expected).norm(dim=-1) <= 1e-3 * expected.norm(dim=-1) + 1e-6).all()):
-            right[name] = way
+            except Exception:  # torch.func has no rule for some layer: one party at a time then
+                continue
+            if bool(((got - expected).norm(dim=-1) <= 1e-3 * expected.norm(dim=-1) + 1e-6).all()):
+                right[name] = way
     return right
 
 
