@@ -30,6 +30,7 @@ class Candidate:
     name: str
     family: str
     command: tuple[str, ...]
+    restless: bool = False  # uses the processor while it waits, so it is timed apart
 
     def missing(self) -> str | None:
         """Return why it cannot run, or None."""
@@ -44,7 +45,10 @@ def _peer(family: str, threads: int | None = None) -> Candidate:
     name = family if threads is None else f"{family}@{threads}"
     script = str(HERE / "peers" / f"peer_{family}.py")
     extra = () if threads is None else ("--threads", str(threads))
-    return Candidate(name, family, (str(install.python(family)), script, *extra))
+    command = (str(install.python(family)), script, *extra)
+    return Candidate(
+        name, family, command, restless=family == "flwr"
+    )  # Ray's daemons: 7% of a core
 
 
 REFERENCES = str(HERE / "references.py")

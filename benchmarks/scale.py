@@ -116,23 +116,28 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown, with time and memory relative to the smallest population."""
     first = {row["algorithm"]: row for row in reversed(rows) if "error" not in row}
     lines = [
-        "| algorithm | parties | ms per round | quartiles | relative | RSS MB | PSS MB "
-        "| of which files | PSS relative |",
-        "|---|" + "---:|" * 8,
+        "| algorithm | parties | ms per round | quartiles | relative | RSS MB | PSS MB | relative "
+        "| PSS without files MB | relative |",
+        "|---|" + "---:|" * 9,
     ]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['algorithm']} | {row['parties']:,} | {row['error']} |||||||")
+            lines.append(f"| {row['algorithm']} | {row['parties']:,} | {row['error']} ||||||||")
             continue
         base = first[row["algorithm"]]
         low, high = row["quartiles_ms"]
         lines.append(
             f"| {row['algorithm']} | {row['parties']:,} | {row['ms']:.3g} "
             f"| {low:.3g} to {high:.3g} | {row['ms'] / base['ms']:.2f} "
-            f"| {row['rss_mb']:.0f} | {row['pss_mb']:.0f} "
-            f"| {row['pss_file_mb']:.0f} | {row['pss_mb'] / base['pss_mb']:.2f} |"
+            f"| {row['rss_mb']:.0f} | {row['pss_mb']:.0f} | {row['pss_mb'] / base['pss_mb']:.2f} "
+            f"| {_own(row):.0f} | {_own(row) / _own(base):.2f} |"
         )
     return "\n".join(lines)
+
+
+def _own(row: dict[str, Any]) -> float:
+    """Return the memory that is not pages of mapped files, which the kernel can take back."""
+    return float(row["pss_mb"] - row["pss_file_mb"])
 
 
 def _in_process(parties: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
