@@ -58,7 +58,7 @@ def ways(model: Model, data: Federation) -> dict[str, Way]:
         3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about layers that torch.func loops over, such as LSTM
+        warnings.simplefilter("ignore")  # about layers that torch.func loops over
         expected = model.one.grad(w, points)
         for name, way in candidates.items():
             try:
@@ -87,51 +87,63 @@ def choose(
 
 
 def _calibrate(model: Model, data: Federation, points: int) -> Plan:
-    best, best_time = Plan("one", _one_block(model), 1), float("inf")
-    with threads(1):
+    best, least = Plan("one", _one_block(model), 1), float("inf")
+    with threads(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         right = ways(model, data)
         for name, way in right.items():
+            if name == "one":
+                least = _time(model, data, way, points, 1, float("inf"))
+                continue
             if name == "vmapped" and "stacked" in right:  # never the quicker of the two
                 continue
-            blocks = [1] if name == "one" else [b for b in BLOCKS if _fits(model, data, points, b)]
             worse = 0
-            for block in blocks:
-                seconds = _time(model, data, way, points, block) / block
-                if seconds < best_time:
-                    size = _one_block(model) if name == "one" else block
-                    best, best_time, worse = Plan(name, size, 1), seconds, 0  # type: ignore[arg-type]
-                else:
-                    worse += 1
-                if worse == 2 and block >= 4:
+            for block in BLOCKS if name == "stacked" else BLOCKS[2:]:
+                if not _fits(model, data, points, block) or worse == 2:
                     break
+                seconds = _time(model, data, way, points, block, 2 * least)
+                worse = 0 if seconds < 1.1 * least else worse + 1 + (seconds > 2 * least)
+                if seconds < least:
+                    best, least = Plan(name, block, 1), seconds  # type: ignore[arg-type]
     return best
 
 
-def _time(model: Model, data: Federation, way: Way, points: int, block: int) -> float:
-    """Seconds of a local step of `block` parties, the least of a few tries."""
-    total = len(data.x)
-    rows = (torch.arange(block * _PROBE_STEPS * points) * 7919 % total).view(
+def _time(
+    model: Model, data: Federation, way: Way, points: int, block: int, hopeless: float
+) -> float:
+    """Seconds of a party's local step among `block` parties, the least of a few tries.
+
+    Processor time, since another program may be running; no second try where it is hopeless.
+    """
+    rows = (torch.arange(block * _PROBE_STEPS * points) * 7919 % len(data.x)).view(
         block, _PROBE_STEPS, points
     )
-    steps = Steps(
-        data.x,
-        data.y,
-        rows,
-        torch.full(rows.shape, 1.0 / points, dtype=model.dtype),
-        np.full((block, _PROBE_STEPS), points),
-        1e-4,
-        SGD(),
-        None,
-        0.0,
-        None,
-    )
+
+    def steps(count: int) -> Steps:
+        return Steps(
+            data.x,
+            data.y,
+            rows[:, :count],
+            torch.full((block, count, points), 1.0 / points, dtype=model.dtype),
+            np.full((block, count), points),
+            1e-4,
+            SGD(),
+            None,
+            0.0,
+            None,
+        )
+
     w = model.w.expand(block, -1)
-    seconds, began = [], time.perf_counter()
-    while len(seconds) < 2 or (len(seconds) < 12 and time.perf_counter() - began < 0.05):
-        start = time.perf_counter()
-        way.descend(w, steps)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) / _PROBE_STEPS
+    began = time.perf_counter()
+    seconds = []
+    for count in (1, *[_PROBE_STEPS] * 10):
+        start = time.process_time()
+        way.descend(w, steps(count))
+        seconds.append((time.process_time() - start) / (count * block))
+        patience = 5 if len(seconds) == 1 else 1  # the first try also fetches code and data
+        if min(seconds) > patience * hopeless or time.perf_counter() - began > 0.1:
+            break
+    return min(seconds)
 
 
 def _probe(model: Model, data: Federation) -> Points:
