@@ -90,8 +90,8 @@ class Limit:
         return probe_loss(self.workload, self.module)
 
 
-def peak_gflops(threads: int, size: int = 2048, seconds: float = 2.0) -> float:
-    """Return the best GFLOP/s of a square float32 matrix product over a few seconds."""
+def peak_gflops(threads: int, size: int = 2048, seconds: float = 0.5) -> float:
+    """Return the best GFLOP/s of a square float32 matrix product over the seconds."""
     torch.set_num_threads(threads)
     a, b = torch.randn(size, size), torch.randn(size, size)
     out = torch.empty(size, size)
