@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -142,6 +142,55 @@ class _Views(NamedTuple):
     weight: Tensor  # [r, out, in]
     bias: Tensor | None  # [r, 1, out]
 
+    def move(self, d: Tensor, h: Tensor) -> None:
+        """W <- W - d' h, b <- b - sum d: a step of gradient descent, the rate being in d."""
+        self.weight.baddbmm_(d.transpose(1, 2), h, alpha=-1)
+        self.move_bias(d)
+
+    def move_bias(self, d: Tensor) -> None:
+        if self.bias is not None:
+            self.bias.sub_(d.sum(dim=1, keepdim=True))
+
+    def head(self, a: int) -> _Views:
+        """The first a parties."""
+        return _Views(self.weight[:a], None if self.bias is None else self.bias[:a])
+
+
+class _Drag(NamedTuple):
+    """What moves parameters besides their gradient: along a shift, and towards a centre."""
+
+    shift: list[_Views] | None
+    centre: list[_Views] | None
+    pull: Tensor | float  # or [r, 1, 1]
+
+    def weight(self, views: _Views, i: int, taken: Tensor | None = None) -> None:
+        """Move layer i's weights; by `taken` shifts `[a, 1, 1]` where several steps are due."""
+        a = len(views.weight)
+        if self.centre is not None:
+            torch.lerp(views.weight, self.centre[i].weight[:a], self._pull(a), out=views.weight)
+        if self.shift is not None:
+            shift = self.shift[i].weight[:a]
+            views.weight.sub_(shift if taken is None else shift * taken)
+
+    def bias(self, views: _Views, i: int) -> None:
+        if views.bias is None:
+            return
+        a = len(views.bias)
+        if self.centre is not None:
+            centre = self.centre[i].head(a).bias
+            assert centre is not None
+            torch.lerp(views.bias, centre, self._pull(a), out=views.bias)
+        if self.shift is not None:
+            shift = self.shift[i].head(a).bias
+            assert shift is not None
+            views.bias.sub_(shift)
+
+    def _pull(self, a: int) -> Any:
+        return self.pull[:a] if isinstance(self.pull, Tensor) else self.pull
+
+
+Collect = Callable[[int, Tensor, Tensor], None]  # layer, gradient of its outputs, its inputs
+
 
 class Stacked:
     """All parties at once through a chain of batched layers."""
@@ -163,8 +212,8 @@ class Stacked:
     def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
         out = torch.empty_like(w)
         parameters, grads = self._views(w), self._views(out)
-        inputs, outputs = self._forward(parameters, points.x)
-        d = self._loss.output_grad(outputs, points.y, points.weights)
+        inputs = self._forward(parameters, points.x, 0)
+        d = self._loss.output_grad(inputs[-1], points.y, points.weights)
 
         def collect(i: int, d: Tensor, h: Tensor) -> None:
             weight, bias = grads[i]
@@ -172,52 +221,92 @@ class Stacked:
             if bias is not None:
                 torch.sum(d, dim=1, keepdim=True, out=bias)
 
-        self._backward(parameters, inputs, d, collect)
+        self._backward(parameters, inputs[self._first :], d, collect, self._first)
         return out
 
     def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
-        _, outputs = self._forward(self._views(w), points.x)
+        outputs = self._forward(self._views(w), points.x, 0)[-1]
         return self._loss(outputs, points.y, points.weights)
 
     def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
+        """Plain SGD with every update written by the matrix product that would make the gradient.
+
+        The first layer's inputs are the data, known ahead, so it is moved once per window of steps
+        rather than at each. With W the weights before the window, X_j the inputs of its step j and
+        d_j the output gradients (the learning rate in them), step j has W_j = W - sum_{i<j} d_i' X_i
+        and so needs X_j W_j' = X_j W' - sum_{i<j} (X_j X_i') d_i: one large product for all steps
+        and small ones for the rest. A window of one step is the ordinary update.
+        """
         if not steps.plain:
             return descend_stack(self, w, steps)
         w, counts = w.clone(memory_format=torch.contiguous_format), steps.counts
-        lr = steps.lr if isinstance(steps.lr, float | int) else steps.lr[:, :, None]
-        weights = steps.weights * lr
-        shift = steps.shift * steps.lr if steps.shift is not None else None
-        pull = steps.pull * steps.lr
-        a = -1
-        for t in range(int(counts.max(initial=0))):
-            if (counts > t).sum() != a:
-                a = int((counts > t).sum())
-                head = self._views(w[:a])
-                shifts = self._views(shift[:a]) if shift is not None else None
-                centres = self._views(steps.towards[:a]) if steps.towards is not None else None
-            rows = steps.rows[:a, t]
-            x = steps.x.index_select(0, rows.reshape(-1)).view(*rows.shape, *steps.x.shape[1:])
-            inputs, outputs = self._forward(head, x)
-            y = steps.y.index_select(0, rows.reshape(-1)).view(*rows.shape, *steps.y.shape[1:])
-            d = self._loss.output_grad(outputs, y, weights[:a, t])
-
-            def update(i: int, d: Tensor, h: Tensor) -> None:
-                weight, bias = head[i]  # noqa: B023
-                for part, j in ((weight, 0), (bias, 1)):
-                    if part is None:
-                        continue
-                    if centres is not None:  # noqa: B023
-                        part.lerp_(centres[i][j], pull_of(part))  # noqa: B023
-                    if shifts is not None:  # noqa: B023
-                        part.sub_(shifts[i][j])  # noqa: B023
-                weight.baddbmm_(d.transpose(1, 2), h, alpha=-1)
-                if bias is not None:
-                    bias.sub_(d.sum(dim=1, keepdim=True))
-
-            def pull_of(part: Tensor) -> float | Tensor:
-                return pull[: len(part), :, None] if isinstance(pull, Tensor) else pull
-
-            self._backward(head, inputs, d, update)
+        lr = steps.lr
+        scaled = steps._replace(
+            weights=steps.weights * (lr[..., None] if isinstance(lr, Tensor) else lr),
+            shift=None if steps.shift is None else steps.shift * lr,
+            pull=steps.pull * lr,
+        )
+        total, window = int(counts.max(initial=0)), self._window(steps)
+        for t in range(0, total, window):
+            active = [int((counts > s).sum()) for s in range(t, min(t + window, total))]
+            self._descend_window(w, scaled, t, active)
         return w
+
+    def _window(self, steps: Steps) -> int:
+        """Steps between two moves of the first layer: few enough for X X' to cost little."""
+        layer = self._layers[self._first]
+        assert isinstance(layer, Dense)
+        if steps.towards is not None:
+            return 1
+        return max(1, round(layer.outputs / (3 * steps.rows.shape[2])))
+
+    def _descend_window(self, w: Tensor, steps: Steps, t: int, active: list[int]) -> None:
+        """Take steps t, t + 1, ... on the first active[0], active[1], ... parties."""
+        most, count, first = active[0], len(active), self._first
+        rows = steps.rows[:most, t : t + count]
+        x = steps.x.index_select(0, rows.reshape(-1)).view(most, -1, *steps.x.shape[1:])
+        y = steps.y.index_select(0, rows.reshape(-1)).view(*rows.shape, *steps.y.shape[1:])
+        x = self._forward([], x, 0, first)[-1]
+        inner = x.shape[2:-1]  # dimensions of an example besides its features
+        x = x.reshape(most, -1, x.shape[-1])
+        size = x.shape[1] // count
+        layers = self._views(w[:most])
+        drag = _Drag(
+            None if steps.shift is None else self._views(steps.shift[:most]),
+            None if steps.towards is None else self._views(steps.towards[:most]),
+            steps.pull[:, :, None] if isinstance(steps.pull, Tensor) else steps.pull,
+        )
+        ahead = torch.bmm(x, layers[first].weight.transpose(1, 2))  # X W'
+        moves = ahead  # d, in the place of X W' once that is used
+        if count > 1:
+            kernel = torch.bmm(x, x.transpose(1, 2))  # X X'
+            if drag.shift is not None:
+                drift = torch.bmm(x, drag.shift[first].weight.transpose(1, 2))
+        for j, a in enumerate(active):
+            views = layers if a == most else [view.head(a) for view in layers]
+            at, before = slice(j * size, (j + 1) * size), slice(0, j * size)
+            h = ahead[:a, at]
+            if j:
+                h = torch.baddbmm(h, kernel[:a, at, before], moves[:a, before], alpha=-1)
+                if drag.shift is not None:
+                    h -= j * drift[:a, at]
+            bias = views[first].bias
+            h = h if bias is None else h + bias
+
+            def move(i: int, d: Tensor, h: Tensor) -> None:
+                drag.weight(views[i], i)  # noqa: B023
+                drag.bias(views[i], i)  # noqa: B023
+                views[i].move(d, h)  # noqa: B023
+
+            inputs = self._forward(views, h.view(a, -1, *inner, h.shape[-1]), first + 1)
+            d = self._loss.output_grad(inputs[-1], y[:a, j], steps.weights[:a, t + j])
+            d = self._backward(views, inputs, d, move, first + 1).reshape(a, size, -1)
+            moves[:a, at], moves[a:, at] = d, 0
+            drag.bias(views[first], first)
+            views[first].move_bias(d)
+        taken = torch.tensor([sum(a > r for a in active) for r in range(most)], dtype=w.dtype)
+        drag.weight(layers[first], first, taken[:, None, None] if count > 1 else None)
+        layers[first].weight.baddbmm_(moves.transpose(1, 2), x, alpha=-1)
 
     def _views(self, w: Tensor) -> list[_Views]:
         """Matrices of the dense layers, by layer index; they share the vector's memory."""
@@ -231,42 +320,43 @@ class Stacked:
             for layer in self._layers
         ]
 
-    def _forward(self, parameters: list[_Views], x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return every layer's input with the outputs last, and the outputs."""
-        inputs, h = [x], x
-        for layer, (weight, bias) in zip(self._layers, parameters, strict=True):
-            match layer:
-                case Dense():
-                    flat = h.reshape(len(h), -1, layer.inputs)
-                    wt = weight.transpose(1, 2)
+    def _forward(
+        self, parameters: list[_Views], x: Tensor, start: int, stop: int | None = None
+    ) -> list[Tensor]:
+        """Return the input of each layer from `start` on, with the last one's output at the end."""
+        inputs = [x]
+        for i in range(start, len(self._layers) if stop is None else stop):
+            h = inputs[-1]
+            match self._layers[i]:
+                case Dense() as layer:
+                    weight, bias = parameters[i]
+                    flat, wt = h.reshape(len(h), -1, layer.inputs), weight.transpose(1, 2)
                     out = torch.bmm(flat, wt) if bias is None else torch.baddbmm(bias, flat, wt)
-                    h = out.view(*h.shape[:-1], layer.outputs)
+                    inputs.append(out.view(*h.shape[:-1], layer.outputs))
                 case Flatten():
-                    h = h.reshape(*h.shape[:2], -1)
-                case Activation():
-                    h = layer.forward(h)
-            inputs.append(h)
-        return inputs, h
+                    inputs.append(h.reshape(*h.shape[:2], -1))
+                case Activation() as layer:
+                    inputs.append(layer.forward(h))
+        return inputs
 
     def _backward(
-        self,
-        parameters: list[_Views],
-        inputs: list[Tensor],
-        d: Tensor,
-        collect: Callable[[int, Tensor, Tensor], None],
-    ) -> None:
-        """Walk back; `collect(i, d, h)` gets each dense layer's output gradient and input."""
-        for i in reversed(range(self._first, len(self._layers))):
-            layer, h = self._layers[i], inputs[i]
-            match layer:
-                case Dense():
+        self, parameters: list[_Views], inputs: list[Tensor], d: Tensor, collect: Collect, start: int
+    ) -> Tensor:
+        """Walk back from the outputs' gradient to that of layer `start`'s input, and return it.
+
+        `collect` gets each dense layer's index, output gradient and input, before the weights move.
+        Where `start` is the first dense layer, its input is data and has no gradient.
+        """
+        for i in reversed(range(start, len(self._layers))):
+            h = inputs[i - start]
+            match self._layers[i]:
+                case Dense() as layer:
                     flat = d.reshape(len(d), -1, layer.outputs)
-                    back = torch.bmm(flat, parameters[i].weight) if i > self._first else None
+                    if i > self._first:
+                        d = torch.bmm(flat, parameters[i].weight).view(h.shape)
                     collect(i, flat, h.reshape(len(h), -1, layer.inputs))
-                    if back is None:
-                        return
-                    d = back.view(h.shape)
                 case Flatten():
                     d = d.view(h.shape)
-                case Activation():
-                    d = layer.backward(d, h, inputs[i + 1])
+                case Activation() as layer:
+                    d = layer.backward(d, h, inputs[i - start + 1])
+        return d

@@ -127,16 +127,18 @@ class LocalParty:
             self._seeds(table),
         )
         party = np.arange(len(order)) // self._repeat
-        ends = torch.empty_like(rows)
-        for at in range(0, len(order), self.block):
-            take = order[at : at + self.block]
-            chosen = slice(at, at + self.block) if same else torch.from_numpy(take)
-            own = None if self.buffers is None else self.buffers[chosen]
-            ends[chosen] = self.way.descend(
-                rows[chosen], self._part(steps, chosen, party[take]), own
-            )
-            if own is not None and self.buffers is not None:
-                self.buffers[chosen] = own
+        if same and len(order) <= self.block:
+            ends = self.way.descend(rows, self._part(steps, slice(None), party), self.buffers)
+        else:
+            ends = rows.new_empty(rows.shape)
+            for at in range(0, len(order), self.block):
+                take = order[at : at + self.block]
+                chosen = torch.from_numpy(take)
+                own = None if self.buffers is None else self.buffers[chosen]
+                part = self._part(steps, chosen, party[take])
+                ends[chosen] = self.way.descend(rows[chosen], part, own)
+                if own is not None and self.buffers is not None:
+                    self.buffers[chosen] = own
         taken = self.steps(work)
         return Descent(self._stack(ends), taken, taken * eta)
 

@@ -7,6 +7,7 @@ pipe closes, so it never outlives the process that made it, however that one end
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -102,6 +103,7 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    _keep_memory()
 
     def call() -> None:
         pipe.send_bytes(b'{"waits": true}')
@@ -116,6 +118,17 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
         pass
     finally:
         os._exit(0)
+
+
+def _keep_memory() -> None:
+    """Have malloc keep what it got: giving large tensors back to the system costs more than them."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc
+        return
+    m_trim_threshold, m_mmap_max = -1, -4
+    mallopt(m_trim_threshold, ctypes.c_int(2**31 - 1))
+    mallopt(m_mmap_max, 0)
 
 
 def _answer(worker: Worker, message: Json) -> Json:
