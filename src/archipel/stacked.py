@@ -21,6 +21,7 @@ from archipel.losses import Loss
 from archipel.model import Model, Points, Steps, descend_stack
 
 aten = torch.ops.aten
+_SMALL = 128 << 10  # bytes of a party's vector below which its layers are laid out apart
 
 
 class Activation(NamedTuple):
@@ -151,6 +152,19 @@ class _Views(NamedTuple):
         if self.bias is not None:
             self.bias.sub_(d.sum(dim=1, keepdim=True))
 
+    def apart(self) -> _Views:
+        """A copy whose matrices lie side by side, which small products are quicker on."""
+        weight, bias = (None if part is None else part.clone(memory_format=torch.contiguous_format)
+                        for part in self)
+        assert weight is not None
+        return _Views(weight, bias)
+
+    def take(self, other: _Views) -> None:
+        """Copy the other's values."""
+        for mine, theirs in zip(self, other, strict=True):
+            if mine is not None and mine is not theirs:
+                mine.copy_(theirs)
+
     def head(self, a: int) -> _Views:
         """The first a parties."""
         return _Views(self.weight[:a], None if self.bias is None else self.bias[:a])
@@ -239,17 +253,32 @@ class Stacked:
         """
         if not steps.plain:
             return descend_stack(self, w, steps)
-        w, counts = w.clone(memory_format=torch.contiguous_format), steps.counts
-        lr = steps.lr
-        scaled = steps._replace(
-            weights=steps.weights * (lr[..., None] if isinstance(lr, Tensor) else lr),
-            shift=None if steps.shift is None else steps.shift * lr,
-            pull=steps.pull * lr,
+        w, counts, lr = w.clone(memory_format=torch.contiguous_format), steps.counts, steps.lr
+        small = w[0].numel() * w.element_size() <= _SMALL
+        whole = self._views(w)
+        apart = [view.apart() for view in whole] if small else whole
+        layers = apart
+        drag = _Drag(
+            None if steps.shift is None else self._views(steps.shift * lr),
+            None if steps.towards is None else self._views(steps.towards),
+            (steps.pull * lr)[..., None] if isinstance(steps.pull * lr, Tensor) else steps.pull * lr,
         )
+        rows = steps.rows.transpose(0, 1).contiguous()  # [T, r, b]: a step's rows side by side
+        y = steps.y[rows]
+        weights = steps.weights * (lr[..., None] if isinstance(lr, Tensor) else lr)
+        weights = weights.transpose(0, 1).contiguous()
         total, window = int(counts.max(initial=0)), self._window(steps)
         for t in range(0, total, window):
-            active = [int((counts > s).sum()) for s in range(t, min(t + window, total))]
-            self._descend_window(w, scaled, t, active)
+            some = slice(t, min(t + window, total))
+            active = [int((counts > s).sum()) for s in range(some.start, some.stop)]
+            if len(layers[self._first].weight) != active[0]:
+                layers = [view.head(active[0]) for view in layers]
+            taken = rows[some, : active[0]]
+            x = steps.x.index_select(0, taken.transpose(0, 1).reshape(-1))
+            x = x.view(active[0], -1, *steps.x.shape[1:])
+            self._descend_window(layers, x, y[some], weights[some], active, drag)
+        for view, moved in zip(whole, apart, strict=True):
+            view.take(moved)
         return w
 
     def _window(self, steps: Steps) -> int:
@@ -260,28 +289,27 @@ class Stacked:
             return 1
         return max(1, round(layer.outputs / (3 * steps.rows.shape[2])))
 
-    def _descend_window(self, w: Tensor, steps: Steps, t: int, active: list[int]) -> None:
-        """Take steps t, t + 1, ... on the first active[0], active[1], ... parties."""
+    def _descend_window(
+        self,
+        layers: list[_Views],
+        x: Tensor,  # [r, steps * b, ...]
+        y: Tensor,  # [steps, >= r, b, ...]
+        weights: Tensor,  # [steps, >= r, b]
+        active: list[int],
+        drag: _Drag,
+    ) -> None:
+        """Take the steps of a window, each on its number of active parties, the first ones."""
         most, count, first = active[0], len(active), self._first
-        rows = steps.rows[:most, t : t + count]
-        x = steps.x.index_select(0, rows.reshape(-1)).view(most, -1, *steps.x.shape[1:])
-        y = steps.y.index_select(0, rows.reshape(-1)).view(*rows.shape, *steps.y.shape[1:])
         x = self._forward([], x, 0, first)[-1]
         inner = x.shape[2:-1]  # dimensions of an example besides its features
         x = x.reshape(most, -1, x.shape[-1])
         size = x.shape[1] // count
-        layers = self._views(w[:most])
-        drag = _Drag(
-            None if steps.shift is None else self._views(steps.shift[:most]),
-            None if steps.towards is None else self._views(steps.towards[:most]),
-            steps.pull[:, :, None] if isinstance(steps.pull, Tensor) else steps.pull,
-        )
         ahead = torch.bmm(x, layers[first].weight.transpose(1, 2))  # X W'
         moves = ahead  # d, in the place of X W' once that is used
         if count > 1:
             kernel = torch.bmm(x, x.transpose(1, 2))  # X X'
             if drag.shift is not None:
-                drift = torch.bmm(x, drag.shift[first].weight.transpose(1, 2))
+                drift = torch.bmm(x, drag.shift[first].weight[:most].transpose(1, 2))
         for j, a in enumerate(active):
             views = layers if a == most else [view.head(a) for view in layers]
             at, before = slice(j * size, (j + 1) * size), slice(0, j * size)
@@ -299,13 +327,19 @@ class Stacked:
                 views[i].move(d, h)  # noqa: B023
 
             inputs = self._forward(views, h.view(a, -1, *inner, h.shape[-1]), first + 1)
-            d = self._loss.output_grad(inputs[-1], y[:a, j], steps.weights[:a, t + j])
+            d = self._loss.output_grad(inputs[-1], y[j, :a], weights[j, :a])
             d = self._backward(views, inputs, d, move, first + 1).reshape(a, size, -1)
-            moves[:a, at], moves[a:, at] = d, 0
+            if count == 1:
+                moves = d
+            else:
+                moves[:a, at], moves[a:, at] = d, 0
             drag.bias(views[first], first)
             views[first].move_bias(d)
-        taken = torch.tensor([sum(a > r for a in active) for r in range(most)], dtype=w.dtype)
-        drag.weight(layers[first], first, taken[:, None, None] if count > 1 else None)
+        taken = None
+        if count > 1 and drag.shift is not None:  # steps of each party in this window
+            steps_of = [sum(a > r for a in active) for r in range(most)]
+            taken = torch.tensor(steps_of, dtype=x.dtype)[:, None, None]
+        drag.weight(layers[first], first, taken)
         layers[first].weight.baddbmm_(moves.transpose(1, 2), x, alpha=-1)
 
     def _views(self, w: Tensor) -> list[_Views]:
@@ -316,7 +350,7 @@ class Stacked:
                 None if layer.bias is None else w[:, None, layer.bias],
             )
             if isinstance(layer, Dense)
-            else _Views(w, None)
+            else _Views(w[:, :0], None)
             for layer in self._layers
         ]
 
