@@ -173,9 +173,14 @@ class Model:
 
 
 class OneByOne:
-    """One party at a time through the module itself: no stacking, no padding, any layer."""
+    """One party at a time through the module itself: no stacking, no padding, any layer.
 
-    def __init__(self, model: Model) -> None:
+    With `channels_last`, images lie in memory pixel by pixel rather than channel by channel, which
+    convolutions and above all pooling are quicker on; a module that reshapes them with `view`
+    refuses it.
+    """
+
+    def __init__(self, model: Model, channels_last: bool = False) -> None:
         self._loss = model.loss_function
         self._module = copy.deepcopy(model.module)
         self._spec, self._buffer_spec = model.spec, model.buffer_spec
@@ -184,6 +189,10 @@ class OneByOne:
         views = model.spec.views(self._flat)
         for name, parameter in trainable(self._module):
             parameter.data = views[name]
+        self._channels_last = channels_last
+        for layer in self._module.modules() if channels_last else ():
+            if isinstance(layer, nn.Conv2d):  # so that images given as flat rows are turned, too
+                layer.weight.data = _one_channel(layer.weight.data)
         self._data = [parameter.data for parameter in self._parameters]
         self._buffers = [buffer for _, buffer in self._module.named_buffers()]
         self._norms = [
@@ -210,7 +219,7 @@ class OneByOne:
         with torch.no_grad():
             for r, length in enumerate(points.lengths):
                 with self._as(w[r], None if buffers is None else buffers[r]):
-                    outputs = self._module(points.x[r, :length])
+                    outputs = self._module(self._arranged(points.x[r, :length]))
                     out[r] = self._loss(
                         outputs, points.y[r, :length], points.weights[r, :length]
                     )
@@ -221,7 +230,7 @@ class OneByOne:
         """Outputs for one vector in evaluation mode: `[p]`, `[b, *shape]` -> `[b, ...]`."""
         self._module.eval()
         with torch.no_grad(), self._as(w, buffers):
-            out: Tensor = self._module(x)
+            out: Tensor = self._module(self._arranged(x))
         self._module.train()
         return out
 
@@ -315,10 +324,15 @@ class OneByOne:
         lone = len(x) == 1
         for norm in self._norms if lone else ():
             norm.eval()
-        out: Tensor = self._module(x)
+        out: Tensor = self._module(self._arranged(x))
         for norm in self._norms if lone else ():
             norm.train()
         return out
+
+    def _arranged(self, x: Tensor) -> Tensor:
+        if not self._channels_last or x.dim() != 4:
+            return x
+        return _one_channel(x.contiguous(memory_format=torch.channels_last))
 
     @contextmanager
     def _as(self, w: Tensor, buffers: Tensor | None) -> Iterator[None]:
@@ -375,6 +389,12 @@ def descend_stack(way: Way, w: Tensor, steps: Steps) -> Tensor:
         w[:a], head = steps.optimiser.step(w[:a], g, _head(steps.lr, a), head)
         tree_map(lambda leaf, new: leaf[:a].copy_(new), state, head)  # noqa: B023
     return w
+
+
+def _one_channel(x: Tensor) -> Tensor:
+    """Say of images with one channel, `[n, 1, h, w]`, that channels come last: same memory."""
+    n, channels, h, w = x.shape
+    return x.as_strided(x.shape, (h * w, 1, w, 1)) if channels == 1 and x.is_contiguous() else x
 
 
 def _head(value: float | Tensor, a: int) -> float | Tensor:

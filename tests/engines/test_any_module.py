@@ -80,6 +80,20 @@ class Branching(nn.Module):
         return self.out(x) if float(x.detach().sum()) > -1e9 else self.out(-x)
 
 
+class Images(nn.Module):
+    """Convolutions over images, flattened the careful way or with a view."""
+
+    def __init__(self, careful):
+        super().__init__()
+        self.careful = careful
+        self.a, self.b = nn.Conv2d(1, 3, 2, padding=1), nn.Conv2d(3, 4, 2)
+        self.out = nn.Linear(24, CLASSES)
+
+    def forward(self, x):
+        h = F.max_pool2d(self.b(F.relu(self.a(x.reshape(len(x), 1, 2, 3)))), (1, 1))
+        return self.out(h.flatten(1) if self.careful else h.view(len(x), -1))
+
+
 def frozen():
     module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES))
     module[0].weight.requires_grad_(False)
@@ -107,6 +121,8 @@ MODULES = {
     "BatchNorm": lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)),
     "GroupNorm": lambda: convolution(nn.GroupNorm(2, 4)),
     "convolution": convolution,
+    "images": lambda: Images(careful=True),
+    "images with a view": lambda: Images(careful=False),
     "LSTM": lambda: Recurrent(nn.LSTM),
     "GRU": lambda: Recurrent(nn.GRU),
     "LSTM with dropout": lambda: Recurrent(nn.LSTM, 0.5),
@@ -143,6 +159,7 @@ def test_every_way_gives_the_same(name):
 
     assert ("stacked" in right) == (name in STACKED)
     assert ("vmapped" in right) == (name not in ONE_BY_ONE)
+    assert ("channels_last" in right) == (name == "images")
     assert not torch.equal(expected, model.w)
     for plan in [Plan(way, 3, 1) for way in right] + [Plan("one", 2, 2)]:
         got = learn(alg, data, model, rounds=2, plan=plan)

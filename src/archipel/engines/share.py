@@ -19,7 +19,7 @@ from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.engines.pool import Json, each_block
 from archipel.exchange import Anatomy, Ask, is_peer
-from archipel.model import Model, Way
+from archipel.model import Model, OneByOne, Way
 from archipel.rng import Ints
 from archipel.tree import first, leaves, tree_map
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Share:
 
     def __init__(self, job: Job, memory: Memory, index: int, call: Callable[[], None]) -> None:
         self._job, self._memory, self._index, self._call = job, memory, index, call
+        self._one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[_Block] = []
         self._mixes = 0
 
@@ -319,7 +320,9 @@ class Share:
         size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
         at = message["at"]
         for part in rows.split(size):
-            memory.outputs[at : at + len(part)] = job.model.predict(memory.vector, job.data.x[part])
+            memory.outputs[at : at + len(part)] = self._one.outputs(
+                memory.vector, job.data.x[part]
+            )
             at += len(part)
         return {}
 
@@ -338,14 +341,14 @@ class Share:
             buffers = None
             if job.model.buffer_spec.size:
                 buffers = memory.buffers[k].clone() if visited else self._settled(k, w)
-            memory.outputs[at : at + len(x)] = job.model.predict(w, x, buffers)
+            memory.outputs[at : at + len(x)] = self._one.outputs(w, x, buffers)
             at += len(x)
         return {}
 
     def _settled(self, k: int, w: Vector) -> Tensor:
         """Statistics for a party that never trained: one pass over its training points."""
         start, stop = int(self._job.data.offsets[k]), int(self._job.data.test_from[k])
-        return self._job.model.one.settle(w, self._job.data.x[start : min(stop, start + 512)])
+        return self._one.settle(w, self._job.data.x[start : min(stop, start + 512)])
 
 
 def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
