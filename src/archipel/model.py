@@ -181,19 +181,11 @@ class OneByOne:
     """
 
     def __init__(self, model: Model, channels_last: bool = False) -> None:
-        self._loss = model.loss_function
+        self._loss, self._channels_last = model.loss_function, channels_last
         self._module = copy.deepcopy(model.module)
         self._spec, self._buffer_spec = model.spec, model.buffer_spec
-        self._flat, self._initial = model.w.clone(), model.buffers
+        self._initial_w, self._initial_buffers = model.w, model.buffers
         self._parameters = [parameter for _, parameter in trainable(self._module)]
-        views = model.spec.views(self._flat)
-        for name, parameter in trainable(self._module):
-            parameter.data = views[name]
-        self._channels_last = channels_last
-        for layer in self._module.modules() if channels_last else ():
-            if isinstance(layer, nn.Conv2d):  # so that images given as flat rows are turned, too
-                layer.weight.data = _one_channel(layer.weight.data)
-        self._data = [parameter.data for parameter in self._parameters]
         self._buffers = [buffer for _, buffer in self._module.named_buffers()]
         self._norms = [
             layer
@@ -237,7 +229,7 @@ class OneByOne:
     def settle(self, w: Vector, x: Tensor) -> Tensor:
         """Buffers after one pass over these points: statistics for a party that never trained."""
         momenta = [norm.momentum for norm in self._norms]
-        buffers = self._initial.clone()
+        buffers = self._initial_buffers.clone()
         for norm in self._norms:
             norm.momentum = 1.0
         with torch.no_grad(), self._as(w, buffers):
@@ -249,7 +241,7 @@ class OneByOne:
     def draws(self, x: Tensor) -> bool:
         """Whether training draws random numbers, as dropout does."""
         x = x.repeat(8, *[1] * (x.dim() - 1))
-        with torch.no_grad(), self._as(self._flat.clone(), None):
+        with torch.no_grad(), self._as(self._initial_w, None):
             saved = [buffer.clone() for buffer in self._buffers]
             outs = []
             for seed in (1, 2):
@@ -262,12 +254,14 @@ class OneByOne:
     def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
         out = torch.empty_like(w)
         for r, count in enumerate(steps.counts):
-            with self._as(w[r], None if buffers is None else buffers[r]):
-                self._descend_row(r, int(count), steps)
-                out[r] = self._flat
+            out[r] = w[r]
+            with self._as(out[r], None if buffers is None else buffers[r]):
+                self._descend_row(out[r], r, int(count), steps)
         return out
 
-    def _descend_row(self, r: int, count: int, steps: Steps) -> None:
+    def _descend_row(self, w: Tensor, r: int, count: int, steps: Steps) -> None:
+        """Take party r's steps on w in place, which is also where the module's parameters are."""
+        data = [parameter.data for parameter in self._parameters]
         lr = steps.lr if isinstance(steps.lr, float | int) else float(steps.lr[r])
         pull = steps.pull if isinstance(steps.pull, float | int) else float(steps.pull[r])
         shift = None if steps.shift is None else steps.shift[r]
@@ -290,19 +284,19 @@ class OneByOne:
             grads = self._gradients(x, y, steps.weights[r, t, :length], seed)
             if steps.plain:
                 if centre is not None:
-                    self._flat.lerp_(centre, lr * pull)
+                    w.lerp_(centre, lr * pull)
                 if shift is not None:
-                    self._flat.sub_(shift, alpha=lr)
-                torch._foreach_add_(self._data, grads, alpha=-lr)
+                    w.sub_(shift, alpha=lr)
+                torch._foreach_add_(data, grads, alpha=-lr)
                 continue
             g = torch.cat([part.reshape(-1) for part in grads])
             if shift is not None:
                 g += shift
             if centre is not None:
-                g += pull * (self._flat - centre)
+                g += pull * (w - centre)
             state = steps.optimiser.init(g) if t == 0 else state
-            moved, state = steps.optimiser.step(self._flat, g, lr, state)
-            self._flat.copy_(moved)
+            moved, state = steps.optimiser.step(w, g, lr, state)
+            w.copy_(moved)
 
     def _gradients(
         self, x: Tensor, y: Tensor, weights: Tensor, seed: int | None
@@ -336,8 +330,12 @@ class OneByOne:
 
     @contextmanager
     def _as(self, w: Tensor, buffers: Tensor | None) -> Iterator[None]:
-        """Put a party's parameters and buffers into the module; take the buffers out again."""
-        self._flat.copy_(w)
+        """Let the module's parameters be this vector, and its buffers these until the end."""
+        for parameter, view in zip(
+            self._parameters, self._spec.views(w.detach()).values(), strict=True
+        ):
+            one = self._channels_last and view.dim() == 4  # images as flat rows are turned, too
+            parameter.data = _one_channel(view) if one else view
         parts = () if buffers is None else buffers.split(self._buffer_spec.sizes)
         for buffer, part in zip(self._buffers, parts, strict=buffers is not None):
             buffer.copy_(part.view(buffer.shape))
