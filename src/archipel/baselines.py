@@ -43,16 +43,13 @@ def alone(
 ) -> Evaluation:
     """Train every party, new ones too, on its own training points; each on its own test points."""
     everyone = replace(data, training=data.parties, scan=False)
-    algorithm = Alone(
-        work.lr, work.local_epochs, work.local_steps, work.batch_size, work.optimiser
-    )
+    algorithm = Alone(work.lr, work.local_epochs, work.local_steps, work.batch_size, work.optimiser)
     ids = np.flatnonzero(everyone.n.numpy() > 0)
     task_model = build_model(model, data, loss, seed)
     with LocalEngine(algorithm, everyone, task_model, seed=seed, workers=workers) as engine:
         for t in range(budget(data, rounds, sample)):
             engine.round(t, ids)
-        scores = engine.evaluate(own=True)
-    return scores
+        return engine.evaluate(own=True)
 
 
 def pooled(

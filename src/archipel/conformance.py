@@ -46,7 +46,7 @@ def check_stacked_equals_looped(algorithm: Algorithm) -> None:
     """One party at a time, through torch.func and in batched layers: the same numbers."""
     one = _learn(algorithm, _ONE)
     for way in ("vmapped", "stacked"):
-        _close(one, _learn(algorithm, Plan(way, 3, 1)), way)  # type: ignore[arg-type]
+        _close(one, _learn(algorithm, Plan(way, 3, 1)), way)
 
 
 def check_workers_agree(algorithm: Algorithm) -> None:
@@ -77,7 +77,8 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
     given = (given,) if is_peer(algorithm) else given
     own = tree_map(lambda leaf: leaf.expand(2, *leaf.shape).clone(), given[-1])
     before = [leaf.clone() for leaf in leaves((*given[:-1], own))]
-    started = algorithm.party(me, *given[:-1], own)
+    party: Any = algorithm.party
+    started = party(me, *given[:-1], own)
     if isinstance(started, Iterator):
         next(started)
     for old, new in zip(before, leaves((*given[:-1], own)), strict=True):
@@ -93,15 +94,13 @@ def check_sweep_equals_separate_runs(algorithm: Algorithm) -> None:
         together = _learn(algorithm, plan, sweep={"lr": rates})
         for index, lr in enumerate(rates):
             alone = _learn(replace(algorithm, lr=lr), plan)  # type: ignore[type-var]
-            part = [
-                leaf[:, index] if is_peer(algorithm) else leaf[index] for leaf in together[:1]
-            ]
+            part = [leaf[:, index] if is_peer(algorithm) else leaf[index] for leaf in together[:1]]
             _close(alone[:1], part, f"lr = {lr}")
 
 
 def check_states_are_plain_tensors(algorithm: Algorithm) -> None:
     """States can be written to a file or a wire: trees of tensors, nothing else."""
-    data, model = _problem()
+    _, model = _problem()
     for leaf in leaves(algorithm.init(model.w)):
         restored = torch.frombuffer(
             bytearray(leaf.contiguous().numpy().tobytes()), dtype=leaf.dtype

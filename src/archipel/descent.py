@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, where
 
 from archipel.core import Descent, LocalWork, Party, Vector
@@ -30,6 +32,10 @@ def descend(
         g = g + pull * (x - centre)
         state = work.optimiser.init(g) if state is None else state
         moved, moved_state = work.optimiser.step(x.expand_as(g), g, eta, state)
-        x = where(k < steps, moved, x)
-        state = tree_map(lambda new, old: where(k < steps, new, old), moved_state, state)
+        going = partial(_where, k < steps)  # parties that have a step left
+        x, state = going(moved, x), tree_map(going, moved_state, state)
     return Descent(x, steps, steps * eta)
+
+
+def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return where(condition, yes, no)

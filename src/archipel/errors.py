@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user reads when something is wrong: one sentence with the field, the value and the remedy."""
+"""What a user reads when something is wrong: one sentence with field, value and remedy."""
 
 from __future__ import annotations
 

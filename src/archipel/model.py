@@ -212,9 +212,7 @@ class OneByOne:
             for r, length in enumerate(points.lengths):
                 with self._as(w[r], None if buffers is None else buffers[r]):
                     outputs = self._module(self._arranged(points.x[r, :length]))
-                    out[r] = self._loss(
-                        outputs, points.y[r, :length], points.weights[r, :length]
-                    )
+                    out[r] = self._loss(outputs, points.y[r, :length], points.weights[r, :length])
         self._module.train()
         return out
 
@@ -391,7 +389,7 @@ def descend_stack(way: Way, w: Tensor, steps: Steps) -> Tensor:
 
 def _one_channel(x: Tensor) -> Tensor:
     """Say of images with one channel, `[n, 1, h, w]`, that channels come last: same memory."""
-    n, channels, h, w = x.shape
+    _, channels, h, w = x.shape
     return x.as_strided(x.shape, (h * w, 1, w, 1)) if channels == 1 and x.is_contiguous() else x
 
 

@@ -73,4 +73,6 @@ class Adam:
         m = self.beta1 * state.m + (1 - self.beta1) * g
         v = self.beta2 * state.v + (1 - self.beta2) * g * g
         m_hat, v_hat = m / (1 - self.beta1**t), v / (1 - self.beta2**t)
-        return w - lr * (m_hat / (v_hat.sqrt() + self.eps) + self.weight_decay * w), Moments(m, v, t)
+        return w - lr * (m_hat / (v_hat.sqrt() + self.eps) + self.weight_decay * w), Moments(
+            m, v, t
+        )

@@ -70,7 +70,9 @@ class Participation:
         missing: dict[int, str] = {}
         lost = _draws(seed, t, "dropouts", sampled) < self.dropouts
         late = np.zeros(count, bool)
-        late[np.argsort(_draws(seed, t, "stragglers", sampled))[: round(self.stragglers * count)]] = 1
+        late[
+            np.argsort(_draws(seed, t, "stragglers", sampled))[: round(self.stragglers * count)]
+        ] = 1
         effort = np.where(late, _draws(seed, t, "effort", sampled), 1.0)
         missing |= dict.fromkeys(sampled[lost].tolist(), "dropped out")
         stays = ~lost

@@ -66,5 +66,5 @@ def shuffles(stream_keys: Keys, sizes: Ints) -> Ints:
 
 
 def generator(*parts: int | str) -> np.random.Generator:
-    """A Philox generator for one key: sampling of parties, noise vectors, shuffles of a data set."""
+    """A Philox generator for one key: to sample parties, for noise vectors, to deal data out."""
     return np.random.Generator(np.random.Philox(key=key(*parts)))

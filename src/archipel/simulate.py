@@ -235,7 +235,7 @@ def build_model(
     loss: str | Loss | None = None,
     seed: int = 0,
 ) -> Model:
-    """Return the model itself, the module with the task's loss, or the reference network by name."""
+    """Return the model itself, a module with the task's loss, or a reference network by name."""
     if isinstance(model, Model):
         return model
     if model is None:

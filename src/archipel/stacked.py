@@ -121,9 +121,7 @@ def _layer(
     return None
 
 
-def _dense(
-    name: str, child: nn.Linear, spans: dict[str, slice], used: set[str]
-) -> Dense | None:
+def _dense(name: str, child: nn.Linear, spans: dict[str, slice], used: set[str]) -> Dense | None:
     weight, bias = f"{name}.weight", f"{name}.bias"
     wanted = [weight] + ([bias] if child.bias is not None else [])
     if any(part not in spans or part in used for part in wanted):  # frozen, or tied
@@ -154,16 +152,17 @@ class _Views(NamedTuple):
 
     def apart(self) -> _Views:
         """A copy whose matrices lie side by side, which small products are quicker on."""
-        weight, bias = (None if part is None else part.clone(memory_format=torch.contiguous_format)
-                        for part in self)
-        assert weight is not None
-        return _Views(weight, bias)
+        plain = torch.contiguous_format
+        bias = None if self.bias is None else self.bias.clone(memory_format=plain)
+        return _Views(self.weight.clone(memory_format=plain), bias)
 
     def take(self, other: _Views) -> None:
         """Copy the other's values."""
-        for mine, theirs in zip(self, other, strict=True):
-            if mine is not None and mine is not theirs:
-                mine.copy_(theirs)
+        if other is self:
+            return
+        self.weight.copy_(other.weight)
+        if self.bias is not None and other.bias is not None:
+            self.bias.copy_(other.bias)
 
     def head(self, a: int) -> _Views:
         """The first a parties."""
@@ -247,21 +246,22 @@ class Stacked:
 
         The first layer's inputs are the data, known ahead, so it is moved once per window of steps
         rather than at each. With W the weights before the window, X_j the inputs of its step j and
-        d_j the output gradients (the learning rate in them), step j has W_j = W - sum_{i<j} d_i' X_i
-        and so needs X_j W_j' = X_j W' - sum_{i<j} (X_j X_i') d_i: one large product for all steps
+        d_j the output gradients, learning rate included, W_j = W - sum_{i<j} d_i' X_i and so step j
+        needs X_j W_j' = X_j W' - sum_{i<j} (X_j X_i') d_i: one large product for all steps
         and small ones for the rest. A window of one step is the ordinary update.
         """
         if not steps.plain:
             return descend_stack(self, w, steps)
         w, counts, lr = w.clone(memory_format=torch.contiguous_format), steps.counts, steps.lr
         small = w[0].numel() * w.element_size() <= _SMALL
+        pull = steps.pull * lr
         whole = self._views(w)
         apart = [view.apart() for view in whole] if small else whole
         layers = apart
         drag = _Drag(
             None if steps.shift is None else self._views(steps.shift * lr),
             None if steps.towards is None else self._views(steps.towards),
-            (steps.pull * lr)[..., None] if isinstance(steps.pull * lr, Tensor) else steps.pull * lr,
+            pull[..., None] if isinstance(pull, Tensor) else pull,
         )
         rows = steps.rows.transpose(0, 1).contiguous()  # [T, r, b]: a step's rows side by side
         y = steps.y[rows]
@@ -374,7 +374,12 @@ class Stacked:
         return inputs
 
     def _backward(
-        self, parameters: list[_Views], inputs: list[Tensor], d: Tensor, collect: Collect, start: int
+        self,
+        parameters: list[_Views],
+        inputs: list[Tensor],
+        d: Tensor,
+        collect: Collect,
+        start: int,
     ) -> Tensor:
         """Walk back from the outputs' gradient to that of layer `start`'s input, and return it.
 

@@ -74,4 +74,5 @@ def clip(x: Tensor, bound: float | Tensor) -> Tensor:
     >>> clip(torch.tensor([3.0, 4.0]), 1.0)
     tensor([0.6000, 0.8000])
     """
-    return x * (bound / norm(x).clamp_min(torch.finfo(x.dtype).tiny)).clamp(max=1.0)
+    scale: Tensor = bound / norm(x).clamp_min(torch.finfo(x.dtype).tiny)
+    return x * scale.clamp(max=1.0)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import classification, learn, linear, network, regression
 
 import archipel as ar
 from archipel.data import optimum, quadratics
 from archipel.graphs import topology
+from problems import classification, learn, linear, network, regression
 
 SHAPES = {
     "parties": st.integers(1, 7),
@@ -89,10 +89,14 @@ def test_local_adam_and_momentum_equal_torch_at_one_party(parties, dims, seed):
     data, model = classification(1, dims, 3, seed), network(dims, 3, seed)
     pairs = [
         (ar.Adam(weight_decay=0.01), lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.01)),
-        (ar.SGD(momentum=0.9, weight_decay=0.01),
-         lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01)),
-        (ar.SGD(momentum=0.9, nesterov=True),
-         lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True)),
+        (
+            ar.SGD(momentum=0.9, weight_decay=0.01),
+            lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
+        ),
+        (
+            ar.SGD(momentum=0.9, nesterov=True),
+            lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+        ),
     ]
     x, y, _, _ = data.party(0)
     for ours, theirs in pairs:
@@ -167,13 +171,19 @@ def test_dsgd_on_the_complete_graph_is_parallel_sgd(parties, dims, seed):
 
 
 @few
-@given(parties=st.integers(3, 9), dims=st.integers(1, 4), seed=st.integers(0, 1000),
-       overlap=st.booleans(), spec=st.sampled_from(["ring", "star", "matching", "complete"]))
+@given(
+    parties=st.integers(3, 9),
+    dims=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+    overlap=st.booleans(),
+    spec=st.sampled_from(["ring", "star", "matching", "complete"]),
+)
 def test_doubly_stochastic_mixing_keeps_the_mean(parties, dims, seed, overlap, spec):
     data, model = regression(parties, dims, seed), linear(dims)
     graph = topology(spec, parties, seed)
-    with ar.LocalEngine(ar.DSGD(lr=0.05, overlap=overlap), data, model, topology=graph,
-                        plan=ar.Plan("one", 4, 1)) as engine:
+    with ar.LocalEngine(
+        ar.DSGD(lr=0.05, overlap=overlap), data, model, topology=graph, plan=ar.Plan("one", 4, 1)
+    ) as engine:
         engine.round(0, range(parties))
         x = engine.own_models()
         before = x.mean(dim=0)
@@ -189,8 +199,9 @@ def test_doubly_stochastic_mixing_keeps_the_mean(parties, dims, seed, overlap, s
 def test_dsgd_consensus_shrinks_at_the_rate_of_the_gap():
     data, model = regression(8, 3, 0), linear(3)
     ring = topology("ring", 8)
-    with ar.LocalEngine(ar.DSGD(lr=0.3), data, model, topology=ring,
-                        plan=ar.Plan("one", 8, 1)) as engine:
+    with ar.LocalEngine(
+        ar.DSGD(lr=0.3), data, model, topology=ring, plan=ar.Plan("one", 8, 1)
+    ) as engine:
         engine.round(0, range(8))
         spread = [(engine.own_models() - engine.vector()).norm()]
     quiet = learn_spread(ring, spread[0])

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from problems import learn
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import archipel as ar
 from archipel.engines.plan import Plan, ways
+from problems import learn
 
 CLASSES = 3
 
@@ -102,7 +102,11 @@ def frozen():
 
 def convolution(*norm):
     return nn.Sequential(
-        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), *norm, nn.ReLU(), nn.Flatten(),
+        nn.Unflatten(1, (1, 6)),
+        nn.Conv1d(1, 4, 3, padding=1),
+        *norm,
+        nn.ReLU(),
+        nn.Flatten(),
         nn.Linear(24, CLASSES),
     )
 
@@ -110,8 +114,17 @@ def convolution(*norm):
 MODULES = {
     "one layer": lambda: nn.Linear(6, CLASSES),
     "chain of modules": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 4, bias=False), nn.SiLU(),
-        nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, CLASSES), nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+        nn.Sigmoid(),
+        nn.Linear(5, 4, bias=False),
+        nn.SiLU(),
+        nn.Linear(4, 4),
+        nn.ELU(),
+        nn.Linear(4, 4),
+        nn.GELU(),
+        nn.Linear(4, CLASSES),
+        nn.Tanh(),
     ),
     "chain of functions": Chain,
     "residual": Residual,
@@ -180,8 +193,9 @@ def test_result_is_plain_torch_training(name):
         optimiser.zero_grad()
         F.cross_entropy(module(x), y).backward()
         optimiser.step()
-    expected = torch.cat([p.detach().flatten() for _, p in module.named_parameters()
-                          if p.requires_grad])
+    expected = torch.cat(
+        [p.detach().flatten() for _, p in module.named_parameters() if p.requires_grad]
+    )
 
     w = learn(ar.FedAvg(lr=0.1, local_steps=3, batch_size=None), data, model, rounds=1)
 

@@ -1,4 +1,4 @@
-"""The abstractions against what later algorithms need: rounds of several messages, pairwise secrets.
+"""The abstractions against what later algorithms need: several messages, pairwise secrets.
 
 Small forms of PeFLL's exchange, of secure aggregation's rounds and of GOPA's two phases, written
 as an algorithm would be and run stacked, one by one and in two processes.
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from problems import classification, network, regression, linear
 
 import archipel as ar
 from archipel.engines.plan import Plan
 from archipel.graphs import topology
+from problems import classification, linear, network, regression
 
 PLANS = [Plan("one", 1, 1), Plan("stacked", 2, 1), Plan("stacked", 2, 2)]
 
@@ -141,8 +141,11 @@ def test_asynchronous_gossip_wakes_two_at_a_time():
     data, model = regression(6, 3, 0), linear(3)
     pairs = [(0, 1), (2, 3), (4, 5), (1, 2), (3, 4)]
     with ar.LocalEngine(
-        ar.DSGD(lr=0.05, batch_size=None), data, model,
-        plan=PLANS[0], topology=topology("complete", 6),
+        ar.DSGD(lr=0.05, batch_size=None),
+        data,
+        model,
+        plan=PLANS[0],
+        topology=topology("complete", 6),
     ) as engine:
         for t, pair in enumerate(pairs):
             before = engine.own_models()

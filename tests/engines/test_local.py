@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from problems import classification, learn, network
 from torch import nn
 
 import archipel as ar
 from archipel.engines.plan import Plan
 from archipel.participation import Participation
+from problems import classification, learn, network
 
 LONG = """
 import os, sys, torch, archipel as ar

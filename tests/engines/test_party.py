@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import classification, network
 
 import archipel as ar
 from archipel.descent import descend
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import ways
+from problems import classification, network
 
 few = settings(max_examples=25, deadline=None)
 OPTIMISERS = [ar.SGD(), ar.SGD(momentum=0.9), ar.Adam()]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedOpt: FedAvgM, FedAdagrad, FedAdam, FedYogi.  Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295, Algorithm 2.
+"""FedOpt: FedAvgM, FedAdagrad, FedAdam, FedYogi.
+
+Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295, Algorithms 1 and 2.
 
 Departures: the mean of the updates is weighted by n_k unless `by_examples` is off (the paper's box
 averages uniformly, its experiments weight). No bias correction, as in the paper.

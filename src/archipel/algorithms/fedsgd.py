@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedSGD: parallel gradient descent.  McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, section 2.
+"""FedSGD: parallel SGD.  McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, section 2.
 
-Departures: none.
+Departures: parties multiply by the learning rate, which may change with the round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SCAFFOLD.  Karimireddy et al., ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1.
 
-Departures: in option II, K eta_l is the sum of the learning rates of the steps really taken, so that
-local epochs on unequal data and rates that change stay exact; with K equal steps it is the same.
+Departures: in option II, K eta_l is the sum of the learning rates of the steps really taken, so
+that local epochs on unequal data and changing rates stay exact; with K equal steps it is the same.
 """
 
 from __future__ import annotations

@@ -63,10 +63,12 @@ class Batches:
     def _points(self, size: int | float | None) -> Ints:
         """Points in a full batch of each party, `[m]`."""
         if size is None:
-            return np.maximum(self._sizes, 1)
-        if isinstance(size, float):
-            return np.maximum(np.rint(size * self._sizes).astype(np.int64), 1)
-        return np.full(len(self._sizes), size)
+            points = self._sizes
+        elif isinstance(size, float):
+            points = np.rint(size * self._sizes).astype(np.int64)
+        else:
+            points = np.full(len(self._sizes), size)
+        return np.asarray(np.maximum(points, 1))
 
     def _table(self, size: int | float | None, first: Ints, counts: Ints) -> Table:
         b, n = self._points(size), self._sizes
@@ -81,7 +83,7 @@ class Batches:
         if size is None:
             shuffled = np.concatenate([np.arange(n[i]) for i in party])
         else:
-            stream = rng.subkeys(self._keys, np.full(len(n), rng.key(size) >> 1))
+            stream = rng.subkeys(self._keys, np.full(len(n), rng.key(str(size)) >> 1))
             shuffled = rng.shuffles(rng.subkeys(stream[party], epoch), n[party])
         shuffle_at = np.cumsum(n[party]) - n[party]
         # step t of party i is batch j of its shuffle e

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -157,9 +158,7 @@ class LocalEngine:
 
     # -- one round -------------------------------------------------------------------------------
 
-    def round(
-        self, t: int, parties: Sequence[int] | Ints, effort: Sequence[float] | None = None
-    ) -> Outcome:
+    def round(self, t: int, parties: Sequence[int] | Ints, effort: Any = None) -> Outcome:
         """Run round t with these parties; effort in [0, 1) is how far a straggler gets."""
         ids = np.asarray(parties, np.int64)
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
@@ -254,8 +253,12 @@ class LocalEngine:
             target[: len(ids)] = rows
 
     def _check(self, t: int, shared: Any, ids: Ints, bad: Ints) -> None:
-        finite = [torch.isfinite(leaf).flatten(1).all(1) if self._job.sweep is not None
-                  else torch.isfinite(leaf).all()[None] for leaf in leaves(shared)]
+        finite = [
+            torch.isfinite(leaf).flatten(1).all(1)
+            if self._job.sweep is not None
+            else torch.isfinite(leaf).all()[None]
+            for leaf in leaves(shared)
+        ]
         if not any(bool(flags.any()) for flags in finite):
             raise ArchipelError(
                 f"round {t}: the shared model is no longer finite after {len(ids) - len(bad)} "
@@ -357,7 +360,7 @@ class LocalEngine:
                     "last": lo + b,
                     "at": int(befores[a]),
                 }
-                for a, b in zip(cuts, cuts[1:], strict=False)
+                for a, b in pairwise(cuts)
             ]
         )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -147,8 +148,9 @@ class LocalParty:
         self._noise_drawn += 1
         size = like.shape[-1]
         draws = [
-            rng.generator(self.seed, self.round, int(k), "normal", self._noise_drawn)
-            .standard_normal(size)
+            rng.generator(
+                self.seed, self.round, int(k), "normal", self._noise_drawn
+            ).standard_normal(size)
             for k in self.ids
         ]
         noise = torch.from_numpy(np.stack(draws)).to(like.dtype)
@@ -254,7 +256,7 @@ class LocalParty:
         width = int(steps.lengths[party].max())
         longest = int((steps.lengths[party] > 0).sum(axis=1).max())
 
-        def of(value: float | Tensor | None) -> float | Tensor | None:
+        def of(value: Any) -> Any:
             return value[chosen] if isinstance(value, Tensor) else value
 
         whole = len(party) == len(steps.rows) and bool((party == np.arange(len(party))).all())

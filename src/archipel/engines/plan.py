@@ -180,7 +180,7 @@ def _one_block(model: Model) -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with so many torch threads; workers have one each, since more only wait for each other."""
+    """Run with so many torch threads: one in a worker, since more only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

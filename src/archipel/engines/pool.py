@@ -121,7 +121,7 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
 
 
 def _keep_memory() -> None:
-    """Have malloc keep what it got: giving large tensors back to the system costs more than them."""
+    """Have malloc keep what it got: taking large tensors from the system again costs a pass."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc

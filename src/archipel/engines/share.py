@@ -22,9 +22,9 @@ from archipel.exchange import Anatomy, Ask, is_peer
 from archipel.model import Model, OneByOne, Way
 from archipel.rng import Ints
 from archipel.tree import first, leaves, tree_map
+
 if TYPE_CHECKING:
     from archipel.graphs import Topology
-
 
 
 @dataclass(frozen=True)
@@ -320,9 +320,7 @@ class Share:
         size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
         at = message["at"]
         for part in rows.split(size):
-            memory.outputs[at : at + len(part)] = self._one.outputs(
-                memory.vector, job.data.x[part]
-            )
+            memory.outputs[at : at + len(part)] = self._one.outputs(memory.vector, job.data.x[part])
             at += len(part)
         return {}
 
