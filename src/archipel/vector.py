@@ -37,7 +37,7 @@ class ParamSpec:
         """Cut `[..., p]` into named tensors `[..., *shape]` that share its memory."""
         parts = w.split(self.sizes, dim=-1) if self.sizes else ()
         return {
-            name: part.view(*part.shape[:-1], *shape)
+            name: part.view((*part.shape[:-1], *shape))
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
@@ -60,7 +60,8 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def norm(x: Tensor) -> Tensor:
     """Euclidean norm `[..., p] -> [..., 1]`."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return length
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,15 @@
+"""What every test runs under."""
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("archipel", deadline=None)  # a busy machine is not a failure
+settings.load_profile("archipel")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Plans are timed anew, not read from the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,0 +1,112 @@
+"""Imports go one way, the public names are there, and documentation runs."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import archipel
+
+SOURCE = Path(archipel.__file__).parent
+ROOT = SOURCE.parents[1]
+
+# a module may import from its own layer and those before it
+LAYERS = [
+    {"errors"},
+    {"tree", "rng", "schedules", "optimisers", "vector", "losses", "metrics"},
+    {"core", "graphs", "data", "models"},
+    {"descent", "exchange", "model", "algorithms", "participation"},
+    {"stacked"},
+    {"engines"},
+    {"simulate", "report"},
+    {"baselines", "conformance"},
+    {"cli"},
+]
+LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+
+
+def imported(path):
+    """Names of archipel's parts that a file imports, not counting those for types alone."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in guarded:
+            parts = node.module.split(".")
+            if parts == ["archipel"]:
+                yield from (alias.name for alias in node.names)
+            elif parts[0] == "archipel":
+                yield parts[1]
+
+
+FILES = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path):
+    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    for name in imported(path):
+        assert LAYER[name] <= LAYER[part], f"{part} must not import {name}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "algorithms").glob("[a-z]*.py")), ids=str)
+def test_algorithms_know_neither_engines_nor_files(path):
+    allowed = {"core", "vector", "optimisers", "schedules"}
+    assert set(imported(path)) <= allowed
+    assert "Departures:" in path.read_text()
+
+
+def test_only_model_and_losses_know_torch_func():
+    users = {path.name for path in FILES if "torch.func" in code(path)}
+    assert users == {"model.py", "losses.py"}
+
+
+def code(path):
+    """A file without its docstrings and comments."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant):
+                body[0].value.value = ""
+    return ast.unparse(tree)
+
+
+def test_public_names():
+    assert sorted(archipel.__all__, key=str.lower) == sorted(set(archipel.__all__), key=str.lower)
+    for name in archipel.__all__:
+        assert hasattr(archipel, name)
+
+
+MODULES = [info.name for info in pkgutil.walk_packages([str(SOURCE)], "archipel.")]
+
+
+@pytest.mark.parametrize("name", ["archipel", *MODULES])
+def test_examples_in_docstrings(name):
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module)
+    assert failed == 0
+
+
+def snippets():
+    """Python in README and docs, one program per file."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = {page.name: page.read_text().split("```python\n")[1:] for page in pages}
+    return [
+        pytest.param("\n".join(block.split("```")[0] for block in found), id=name)
+        for name, found in blocks.items()
+        if found
+    ]
+
+
+@pytest.mark.parametrize("program", snippets())
+def test_snippets_run(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "snippet", "exec"), {"__name__": "snippet"})
