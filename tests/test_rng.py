@@ -14,7 +14,15 @@ def test_known_values_never_change():
     """A run of last year must repeat: these numbers are part of the file format of results."""
     assert rng.key(0, 1, "batches") == 14549620364422157228
     assert rng.keys(7, np.arange(2)).tolist() == [236966933211079599, 1772951811831149054]
-    assert rng.shuffles(rng.keys(7, np.arange(2)), np.array([4, 3])).tolist() == [1, 3, 2, 0, 2, 1, 0]
+    assert rng.shuffles(rng.keys(7, np.arange(2)), np.array([4, 3])).tolist() == [
+        1,
+        3,
+        2,
+        0,
+        2,
+        1,
+        0,
+    ]
 
 
 def test_keys_do_not_depend_on_the_process():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from archipel.data import Federation, load
 from archipel.engines.local import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.model import Model
+from archipel.report.plots import alone_and_together
 from archipel.simulate import build_model, simulate
 
 ALGORITHM = FedAvg(lr=0.03, local_epochs=1, batch_size=16)
@@ -41,13 +43,16 @@ class Gain(NamedTuple):
 
 def demo(
     splits: Annotated[int, typer.Option(min=1, help="Random splits to average over.")] = 5,
+    plot: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Train on the heart-disease data of four hospitals: each alone, together, and pooled.
 
-    Example: archipel demo --splits 10
+    Example: archipel demo --splits 10 --plot hospitals.png
     """
     gain = measure(splits, quiet=as_json)
+    if plot is not None:
+        draw(gain, plot)
     if as_json:
         json.dump(
             {key: v.tolist() if isinstance(v, Tensor) else v for key, v in gain._asdict().items()},
@@ -104,6 +109,22 @@ def _alone(data: Federation, model: Model, seed: int) -> tuple[Tensor, Tensor]:
             everywhere.append(scores.pooled["auc"])
             own.append(float(scores.parties["auc"][k]))
     return torch.tensor(everywhere), torch.tensor(own)
+
+
+def draw(gain: Gain, path: Path) -> None:
+    """Draw what each hospital gains on its own patients, and the levels on everybody's."""
+    alone_and_together(
+        [f"{name} ({n})" for name, n in zip(gain.names, gain.patients, strict=True)],
+        gain.alone_own.nanmean(dim=0).tolist(),
+        gain.together_own.nanmean(dim=0).tolist(),
+        {
+            "all patients, a hospital alone": float(gain.alone.mean()),
+            "all patients, together": float(gain.together.mean()),
+            "all patients, data pooled": float(gain.pooled.mean()),
+        },
+        "AUC on the hospital's own test patients",
+        path,
+    )
 
 
 def show(gain: Gain) -> None:
