@@ -8,7 +8,7 @@ from torch import nn
 
 import archipel as ar
 from archipel.schedules import rate
-from archipel.tree import first, leaves, nbytes, rebuild, tree_map
+from archipel.tree import first, leaves, nbytes, tree_map
 from archipel.vector import ParamSpec, clip, dot, norm, trainable
 
 shapes = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4)
@@ -68,7 +68,6 @@ def test_trees():
     assert torch.equal(first(tree), torch.ones(2))
     doubled = tree_map(lambda leaf: leaf * 2, tree)
     assert torch.equal(doubled[0], torch.full((2,), 2.0)) and doubled[1] is None
-    assert torch.equal(rebuild(tree, [torch.ones(1), torch.ones(1)])[2][0], torch.ones(1))
     with pytest.raises(ar.ArchipelError, match="holds a dict"):
         leaves({"w": torch.ones(1)})
 

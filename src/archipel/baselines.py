@@ -8,6 +8,7 @@ sampled; pooled training passes over as many examples in all.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 from torch import nn
@@ -16,18 +17,13 @@ from archipel.algorithms.alone import Alone
 from archipel.algorithms.fedavg import FedAvg
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
+from archipel.descent import Work, work_of
 from archipel.engines.local import Evaluation, LocalEngine
 from archipel.engines.plan import Plan
 from archipel.losses import Loss
 from archipel.model import Model
 from archipel.participation import Participation
 from archipel.simulate import build_model
-
-
-def budget(fed: Federation, rounds: int, sample: float | int) -> int:
-    """Rounds of local work that a party is expected to do in a run."""
-    eligible = int((fed.n[: fed.training] > 0).sum())
-    return max(1, round(rounds * Participation(sample).count(eligible) / eligible))
 
 
 def alone(
@@ -43,12 +39,12 @@ def alone(
 ) -> Evaluation:
     """Train every party, new ones too, on its own training points; each on its own test points."""
     everyone = replace(data, training=data.parties, scan=False)
-    algorithm = Alone(work.lr, work.local_epochs, work.local_steps, work.batch_size, work.optimiser)
     ids = np.flatnonzero(everyone.n.numpy() > 0)
     task_model = build_model(model, data, loss, seed)
+    algorithm = Alone(*work_of(work))
     with LocalEngine(algorithm, everyone, task_model, seed=seed, workers=workers) as engine:
-        for t in range(budget(data, rounds, sample)):
-            engine.round(t, ids)
+        for t in range(ceil(rounds * _rate(data, sample))):
+            ids = engine.round(t, ids).arrived  # without those that diverged
         return engine.evaluate(own=True)
 
 
@@ -63,14 +59,39 @@ def pooled(
     loss: str | Loss | None = None,
 ) -> Evaluation:
     """Train one model on all training parties' points in one place; test it at every party."""
-    algorithm = FedAvg(
-        work.lr, work.local_epochs, work.local_steps, work.batch_size, work.optimiser
-    )
     task_model = build_model(model, data, loss, seed)
     together = data.select(np.arange(data.training)).pooled()
-    with LocalEngine(algorithm, together, task_model, seed=seed, plan=Plan("one", 1, 1)) as engine:
-        for t in range(budget(data, rounds, sample)):
+    algorithm, times = _pooled_work(work_of(work), data, rounds, sample)
+    plan = Plan("one", 1, 1)
+    with LocalEngine(algorithm, together, task_model, seed=seed, plan=plan) as engine:
+        for t in range(times):
             engine.round(t, [0])
         w = engine.vector()
-    with LocalEngine(algorithm, data, task_model, seed=seed, plan=Plan("one", 1, 1)) as engine:
+    with LocalEngine(algorithm, data, task_model, seed=seed, plan=plan) as engine:
         return engine.evaluate(w)
+
+
+def _rate(data: Federation, sample: float | int) -> float:
+    """Share of the parties that a round samples."""
+    eligible = int((data.n[: data.training] > 0).sum())
+    return Participation(sample).count(eligible) / eligible
+
+
+def _pooled_work(
+    work: Work, data: Federation, rounds: int, sample: float | int
+) -> tuple[FedAvg, int]:
+    """Central training over as many examples as the federated run, and in how many rounds."""
+    n = data.n[: data.training].double()
+    rate, parties = _rate(data, sample), int((n > 0).sum())
+    if work.batch_size is None:  # full batches: as many passes
+        steps = work.local_steps or work.local_epochs
+        algorithm = FedAvg(work.lr, 1, steps, None, work.optimiser)
+        return algorithm, ceil(rounds * rate)
+    size = work.batch_size
+    if isinstance(size, float):
+        size = max(1, round(size * float(n.sum()) / parties))
+    if work.local_steps is not None:
+        steps = ceil(work.local_steps * rate * parties)
+    else:
+        steps = ceil(work.local_epochs * rate * float(n.sum()) / size)
+    return FedAvg(work.lr, 1, steps, size, work.optimiser), rounds

@@ -55,7 +55,7 @@ def check_workers_agree(algorithm: Algorithm) -> None:
 
 
 def check_same_seed_same_result(algorithm: Algorithm) -> None:
-    """A run repeats bit for bit; another seed gives another run where batches are drawn."""
+    """A run repeats bit for bit."""
     first, again = _learn(algorithm, _ONE), _learn(algorithm, _ONE)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), "not repeatable"
 
@@ -86,16 +86,18 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
 
 
 def check_sweep_equals_separate_runs(algorithm: Algorithm) -> None:
-    """`[s, m, p]`: several learning rates at once are several runs."""
-    if "lr" not in [field.name for field in fields(algorithm)]:  # type: ignore[arg-type]
-        return
-    rates = [0.05, 0.2]
-    for plan in (_ONE, Plan("stacked", 2, 1)):
-        together = _learn(algorithm, plan, sweep={"lr": rates})
-        for index, lr in enumerate(rates):
-            alone = _learn(replace(algorithm, lr=lr), plan)  # type: ignore[type-var]
-            part = [leaf[:, index] if is_peer(algorithm) else leaf[index] for leaf in together[:1]]
-            _close(alone[:1], part, f"lr = {lr}")
+    """`[s, m, p]`: several values of any decimal field at once are several runs."""
+    for field in fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, field.name)
+        if not isinstance(value, float) or field.name == "batch_size":
+            continue
+        values = [0.5 * value + 0.01, value]
+        for plan in (_ONE, Plan("stacked", 2, 1)):
+            together = _learn(algorithm, plan, sweep={field.name: values})
+            for index, each in enumerate(values):
+                one = replace(algorithm, **{field.name: each})  # type: ignore[type-var]
+                part = [leaf[:, index] if is_peer(one) else leaf[index] for leaf in together]
+                _close(_learn(one, plan), part, f"{field.name} = {each}")
 
 
 def check_states_are_plain_tensors(algorithm: Algorithm) -> None:

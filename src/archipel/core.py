@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from archipel.optimisers import Optimiser
 from archipel.schedules import Rate
 
 Vector = Tensor  # [..., p]
@@ -27,7 +26,7 @@ class Batch(NamedTuple):
 
     rows: Tensor  # [m, b] positions in the party's data; padding repeats a valid position
     weights: Tensor  # [m, b] 1 / (points in the batch), and 0 for padding
-    draw: int  # how many batches were drawn before it this round
+    draw: Tensor  # [m] how many batches the party drew before it this round
 
 
 class Descent(NamedTuple):
@@ -39,24 +38,20 @@ class Descent(NamedTuple):
 
 
 class LocalWork(Protocol):
-    """How a party trains between two messages: fields of that name of the algorithm."""
+    """How a party trains between two messages: fields of the algorithm, of these names.
+
+    `lr`, and where they differ from the default `local_epochs` (1), `local_steps` (instead of
+    epochs), `batch_size` (None: all of a party's data) and `optimiser` (plain SGD).
+    """
 
     @property
     def lr(self) -> Rate: ...
-    @property
-    def local_epochs(self) -> int: ...
-    @property
-    def local_steps(self) -> int | None: ...
-    @property
-    def batch_size(self) -> int | float | None: ...
-    @property
-    def optimiser(self) -> Optimiser: ...
 
 
 class Party(Protocol):
     """All that code at a party may use. Shapes carry the same leading dimensions as the vectors."""
 
-    n: Tensor  # [...] number of local training examples
+    n: Tensor  # [..., 1] number of local training examples
     round: int  # t, from 0
 
     def batch(self, size: int | float | None) -> Batch:
@@ -69,7 +64,7 @@ class Party(Protocol):
         """Gradient of the mean loss over a batch; over all local training data without one."""
 
     def loss(self, w: Vector, batch: Batch | None = None) -> Tensor:
-        """Mean loss `[...]` over a batch; over all local training data without one."""
+        """Mean loss `[..., 1]` over a batch; over all local training data without one."""
 
     def descend(
         self,
@@ -120,6 +115,8 @@ class ServerAlgorithm(Protocol):
 
     `reply = yield upload` in `party` sends and waits, and ends in `return upload, own`;
     `uploads = yield reply` in `server` answers all parties with one value, or each with `Each`.
+    A class attribute `keeps_partial_work = True` has stragglers send what they have; without it the
+    round goes on without them.
     """
 
     def init(self, w: Vector) -> tuple[Any, Any]: ...  # shared, own

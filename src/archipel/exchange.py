@@ -14,7 +14,7 @@ from torch import Tensor
 
 from archipel.core import Each, Party, PeerAlgorithm, ServerAlgorithm, Vector
 from archipel.errors import ArchipelError
-from archipel.tree import nbytes, tree_map
+from archipel.tree import leaves, nbytes, tree_map
 
 Ask = Literal["mean", "mean by examples", "stack"]
 
@@ -52,12 +52,10 @@ class Anatomy(NamedTuple):
 
 
 class Probe:
-    """Uploads of one party that remember what was asked of them."""
-
-    sampled = 1
+    """Some equal uploads that remember what was asked of them."""
 
     def __init__(self, upload: Any, parties: int) -> None:
-        self.parties = parties
+        self.parties, self.sampled = parties, min(parties, 8)
         self.asks: set[Ask] = set()
         self._upload = upload
 
@@ -67,7 +65,7 @@ class Probe:
 
     def stack(self) -> Any:
         self.asks.add("stack")
-        return tree_map(lambda leaf: leaf[None], self._upload)
+        return tree_map(lambda leaf: leaf.expand((self.sampled, *leaf.shape)), self._upload)
 
 
 def is_peer(algorithm: object) -> bool:
@@ -79,18 +77,21 @@ def examine(
     algorithm: ServerAlgorithm | PeerAlgorithm, me: Party, w: Vector, parties: int
 ) -> Anatomy:
     """Run one round on a single party `[p]` and write down what is said."""
+    name = type(algorithm).__name__
     if is_peer(algorithm):
         own = algorithm.init(w)
-        algorithm.party(me, own)  # type: ignore[call-arg]
+        same_form(f"{name}.party", own, algorithm.party(me, own))  # type: ignore[call-arg]
         return Anatomy(None, own, ())
     assert isinstance(algorithm, ServerAlgorithm)
-    shared, own = algorithm.init(w)
+    shared, own = _pair(f"{name}.init", "shared, own", algorithm.init(w))
     at_party = _Side(algorithm.party(me, shared, own))
     at_server: _Side | None = None
     messages: list[Message] = []
     while True:
-        last = at_party.ended
-        upload = at_party.value[0] if last else at_party.value
+        last, upload = at_party.ended, at_party.value
+        if last:
+            upload, after = _pair(f"{name}.party", "upload, own", upload)
+            same_form(f"the own state {name}.party", own, after)
         upload = tree_map(Tensor.detach, upload)
         probe = Probe(upload, parties)
         if at_server is None:
@@ -100,11 +101,12 @@ def examine(
         if last != at_server.ended:
             waits, other = ("server", "party") if last else ("party", "server")
             raise ArchipelError(
-                f"{type(algorithm).__name__}: after {len(messages) + 1} upload(s) the {waits} "
+                f"{name}: after {len(messages) + 1} upload(s) the {waits} "
                 f"waits for another message but the {other} has returned: "
                 "give both methods the same number of yields."
             )
         if last:
+            same_form(f"{name}.server", shared, at_server.value)
             messages.append(Message(upload, frozenset(probe.asks)))
             return Anatomy(shared, own, tuple(messages))
         reply, each = at_server.value, isinstance(at_server.value, Each)
@@ -130,3 +132,34 @@ class _Side:
             self.value = self._steps.send(message)
         except StopIteration as end:
             self.value, self.ended = end.value, True
+
+
+def _pair(what: str, names: str, value: Any) -> tuple[Any, Any]:
+    if not (isinstance(value, tuple) and len(value) == 2):
+        raise ArchipelError(f"{what} returns {_form(value)}: return the pair ({names}).")
+    return value
+
+
+def same_form(what: str, expected: Any, got: Any, lead: int = 0) -> None:
+    """Refuse a state of another form than the one it replaces; got may have leading dimensions."""
+    try:
+        before, after = leaves(expected), leaves(got)
+        same = len(before) == len(after) and all(
+            a.shape == b.shape[lead:] for a, b in zip(before, after, strict=True)
+        )
+    except ArchipelError:
+        same = False
+    if not same:
+        raise ArchipelError(
+            f"{what} returns {_form(got)} where {_form(expected)} went in: "
+            "return a state of the same form."
+        )
+
+
+def _form(value: Any) -> str:
+    """A state in words."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"{type(value).__name__}({', '.join(_form(part) for part in value)})"
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -58,6 +58,7 @@ def pool(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, f
 
 
 def _classification(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    outputs = outputs.unsqueeze(-1) if outputs.dim() == 1 else outputs
     if outputs.shape[-1] > 2:
         return {"accuracy": _mean(outputs.argmax(dim=-1) == targets, offsets)}
     margin = outputs[:, -1] - outputs[:, 0] if outputs.shape[-1] == 2 else outputs[:, 0]

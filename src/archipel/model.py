@@ -155,13 +155,17 @@ class Model:
         """Outputs in evaluation mode: `[p]`, x `[b, *shape]` -> `[b, ...]`."""
         return self.one.outputs(w, x, buffers)
 
-    def to_module(self, w: Vector) -> nn.Module:
-        """Return a copy of the user's module with these parameters."""
+    def to_module(self, w: Vector, buffers: Tensor | None = None) -> nn.Module:
+        """Return a copy of the user's module with these parameters (and buffers)."""
         module = copy.deepcopy(self.module)
         views = self.spec.views(w.detach())
         with torch.no_grad():
             for name, parameter in trainable(module):
                 parameter.copy_(views[name])
+            if buffers is not None:
+                kept = self.buffer_spec.views(buffers)
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(kept[name])
         return module
 
     def _rows(self, w: Vector, x: Tensor, y: Tensor) -> tuple[Tensor, Points]:
@@ -207,21 +211,17 @@ class OneByOne:
 
     def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
         out = w.new_empty(len(w))
-        self._module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._evaluating():
             for r, length in enumerate(points.lengths):
                 with self._as(w[r], None if buffers is None else buffers[r]):
                     outputs = self._module(self._arranged(points.x[r, :length]))
                     out[r] = self._loss(outputs, points.y[r, :length], points.weights[r, :length])
-        self._module.train()
         return out
 
     def outputs(self, w: Vector, x: Tensor, buffers: Tensor | None = None) -> Tensor:
         """Outputs for one vector in evaluation mode: `[p]`, `[b, *shape]` -> `[b, ...]`."""
-        self._module.eval()
-        with torch.no_grad(), self._as(w, buffers):
+        with torch.no_grad(), self._evaluating(), self._as(w, buffers):
             out: Tensor = self._module(self._arranged(x))
-        self._module.train()
         return out
 
     def settle(self, w: Vector, x: Tensor) -> Tensor:
@@ -238,16 +238,10 @@ class OneByOne:
 
     def draws(self, x: Tensor) -> bool:
         """Whether training draws random numbers, as dropout does."""
-        x = x.repeat(8, *[1] * (x.dim() - 1))
-        with torch.no_grad(), self._as(self._initial_w, None):
-            saved = [buffer.clone() for buffer in self._buffers]
-            outs = []
-            for seed in (1, 2):
-                with _seeded(seed):
-                    outs.append(self._outputs(x))
-            for buffer, old in zip(self._buffers, saved, strict=True):
-                buffer.copy_(old)
-        return not torch.equal(*outs)
+        with torch.no_grad(), self._as(self._initial_w, None), _seeded(0):
+            before = torch.get_rng_state()
+            self._outputs(x)
+            return not torch.equal(before, torch.get_rng_state())
 
     def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
         out = torch.empty_like(w)
@@ -316,9 +310,18 @@ class OneByOne:
         lone = len(x) == 1
         for norm in self._norms if lone else ():
             norm.eval()
-        out: Tensor = self._module(self._arranged(x))
-        for norm in self._norms if lone else ():
-            norm.train()
+        try:
+            out: Tensor = self._module(self._arranged(x))
+        except ValueError as error:
+            if lone and "more than 1 value per channel" in str(error):
+                raise ArchipelError(
+                    "a batch of one point cannot pass BatchNorm without running statistics: "
+                    "choose a batch_size that leaves no lone point, or use GroupNorm."
+                ) from error
+            raise
+        finally:
+            for norm in self._norms if lone else ():
+                norm.train()
         return out
 
     def _arranged(self, x: Tensor) -> Tensor:
@@ -334,12 +337,22 @@ class OneByOne:
         ):
             one = self._channels_last and view.dim() == 4  # images as flat rows are turned, too
             parameter.data = _one_channel(view) if one else view
-        parts = () if buffers is None else buffers.split(self._buffer_spec.sizes)
-        for buffer, part in zip(self._buffers, parts, strict=buffers is not None):
+        if buffers is None:
+            buffers = self._initial_buffers.clone()
+        parts = buffers.split(self._buffer_spec.sizes) if self._buffers else ()
+        for buffer, part in zip(self._buffers, parts, strict=True):
             buffer.copy_(part.view(buffer.shape))
         yield
-        for buffer, part in zip(self._buffers, parts, strict=buffers is not None):
+        for buffer, part in zip(self._buffers, parts, strict=True):
             part.copy_(buffer.reshape(-1))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self._module.eval()
+        try:
+            yield
+        finally:
+            self._module.train()
 
 
 class Vmapped:

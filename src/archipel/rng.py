@@ -60,7 +60,8 @@ def shuffles(stream_keys: Keys, sizes: Ints) -> Ints:
     segment = np.repeat(np.arange(len(sizes)), sizes)
     position = np.arange(len(segment)) - starts[segment]
     draws = _mix(stream_keys[segment] + position.astype(np.uint64) * _GOLDEN)
-    order = np.argsort((segment.astype(np.uint64) << np.uint64(40)) | (draws >> np.uint64(24)))
+    ranks = (segment.astype(np.uint64) << np.uint64(40)) | (draws >> np.uint64(24))
+    order = np.argsort(ranks, kind="stable")
     shuffled: Ints = position[order]
     return shuffled
 

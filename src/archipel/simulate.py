@@ -19,11 +19,11 @@ from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines.local import Evaluation, LocalEngine
 from archipel.engines.plan import Plan
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, unknown
 from archipel.graphs import Topology
 from archipel.graphs import topology as topology_of
 from archipel.losses import Loss, default_loss
-from archipel.metrics import PRIMARY
+from archipel.metrics import PRIMARY, larger_is_better
 from archipel.model import Model
 from archipel.participation import Cohort, Participation
 
@@ -46,13 +46,14 @@ class Run:
     participation: list[Cohort] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
     vector: Vector = field(default_factory=lambda: torch.zeros(0))
+    buffers: Tensor | None = None  # mean of the parties' BatchNorm statistics
     parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
     privacy: None = None
 
     @property
     def model(self) -> nn.Module:
         """The module with the parameters that were learnt."""
-        return self.task_model.to_module(self.vector)
+        return self.task_model.to_module(self.vector, self.buffers)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -62,6 +63,10 @@ class Run:
     def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
         """Rounds and values of a metric."""
         metric = metric or PRIMARY[self.data.task]
+        if metric not in self.metrics:
+            if not self.metrics:
+                raise ArchipelError("no party has a test point to score: split some off, test=0.2.")
+            raise unknown("metric", metric, self.metrics)
         return (
             [entry["round"] for entry in self.history],
             [entry["metrics"][metric] for entry in self.history],
@@ -69,15 +74,14 @@ class Run:
 
     def rounds_to(self, target: float, metric: str | None = None) -> float | None:
         """Rounds to a target: the best value so far, interpolated [McMahan 2017]; None if never."""
+        sign = 1 if larger_is_better(metric or PRIMARY[self.data.task]) else -1
         before, best = 0.0, -float("inf")
         for t, value in zip(*self.curve(metric), strict=True):
-            if value >= target:
+            if sign * value >= sign * target:
                 if best == -float("inf"):
                     return float(t)
-                return before + (t - before) * (target - best) / (value - best)
-            if value > best:
-                best = value
-            before = t
+                return before + (t - before) * (sign * target - best) / (sign * value - best)
+            best, before = max(best, sign * value), t
         return None
 
     def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
@@ -122,7 +126,7 @@ def simulate(
     """Run rounds of an algorithm and return what came of it.
 
     `on_round` is called after each evaluated round and stops the run by returning True. The result
-    depends on the seed alone: not on the workers, the plan or the order of parties.
+    depends on the seed alone: to float tolerance, not on workers, plan or order of parties.
 
     >>> from archipel.algorithms import FedAvg
     >>> run = simulate(FedAvg(lr=0.1), "heart_disease", rounds=3, workers=1)
@@ -144,8 +148,12 @@ def sweep(
 ) -> list[Run]:
     """Run one algorithm with several settings side by side, `{"lr": [0.1, 0.03]}`: a run each.
 
-    Each equals the run of that setting alone. Settings that diverge go on as NaN.
+    Each equals the run of that setting alone, except where a party diverges: alone, the run goes on
+    without it; in a sweep that setting goes on as NaN.
     """
+    for name in options:
+        if name not in Options.__annotations__:
+            raise unknown("option", name, [*Options.__annotations__, "on_round"])
     rounds, every = options.get("rounds", 100), options.get("evaluate_every", 1)
     seed = options.get("seed", 0)
     if rounds < 1 or every < 1:
@@ -192,8 +200,8 @@ def sweep(
                     f"round {t + 1}: party {fed.name(k)} diverged and was left out: lower lr."
                 )
             gradients += outcome.gradients
-            up += engine.anatomy.bytes_up * len(outcome.arrived)
-            down += engine.anatomy.bytes_down * len(cohort.sampled)
+            sent, received = engine.traffic(t, outcome, len(cohort.sampled))
+            up, down = up + sent, down + received
             last = t == rounds - 1
             for run in runs:
                 run.participation.append(cohort)
@@ -204,7 +212,7 @@ def sweep(
                 scores = engine.evaluate(run.vector)
                 own = engine.evaluate(own=True) if engine.peer and not settings else None
                 run.parties = (own or scores).parties
-                run.notes = list(notes)
+                run.notes, run.buffers = list(notes), engine.buffers()
                 run.history.append(
                     {
                         **_entry(t + 1, fed, scores, own),
@@ -225,7 +233,14 @@ def federation(
 ) -> Federation:
     """Return the federation itself, or load the dataset of that name."""
     if isinstance(data, Federation):
-        return data if partition is None else data.repartition(partition, parties or data.training)
+        if partition is not None:
+            return data.repartition(partition, parties or data.training, seed)
+        if parties is not None:
+            raise ArchipelError(
+                f"parties = {parties}: this federation has {data.parties}; say partition='iid' as "
+                "well to deal its points out anew."
+            )
+        return data
     return datasets.load(data, partition=partition, parties=parties, seed=seed)
 
 
@@ -237,6 +252,8 @@ def build_model(
 ) -> Model:
     """Return the model itself, a module with the task's loss, or a reference network by name."""
     if isinstance(model, Model):
+        if loss is not None:
+            raise ArchipelError(f"loss = {loss!r}: the model has one already; leave it out.")
         return model
     if model is None:
         model = models.default_model(fed.task, fed.shape)
@@ -248,9 +265,11 @@ def build_model(
 
 
 def _topology(topology: str | Topology | None, fed: Federation, seed: int) -> Topology | None:
-    if isinstance(topology, str):
-        return topology_of(topology, fed.training, seed)
-    return topology
+    if topology is None or isinstance(topology, Topology):
+        return topology
+    if not isinstance(topology, str):
+        raise ArchipelError(f"topology = {topology!r}: give a name such as 'ring'.")
+    return topology_of(topology, fed.training, seed)
 
 
 def _empty(fed: Federation, eligible: int) -> list[str]:
@@ -273,20 +292,20 @@ def _entry(t: int, fed: Federation, scores: Evaluation, own: Evaluation | None) 
         "metrics": scores.pooled,
         "new": scores.new or None,
         "own": None if own is None else own.pooled,
-        "seen_parties": spread(per_party[: fed.training]),
-        "new_parties": spread(per_party[fed.training :]),
+        "seen_parties": spread(per_party[: fed.training], larger_is_better(metric)),
+        "new_parties": spread(per_party[fed.training :], larger_is_better(metric)),
     }
 
 
-def spread(values: Tensor) -> dict[str, float] | None:
-    """Mean, standard deviation and mean of the lowest tenth over parties that have a value."""
-    values = values[~values.isnan()].sort().values
+def spread(values: Tensor, larger_is_better: bool = True) -> dict[str, float] | None:
+    """Mean, standard deviation and mean of the worst tenth over parties that have a value."""
+    values = values[~values.isnan()].sort(descending=not larger_is_better).values
     if len(values) == 0:
         return None
     tenth = values[: max(1, len(values) // 10)]
     return {
         "mean": float(values.mean()),
         "sd": float(values.std(correction=0)),
-        "lowest_tenth": float(tenth.mean()),
+        "worst_tenth": float(tenth.mean()),
         "parties": len(values),
     }

@@ -287,7 +287,9 @@ class Stacked:
         assert isinstance(layer, Dense)
         if steps.towards is not None:
             return 1
-        return max(1, round(layer.outputs / (3 * steps.rows.shape[2])))
+        point = self._forward([], steps.x[:1][None], 0, self._first)[-1]
+        rows = steps.rows.shape[2] * point[..., 0].numel()  # of the layer's input, in one step
+        return max(1, round(layer.outputs / (3 * rows)))
 
     def _descend_window(
         self,

@@ -29,12 +29,6 @@ def leaves(tree: Any) -> list[Tensor]:
     )
 
 
-def rebuild(tree: Any, tensors: list[Tensor]) -> Any:
-    """Return a tree of the same form with these leaves."""
-    taken = iter(tensors)
-    return tree_map(lambda _: next(taken), tree)
-
-
 def tree_map(function: Callable[..., Tensor], tree: Any, *others: Any) -> Any:
     """Apply a function leaf by leaf to trees of one form."""
     if tree is None:

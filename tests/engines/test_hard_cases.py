@@ -81,7 +81,7 @@ class MaskedSum:
         return w, None
 
     def party(self, me, w, own):
-        seed = me.n[..., None]
+        seed = me.n
         board = yield seed  # advertise keys
         shares = yield board + seed  # shares for each other party, seen by none but them
         mask = me.normal(w)

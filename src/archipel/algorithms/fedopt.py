@@ -15,8 +15,11 @@ from typing import Literal, NamedTuple
 from torch import full_like, sign, zeros_like
 
 from archipel.core import Party, Uploads, Vector
+from archipel.errors import unknown
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
+
+SERVER_OPTIMISERS = ("sgd", "momentum", "adagrad", "adam", "yogi")
 
 
 class Shared(NamedTuple):
@@ -60,6 +63,8 @@ class FedOpt:
             v = v + delta**2
         elif self.server_optimiser == "yogi":
             v = v - (1 - b2) * delta**2 * sign(v - delta**2)
-        else:
+        elif self.server_optimiser == "adam":
             v = b2 * v + (1 - b2) * delta**2
+        else:
+            raise unknown("server_optimiser", self.server_optimiser, SERVER_OPTIMISERS)
         return Shared(x + eta * m / (v.sqrt() + self.tau), m, v)

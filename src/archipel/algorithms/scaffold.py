@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from torch import zeros_like
 
 from archipel.core import Party, Uploads, Vector
-from archipel.optimisers import SGD, Optimiser
+from archipel.errors import ArchipelError
 from archipel.schedules import Rate
 
 
@@ -35,7 +35,6 @@ class Scaffold:
     local_epochs: int = 1
     local_steps: int | None = None  # K, instead of epochs
     batch_size: int | float | None = 10
-    optimiser: Optimiser = SGD()
     server_lr: float = 1.0  # eta_g
     option: Literal[1, 2] = 2  # how c_i is renewed, line 12
 
@@ -47,8 +46,10 @@ class Scaffold:
         y, _, K_eta = me.descend(x, self, shift=c - c_i)  # y <- y - eta_l (g_i(y) - c_i + c)
         if self.option == 1:
             c_plus = me.grad(x)  # line 12 (i)
-        else:
+        elif self.option == 2:
             c_plus = c_i - c + (x - y) / K_eta  # line 12 (ii)
+        else:
+            raise ArchipelError(f"option = {self.option}: SCAFFOLD has options 1 and 2.")
         return Upload(y - x, c_plus - c_i), c_plus  # lines 13-14
 
     def server(self, shared: Shared, uploads: Uploads) -> Shared:

@@ -65,7 +65,7 @@ class Batches:
         if size is None:
             points = self._sizes
         elif isinstance(size, float):
-            points = np.rint(size * self._sizes).astype(np.int64)
+            points = np.ceil(size * self._sizes - 1e-9).astype(np.int64)
         else:
             points = np.full(len(self._sizes), size)
         return np.asarray(np.maximum(points, 1))

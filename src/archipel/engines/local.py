@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -16,13 +16,14 @@ from archipel import metrics
 from archipel.core import Algorithm, Each, ServerAlgorithm, Uploads, Vector
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
+from archipel.descent import work_of
 from archipel.engines import plan as planning
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
 from archipel.engines.share import Job, Memory, Share, bounds
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange import Anatomy, Ask, examine, is_peer
+from archipel.exchange import Anatomy, Ask, examine, is_peer, same_form
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import first, leaves, tree_map
@@ -61,11 +62,22 @@ class Received:
 
     def mean(self, by_examples: bool = False) -> Any:
         ask: Ask = "mean by examples" if by_examples else "mean"
+        if ask not in self.sums:
+            raise _unasked(f"mean(by_examples={by_examples})")
         over = self.total_n if by_examples else self.sampled
         return tree_map(lambda leaf: leaf / over, self.sums[ask])
 
     def stack(self) -> Any:
+        if self.rows is None:
+            raise _unasked("stack()")
         return self.rows
+
+
+def _unasked(call: str) -> ArchipelError:
+    return ArchipelError(
+        f"the server calls uploads.{call} now but not in the first round: ask for the same in "
+        "every round, since what the server sees is settled before the run."
+    )
 
 
 class LocalEngine:
@@ -88,7 +100,13 @@ class LocalEngine:
         sweep: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.algorithm, self.data, self.model, self.seed = algorithm, data, model, seed
+        _check_algorithm(algorithm)
         self.peer = is_peer(algorithm)
+        if topology is not None and not self.peer:
+            raise ArchipelError(
+                f"topology '{topology.name}': {type(algorithm).__name__} has a server and mixes "
+                "with nobody; leave the topology out, or take an algorithm such as dsgd."
+            )
         if self.peer and topology is not None and topology.n != data.training:
             raise ArchipelError(
                 f"the topology joins {topology.n} parties but {data.training} take part in "
@@ -97,8 +115,8 @@ class LocalEngine:
         self._settings, count = _sweep(algorithm, sweep)
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
-                "a sweep needs a model without buffers: run its settings one after another, "
-                "or replace BatchNorm by GroupNorm."
+                "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
+                "settings one after another, or use GroupNorm."
             )
         _fit(model, data)
         batch_size = getattr(algorithm, "batch_size", None)
@@ -106,8 +124,11 @@ class LocalEngine:
         right = planning.ways(model, data)
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
-        draws = model.one.draws(data.x[:1])
+        draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
+        self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
         self.anatomy, mixed = self._examine(draws)
+        self._mixed_bytes = sum(mixed) * model.w.element_size()
+        shared, own = self._first_states()
         output = model.predict(model.w, data.x[:1], model.buffers)[0]
         point = max(1, output.numel() * output.element_size())
         largest = int((data.offsets[1:] - data.offsets[:-1]).max())
@@ -120,22 +141,24 @@ class LocalEngine:
             seed,
             count,
             self.anatomy,
+            own,
             draws,
+            separable,
             topology,
             output,
             max(largest, min(len(data.x), _CHUNK_BYTES // point)),
         )
-        self._memory = Memory(self._job, mixed)
+        board = max([model.p, *mixed]) if self.peer and topology is not None else 0
+        self._memory = Memory(self._job, board)
         self._server = self._with_settings(party=False)
-        lead = () if count is None else (count,)
-        self.shared = tree_map(
-            lambda leaf: leaf.expand(*lead, *leaf.shape).clone(), self.anatomy.shared
-        )
+        self.shared = shared
         self._pool: Pool | None = None
 
     # -- life ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        if self._pool is not None:
+            raise ArchipelError("the engine is running already: enter it once.")
         self._pool = Pool(
             self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
         )
@@ -152,8 +175,10 @@ class LocalEngine:
 
     @property
     def pool(self) -> Pool:
-        if self._pool is None:
-            raise ArchipelError("the engine is not running: use it as 'with engine: ...'.")
+        if self._pool is None or self._pool.closed:
+            raise ArchipelError(
+                "the engine is not running, or was interrupted: use it anew, 'with engine: ...'."
+            )
         return self._pool
 
     # -- one round -------------------------------------------------------------------------------
@@ -177,7 +202,8 @@ class LocalEngine:
         if isinstance(result, Generator):
             reply, number = next(result), 0
             while True:
-                self._answer(number, reply, ids)
+                lost = [k for answer in answers for k in answer["bad"]]
+                self._answer(number, reply, np.flatnonzero(~np.isin(ids, lost)))
                 number += 1
                 again = [{"do": "round", "number": number} for _ in messages]
                 answers = self.pool.run(again)
@@ -195,14 +221,14 @@ class LocalEngine:
     def _peer_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
         messages = [{**m, "present": ids.tolist()} for m in self._deal(t, ids, effort)]
         answers = self.pool.run(messages)
-        bad = [k for answer in answers for k in answer["bad"]]
-        if bad:
+        bad = np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
+        if len(bad) and (self._job.topology is not None or len(bad) == len(ids)):
             raise ArchipelError(
-                f"round {t}: the model of party {self.data.name(bad[0])} is no longer finite: "
-                "lower lr."
+                f"round {t + 1}: the model of party {self.data.name(int(bad[0]))} is no longer "
+                "finite: lower lr."
             )
         gradients = sum(answer["gradients"] for answer in answers)
-        return Outcome(ids, np.zeros(0, np.int64), gradients)
+        return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
 
     def _deal(self, t: int, ids: Ints, effort: Any) -> list[dict[str, Any]]:
         """Give every worker parties of about the same work, the largest first."""
@@ -236,63 +262,70 @@ class LocalEngine:
                 "or check the data for extreme values."
             )
         total_n = sum(answer["n"] for answer in answers)
-        return Received(count, self.data.training, total_n, sums, rows)
+        return Received(count, len(self._eligible), total_n, sums, rows)
 
-    def _answer(self, number: int, reply: Any, ids: Ints) -> None:
-        """Put the server's reply where the workers read it."""
+    def _answer(self, number: int, reply: Any, places: Ints) -> None:
+        """Put the server's reply where the workers read it; `places` are the parties heard of."""
         store = self._memory.replies[number]
         if not isinstance(reply, Each):
             tree_map(Tensor.copy_, store, reply)
             return
         for target, rows in zip(leaves(store), leaves(reply.rows), strict=True):
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
-            if len(rows) != len(ids):
+            if len(rows) != len(places):
                 raise ArchipelError(
-                    f"Each holds {len(rows)} rows for {len(ids)} parties: give one row per party."
+                    f"Each holds {len(rows)} rows for {len(places)} uploads: give one row each."
                 )
-            target[: len(ids)] = rows
+            target[places] = rows
 
     def _check(self, t: int, shared: Any, ids: Ints, bad: Ints) -> None:
-        finite = [
-            torch.isfinite(leaf).flatten(1).all(1)
-            if self._job.sweep is not None
-            else torch.isfinite(leaf).all()[None]
-            for leaf in leaves(shared)
-        ]
-        if not any(bool(flags.any()) for flags in finite):
+        """Refuse a result of another form, and one of which no setting is finite."""
+        swept = self._job.sweep
+        what = f"{type(self.algorithm).__name__}.server"
+        same_form(what, self.anatomy.shared, shared, 0 if swept is None else 1)
+        finite = torch.ones(swept or 1, dtype=torch.bool)
+        for leaf in leaves(shared):
+            finite &= torch.isfinite(leaf.reshape(swept or 1, -1)).all(dim=1)
+        if not finite.any():
             raise ArchipelError(
-                f"round {t}: the shared model is no longer finite after {len(ids) - len(bad)} "
-                "uploads: lower lr or server_lr."
+                f"round {t + 1}: the shared model is no longer finite after "
+                f"{len(ids) - len(bad)} uploads: lower lr or server_lr."
             )
+
+    def traffic(self, t: int, outcome: Outcome, sampled: int) -> tuple[int, int]:
+        """Bytes sent and received by all parties in a round."""
+        if self.peer:
+            if self._job.topology is None:
+                return 0, 0
+            absent = np.setdiff1d(np.arange(self.data.training), outcome.arrived)
+            sent = 2 * len(self._job.topology.edges(t, absent)) * self._mixed_bytes
+            return sent, sent
+        return (
+            self.anatomy.bytes_up * len(outcome.arrived),
+            self.anatomy.bytes_down * sampled,
+        )
 
     # -- what has been learnt ----------------------------------------------------------------------
 
     def vector(self, setting: int | None = None) -> Vector:
         """The model `[p]`: the shared one, or the mean of the peers' models."""
-        if self.peer:
-            models = self.own_models()
-            mean = models.mean(dim=0)
-        else:
-            mean = first(self.shared)
+        mean = self.own_models().mean(dim=0) if self.peer else first(self.shared)
         return mean if setting is None else mean[setting]
 
-    def own_models(self, parties: Sequence[int] | None = None) -> Tensor:
-        """The own models of peers, `[K, p]` (training parties)."""
-        ids = np.arange(self.data.training) if parties is None else np.asarray(parties)
-        rows = first(self._memory.own)[ids]
-        rows[self._memory.visited[ids] == 0] = first(self.anatomy.own)
-        return rows
+    def own_models(self, parties: Sequence[int] | Ints | None = None) -> Tensor:
+        """The own models of peers, a row each: of all that have training points, or of these."""
+        return first(self.own_states(self._eligible if parties is None else parties))
 
-    def own_states(self, parties: Sequence[int]) -> Any:
-        """The own states of these parties, one row each."""
-        fresh = self._memory.visited[list(parties)] == 0
+    def own_states(self, parties: Sequence[int] | Ints) -> Any:
+        """The own states of these parties, a row each."""
+        return self._memory.own_of(parties)
 
-        def rows(store: Tensor, start: Tensor) -> Tensor:
-            taken = store[list(parties)]
-            taken[fresh] = start
-            return taken
-
-        return tree_map(rows, self._memory.own, self.anatomy.own)
+    def buffers(self) -> Tensor | None:
+        """Mean of the statistics of the parties that took part; None where the model has none."""
+        seen = torch.nonzero(self._memory.visited)[:, 0]
+        if not self.model.buffer_spec.size or len(seen) == 0:
+            return None
+        return self._memory.buffers[seen].mean(dim=0)
 
     def evaluate(
         self,
@@ -303,13 +336,19 @@ class LocalEngine:
     ) -> Evaluation:
         """Metrics on every party's points: of one vector, or with `own` of each party's model."""
         data, memory, loss = self.data, self._memory, self.model.loss_function
+        if own and (not self.peer or self._job.sweep is not None):
+            raise ArchipelError(
+                f"own=True: {type(self.algorithm).__name__} keeps no model of its own at a party "
+                "(in a sweep, evaluate vectors instead)."
+            )
         if not own:
             memory.vector.copy_(self.vector() if w is None else w)
         starts, stops = bounds(data, split)
         sizes = stops - starts
         do = "own outputs" if own or self.model.buffer_spec.size else "outputs"
         scored: list[dict[str, Tensor]] = []
-        kept: list[tuple[Tensor, Tensor]] = []  # only while one chunk holds everything
+        kept: list[tuple[Tensor, Tensor]] = []
+        keep = memory.outputs[0].numel() <= 2 or len(data.x) <= self._job.chunk
         with threads(1):
             for lo, hi in _chunks(sizes, self._job.chunk):
                 ends = np.cumsum(sizes[lo:hi])
@@ -318,22 +357,24 @@ class LocalEngine:
                 y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
                 offsets = torch.from_numpy(np.concatenate([[0], ends]))
                 scored.append(metrics.score(data.task, outputs, y, offsets, loss))
-                kept.append((outputs, y))
+                if keep:
+                    kept.append((outputs.clone(), y))
         parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
+        if keep:
+            outputs, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
 
         def pooled(group: slice) -> dict[str, float]:
-            points = sizes[group].sum()
-            if points == 0:
+            points = sizes[group]
+            if points.sum() == 0:
                 return {}
-            if len(kept) == 1:
-                (outputs, y), before = kept[0], int(sizes[: group.start].sum())
-                part = slice(before, before + int(points))
+            if keep:
+                before = int(sizes[: group.start].sum())
+                part = slice(before, before + int(points.sum()))
                 return metrics.pool(data.task, outputs[part], y[part], loss)
-            weights = torch.from_numpy(sizes[group] / points)
-            return {
-                name: float((torch.nan_to_num(parties[name][group]) * weights).sum())
-                for name in ("accuracy", "loss", "mae")
-                if name in parties
+            weights = torch.from_numpy(points[points > 0] / points.sum())
+            return {  # many outputs per point: what is a mean over points
+                name: float((parties[name][group][points > 0] * weights).sum())
+                for name in ("accuracy", "loss")
             }
 
         return Evaluation(
@@ -366,15 +407,14 @@ class LocalEngine:
 
     # -- before the start --------------------------------------------------------------------------
 
-    def _examine(self, draws: bool) -> tuple[Anatomy, int]:
-        """Run one round on one small party; return its anatomy and the longest vector it mixes."""
-        has_data = np.flatnonzero(self.data.n[: self.data.training].numpy() > 0)
-        if len(has_data) == 0:
+    def _examine(self, draws: bool) -> tuple[Anatomy, list[int]]:
+        """Run one round on one small party; return its anatomy and the lengths it mixes."""
+        if len(self._eligible) == 0:
             raise ArchipelError("no training party has a training point: check the train split.")
-        sizes: list[int] = [0]
+        mixed: list[int] = []
 
         def mixing(x: Vector) -> Vector:
-            sizes.append(x.shape[-1])
+            mixed.append(x.shape[-1])
             return x
 
         buffers = self.model.buffers[None].clone() if self.model.buffer_spec.size else None
@@ -382,7 +422,7 @@ class LocalEngine:
             self.data,
             self.model,
             self.model.one,
-            has_data[:1],
+            self._eligible[:1],
             self.seed,
             0,
             (),
@@ -392,8 +432,23 @@ class LocalEngine:
             mixing=mixing if self.peer else None,
         )
         with threads(1):
-            anatomy = examine(self.algorithm, me, self.model.w.clone(), self.data.training)
-        return anatomy, max(sizes)
+            anatomy = examine(self.algorithm, me, self.model.w.clone(), len(self._eligible))
+        return anatomy, mixed
+
+    def _first_states(self) -> tuple[Any, Any]:
+        """Shared and own state before the first round; one of each per setting of a sweep."""
+        if not self._settings:
+            return tree_map(Tensor.clone, self.anatomy.shared), self.anatomy.own
+        starts = []
+        for values in zip(*self._settings.values(), strict=True):
+            setting = dict(zip(self._settings, values, strict=True))
+            start = replace(self.algorithm, **setting).init(self.model.w)  # type: ignore[type-var]
+            starts.append((None, start) if self.peer else start)
+        shared, own = (
+            tree_map(lambda *leaves: torch.stack(leaves), *states)
+            for states in zip(*starts, strict=True)
+        )
+        return shared, own
 
     def _with_settings(self, party: bool) -> Any:
         """The algorithm with its swept fields as tensors that broadcast in its methods."""
@@ -418,15 +473,40 @@ def _chunks(sizes: Ints, most: int) -> list[tuple[int, int]]:
     return chunks
 
 
+def _check_algorithm(algorithm: Any) -> None:
+    """Say in one sentence what keeps an object from being an algorithm."""
+    name = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
+    if isinstance(algorithm, type):
+        raise ArchipelError(f"algorithm = {name}: give an instance, {name}().")
+    if not is_dataclass(algorithm):
+        raise ArchipelError(f"algorithm = {algorithm!r}: give a dataclass, such as FedAvg(lr=0.1).")
+    for method in ("init", "party"):
+        if not callable(getattr(algorithm, method, None)):
+            raise ArchipelError(
+                f"{name} has no method {method}: see archipel.core for the two kinds."
+            )
+    if hasattr(algorithm, "lr"):
+        work_of(algorithm)  # type: ignore[arg-type]
+    mu = getattr(algorithm, "mu", 0.0)
+    if isinstance(mu, float | int) and mu < 0:
+        raise ArchipelError(f"mu = {mu}: give a number from 0.")
+
+
 def _sweep(
     algorithm: Algorithm, sweep: Mapping[str, Sequence[float]] | None
 ) -> tuple[Mapping[str, Sequence[float]], int | None]:
     if not sweep:
         return {}, None
     names = [field.name for field in fields(algorithm)]  # type: ignore[arg-type]
-    for name in sweep:
+    for name, values in sweep.items():
         if name not in names:
             raise unknown(f"field of {type(algorithm).__name__}", name, names)
+        numbers = [isinstance(value, float | int) for value in values]
+        if not isinstance(getattr(algorithm, name), float) or not values or not all(numbers):
+            raise ArchipelError(
+                f"sweep of {name} = {values!r}: only fields that are decimal numbers, such as lr, "
+                "run side by side; give at least one number, or start a run per value."
+            )
     counts = {len(values) for values in sweep.values()}
     if len(counts) != 1:
         raise ArchipelError(
@@ -453,4 +533,9 @@ def _fit(model: Model, data: Federation) -> None:
             f"the model {type(model.module).__name__} cannot read points of shape "
             f"{tuple(data.shape)}: {reason}"
         ) from error
+    if not isinstance(outputs, Tensor):
+        raise ArchipelError(
+            f"the model {type(model.module).__name__} returns a {type(outputs).__name__}: "
+            "return one tensor of outputs."
+        )
     model.loss_function.check(outputs, data.y[:2], data.classes or None)

@@ -15,6 +15,7 @@ from torch import Tensor
 from archipel import rng
 from archipel.core import Batch, Descent, LocalWork, Vector
 from archipel.data.federation import Federation
+from archipel.descent import Work, checked_batch_size, work_of
 from archipel.engines.batches import Batches, Table
 from archipel.errors import ArchipelError
 from archipel.model import Model, Points, Steps, Way
@@ -39,6 +40,7 @@ class LocalParty:
     effort: Ints | None = None  # [m] in [0, 1): how far a straggler gets; 1 for the others
     buffers: Tensor | None = None  # [m, q] BatchNorm statistics, updated in place
     draws: bool = False  # whether layers draw random numbers (dropout)
+    separable: bool = False  # whether a gradient over some points may be computed in parts
     limit: int | None = None  # use at most so many points of each party
     mixing: Callable[[Vector], Vector] | None = None
     gradients: int = field(default=0, init=False)  # of single examples, computed so far
@@ -50,17 +52,16 @@ class LocalParty:
         if self.limit is not None:
             sizes = np.minimum(sizes, self.limit)
         self._starts, self._sizes = starts, sizes
-        self.n = torch.from_numpy(sizes).to(self.model.dtype)
-        if self.lead == ():
-            self.n = self.n[0]
+        n = torch.from_numpy(sizes).to(self.model.dtype)
+        self.n = n.view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
 
     # -- what an algorithm calls ---------------------------------------------------------------
 
     def batch(self, size: int | float | None) -> Batch:
-        table = self._batches.draw(_checked(size))
-        return Batch(table.rows[:, 0], table.weights[:, 0], int(table.first[0]))
+        table = self._batches.draw(checked_batch_size(size))
+        return Batch(table.rows[:, 0], table.weights[:, 0], torch.from_numpy(table.first))
 
     def grad(self, w: Vector, batch: Batch | None = None) -> Vector:
         rows, out = self._rows(w), []
@@ -76,6 +77,8 @@ class LocalParty:
                 own = None if self.buffers is None else self.buffers[at][active]
                 self.gradients += int(points.lengths.sum())
                 total[active] += share * self.way.grad(part[active], points, own)
+                if own is not None and self.buffers is not None:
+                    self.buffers[at][active] = own
             out.append(total)
         return self._stack(torch.cat(out) if len(out) > 1 else out[0])
 
@@ -91,10 +94,10 @@ class LocalParty:
                 own = None if self.buffers is None else self.buffers[at][active]
                 total[active] += share[:, 0] * self.way.loss(part[active], points, own)
             out.append(total)
-        return self._stack(torch.cat(out)[:, None]).squeeze(-1)
+        return self._stack(torch.cat(out)[:, None])
 
     def steps(self, work: LocalWork) -> Tensor:
-        counts = torch.from_numpy(self._counts(work)).to(self.model.dtype)
+        counts = torch.from_numpy(self._counts(work_of(work))).to(self.model.dtype)
         return counts.view(*self.lead[-1:], 1).expand(*self.lead, 1)
 
     def descend(
@@ -105,9 +108,10 @@ class LocalParty:
         pull: float | Tensor = 0.0,
         towards: Vector | None = None,
     ) -> Descent:
-        eta = rate(work.lr, self.round)
-        counts = self._counts(work)
-        table = self._batches.take(_checked(work.batch_size), counts)
+        task = work_of(work)
+        eta = rate(task.lr, self.round)
+        counts = self._counts(task)
+        table = self._batches.take(task.batch_size, counts)
         self.gradients += int(table.lengths.sum()) * self._repeat
         order = np.argsort(-np.repeat(counts, self._repeat), kind="stable")
         same = bool((order == np.arange(len(order))).all())
@@ -121,7 +125,7 @@ class LocalParty:
             table.weights,
             table.lengths,
             self._setting(eta),
-            work.optimiser,
+            task.optimiser,
             None if shift is None else self._rows(shift),
             self._setting(pull),
             centre if pulled else None,
@@ -194,9 +198,9 @@ class LocalParty:
 
     # -- batches ------------------------------------------------------------------------------
 
-    def _counts(self, work: LocalWork) -> Ints:
+    def _counts(self, work: Work) -> Ints:
         """Local steps of each party, `[m]`: a straggler stops after some of its epochs or steps."""
-        per_epoch = self._batches.per_epoch(_checked(work.batch_size))
+        per_epoch = self._batches.per_epoch(work.batch_size)
         whole = np.ones(len(self.ids))
         effort = whole if self.effort is None else self.effort
         if work.local_steps is not None:
@@ -216,7 +220,7 @@ class LocalParty:
             rows, weights = rows[party], weights[party]
         seeds = None
         if self.draws:
-            seeds = rng.subkeys(self._keys("layers")[party], np.full(len(party), batch.draw))
+            seeds = rng.subkeys(self._keys("layers")[party], batch.draw.numpy()[party])
         lengths = (weights > 0).sum(dim=1).numpy()
         return Points(self.data.x[rows], self.data.y[rows], weights, lengths, seeds)
 
@@ -227,7 +231,7 @@ class LocalParty:
         """
         party = self._party_of(at)
         starts, sizes = self._starts[party], self._sizes[party]
-        width = _FULL if self.model.separable else int(sizes.max())
+        width = _FULL if self.separable else int(sizes.max())
         parts = []
         for done in range(0, int(sizes.max()), width):
             active = np.flatnonzero(sizes > done)
@@ -280,14 +284,3 @@ class LocalParty:
 
     def _keys(self, purpose: str) -> Keys:
         return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
-
-
-def _checked(size: int | float | None) -> int | float | None:
-    if size is None or (isinstance(size, int) and size >= 1):
-        return size
-    if isinstance(size, float) and 0 < size <= 1:
-        return size
-    raise ArchipelError(
-        f"batch_size = {size}: give a whole number of examples from 1, "
-        "a fraction of the party's data in (0, 1], or None for all of it."
-    )

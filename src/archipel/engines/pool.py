@@ -60,20 +60,31 @@ class Pool:
     def run(self, messages: list[Json]) -> list[Json]:
         """Give each worker a message and wait for every answer.
 
-        A worker that calls waits until all have called: this is a barrier of one exchange.
+        A worker that calls waits until all that are still at work have called: a barrier. Whatever
+        goes wrong ends the workers, since the others may be in the middle of something.
         """
         if self._here is not None:
             return [self._here.handle(message) for message in messages]
-        for pipe, message in zip(self._pipes, messages, strict=True):
-            pipe.send_bytes(json.dumps(message).encode())
-        while True:
-            answers = [self._receive(index) for index in range(len(self._pipes))]
-            for answer in answers:
-                _raise(answer)
-            if not any("waits" in answer for answer in answers):
-                return answers
-            for pipe in self._pipes:
-                pipe.send_bytes(b"{}")
+        answers: dict[int, Json] = {}
+        try:
+            for index, message in enumerate(messages):
+                self._send(index, message)
+            while len(answers) < len(self._pipes):
+                waiting = []
+                for index in range(len(self._pipes)):
+                    if index not in answers:
+                        answer = self._receive(index)
+                        _raise(answer)
+                        if "waits" in answer:
+                            waiting.append(index)
+                        else:
+                            answers[index] = answer
+                for index in waiting:
+                    self._send(index, {})
+        except BaseException:
+            self.close()
+            raise
+        return [answers[index] for index in range(len(messages))]
 
     def close(self) -> None:
         """End every worker; what it was doing is lost."""
@@ -87,15 +98,28 @@ class Pool:
                 continue
         self._pipes, self._pids, self._here = [], [], None
 
+    @property
+    def closed(self) -> bool:
+        return self._here is None and not self._pids
+
+    def _send(self, index: int, message: Json) -> None:
+        try:
+            self._pipes[index].send_bytes(json.dumps(message).encode())
+        except OSError:
+            raise self._ended(index) from None
+
     def _receive(self, index: int) -> Json:
         try:
             answer: Json = json.loads(self._pipes[index].recv_bytes())
-        except EOFError:
-            raise ArchipelError(
-                f"worker {index} of {len(self._pids)} ended unexpectedly, most likely for want of "
-                "memory: use fewer workers or a smaller block."
-            ) from None
+        except (EOFError, OSError):
+            raise self._ended(index) from None
         return answer
+
+    def _ended(self, index: int) -> ArchipelError:
+        return ArchipelError(
+            f"worker {index} of {len(self._pids)} ended unexpectedly, most likely for want of "
+            "memory: use fewer workers or a smaller block."
+        )
 
 
 def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:

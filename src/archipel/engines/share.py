@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from archipel.engines import arena
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.engines.pool import Json, each_block
+from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy, Ask, is_peer
 from archipel.model import Model, OneByOne, Way
 from archipel.rng import Ints
@@ -39,7 +40,9 @@ class Job:
     seed: int
     sweep: int | None  # settings side by side
     anatomy: Anatomy
+    own: Any  # a party's first own state (one per setting of a sweep)
     draws: bool
+    separable: bool
     topology: Topology | None
     output: Tensor  # the model's output for one point
     chunk: int  # points evaluated between two looks at their outputs
@@ -76,12 +79,25 @@ class Memory:
         self.replies = [
             like(m.reply, parties) if m.each else like(m.reply) for m in anatomy.messages
         ]
+        self._first_own = job.own
         self.own = like(anatomy.own, parties)
         self.visited = arena.zeros((parties,), torch.uint8)
         self.buffers = arena.zeros((parties, *lead, job.model.buffer_spec.size), job.model.dtype)
         self.mixing = arena.zeros((2, parties, *lead, mixed), job.model.dtype)
         self.vector = arena.zeros((job.model.p,), job.model.dtype)  # the model to evaluate
         self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)
+
+    def own_of(self, ids: Sequence[int] | Ints) -> Any:
+        """Own states of these parties, a row each; the first one where a party never took part."""
+        ids = np.asarray(ids, np.int64)
+        fresh = self.visited[ids] == 0
+
+        def rows(store: Tensor, start: Tensor) -> Tensor:
+            taken = store[ids]
+            taken[fresh] = start
+            return taken
+
+        return tree_map(rows, self.own, self._first_own)
 
 
 @dataclass
@@ -177,8 +193,8 @@ class Share:
         job, form = self._job, self._job.anatomy.messages[number].upload
         lead = job.lead(len(block.ids))
         tensors = [
-            leaf.detach().expand(*lead, *one.shape).reshape(*lead, -1)
-            for leaf, one in zip(leaves(upload), leaves(form), strict=True)
+            leaf.reshape(*lead, -1)
+            for leaf in _stacked_leaves(f"upload {number + 1}", upload, form, lead)
         ]
         alive = block.alive
         sums = self._weighted(block, number, tensors, alive)
@@ -198,7 +214,7 @@ class Share:
                 rows = tensor if job.sweep is None else tensor.transpose(0, 1)
                 store[block.places] = rows.reshape(len(block.ids), *store.shape[1:])
         total["count"] += int(alive.sum())
-        total["n"] += float(block.me.n[alive].sum())
+        total["n"] += float(_first_setting(block.me.n, lead)[alive].sum())
 
     def _weighted(
         self, block: _Block, number: int, tensors: list[Tensor], alive: Tensor
@@ -209,7 +225,8 @@ class Share:
             tensors = [tensor[..., alive, :] for tensor in tensors]
         sums: dict[Ask, list[Tensor]] = {}
         for ask in self._memory.sums[number]:
-            n = block.me.n if ask == "mean by examples" else torch.ones_like(block.me.n)
+            n = _first_setting(block.me.n, block.me.lead)
+            n = n if ask == "mean by examples" else torch.ones_like(n)
             n = n if whole else n[alive]
             sums[ask] = [n.to(tensor.dtype) @ tensor for tensor in tensors]
         return sums
@@ -219,6 +236,7 @@ class Share:
     def _peers(self, message: Json) -> Json:
         """Run the share's parties: at once where they mix, and block by block where none does."""
         ids, effort = np.array(message["ids"], np.int64), np.array(message["effort"])
+        self._mixes = 0
         alone = self._job.topology is None
         size = self._job.plan.block if alone else max(1, len(ids))
         total: Json = {"bad": [], "gradients": 0}
@@ -241,8 +259,12 @@ class Share:
         assert self._job.topology is not None
         absent = np.setdiff1d(np.arange(self._job.data.training), present)
         weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
-        dense = torch.from_numpy(weights.toarray()).to(self._job.model.dtype)
-        weights = weights.astype(dense.numpy().dtype)
+        dtype = self._job.model.dtype
+        sparse = weights.nnz * 8 < len(me.ids) * len(present)
+        if sparse:
+            weights = weights.astype(torch.empty(0, dtype=dtype).numpy().dtype)
+        else:
+            weights = torch.from_numpy(weights.toarray()).to(dtype)
 
         def mixing(x: Vector) -> Vector:
             board = self._memory.mixing[self._mixes % 2]
@@ -253,8 +275,7 @@ class Share:
             self._call()
             others = board[present][..., : x.shape[-1]]
             flat = others.reshape(len(present), -1)
-            sparse = weights.nnz * 8 < dense.numel()
-            out = torch.from_numpy(weights @ flat.numpy()) if sparse else dense @ flat
+            out = torch.from_numpy(weights @ flat.numpy()) if sparse else weights @ flat
             out = out.view(len(me.ids), *others.shape[1:])
             return out if self._job.sweep is None else out.transpose(0, 1)
 
@@ -281,27 +302,18 @@ class Share:
             effort if (effort < 1).any() else None,
             buffers,
             job.draws,
+            job.separable,
         )
 
     def _own(self, ids: Ints) -> Any:
-        """Own states of these parties; the initial one where a party never took part."""
-        initial, stored = self._job.anatomy.own, self._memory.own
-        fresh = self._memory.visited[ids] == 0
-
-        def rows(store: Tensor, start: Tensor) -> Tensor:
-            taken = store[ids]
-            taken[fresh] = start
-            return taken
-
-        return self._job.stacked(tree_map(rows, stored, initial))
+        return self._job.stacked(self._memory.own_of(ids))
 
     def _keep(self, block: _Block, own: Any) -> None:
         """Store what the parties keep, but for those that diverged."""
         alive = block.alive.numpy()
         ids, lead = block.ids[alive], self._job.lead(len(block.ids))
-        for store, leaf in zip(leaves(self._memory.own), leaves(own), strict=True):
-            event = store.shape[len(lead) :]
-            rows = leaf.detach().expand(*lead, *event)
+        kept = _stacked_leaves("the own state", own, self._job.anatomy.own, lead)
+        for store, rows in zip(leaves(self._memory.own), kept, strict=True):
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             store[ids] = rows if alive.all() else rows[alive]
         if block.me.buffers is not None:
@@ -335,7 +347,7 @@ class Share:
                 continue
             w = memory.vector
             if message["models"]:
-                w = first(memory.own)[k] if visited else first(job.anatomy.own)
+                w = first(memory.own_of([k]))[0]
             buffers = None
             if job.model.buffer_spec.size:
                 buffers = memory.buffers[k].clone() if visited else self._settled(k, w)
@@ -347,6 +359,27 @@ class Share:
         """Statistics for a party that never trained: one pass over its training points."""
         start, stop = int(self._job.data.offsets[k]), int(self._job.data.test_from[k])
         return self._one.settle(w, self._job.data.x[start : min(stop, start + 512)])
+
+
+def _stacked_leaves(what: str, tree: Any, form: Any, lead: tuple[int, ...]) -> list[Tensor]:
+    """A tree's tensors as `[*lead, ...]`, of the form that one party's had before the run."""
+    try:
+        return [
+            leaf.detach().expand((*lead, *one.shape))
+            for leaf, one in zip(leaves(tree), leaves(form), strict=True)
+        ]
+    except (RuntimeError, ValueError):
+        got = [list(leaf.shape) for leaf in leaves(tree)]
+        wanted = [list(one.shape) for one in leaves(form)]
+        raise ArchipelError(
+            f"{what} of {lead[-1]} parties has shapes {got}, but one party's had {wanted}: "
+            "keep the shape from round to round, and name the last dimension in every reduction."
+        ) from None
+
+
+def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """`[..., m, 1] -> [m]`: sizes do not depend on a sweep's setting."""
+    return n.reshape(-1, lead[-1])[0]
 
 
 def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:

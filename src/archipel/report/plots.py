@@ -49,7 +49,7 @@ def curve_and_spread(run: Run, metric: str, path: str | Path | None = None) -> F
     """A metric against rounds, and how it falls across parties after the last one."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    rounds, values = run.curve(metric)
+    rounds, values = run.curve(metric)  # says so where there are no test points
     left.plot(rounds, values, color=BLUE, lw=2, label="all test points")
     if run.history and run.history[-1]["new"]:
         new = [entry["new"][metric] for entry in run.history]
