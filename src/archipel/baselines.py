@@ -18,7 +18,8 @@ from archipel.algorithms.fedavg import FedAvg
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
 from archipel.descent import Work, work_of
-from archipel.engines.local import Evaluation, LocalEngine
+from archipel.engines.evaluation import Evaluation
+from archipel.engines.local import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.losses import Loss
 from archipel.model import Model

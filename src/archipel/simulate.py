@@ -17,7 +17,8 @@ from archipel import data as datasets
 from archipel import models
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
-from archipel.engines.local import Evaluation, LocalEngine
+from archipel.engines.evaluation import Evaluation
+from archipel.engines.local import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import Topology

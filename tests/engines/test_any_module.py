@@ -163,6 +163,7 @@ def build(name):
         return ar.Model(MODULES[name]())
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap loops over LSTMs
 @pytest.mark.parametrize("name", MODULES)
 def test_every_way_gives_the_same(name):
     data, model = federation(), build(name)

@@ -249,12 +249,12 @@ def test_large_states_lie_in_a_sparse_file():
 
 
 def test_evaluation_is_the_same_in_chunks_and_by_several_workers(monkeypatch):
-    from archipel.engines import local
+    from archipel.engines import evaluation
 
     data = ar.load("heart_disease")
     scores = []
     for chunk, workers in ((1 << 30, 1), (1, 1), (1 << 30, 2)):
-        monkeypatch.setattr(local, "_CHUNK_BYTES", chunk)
+        monkeypatch.setattr(evaluation, "_CHUNK_BYTES", chunk)
         model = ar.simulate(ar.FedAvg(), data, rounds=1, plan=Plan("one", 4, 1)).task_model
         with ar.LocalEngine(ar.FedAvg(), data, model, plan=Plan("one", 4, workers)) as engine:
             scores.append(engine.evaluate(split="train"))

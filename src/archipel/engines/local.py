@@ -4,25 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archipel import metrics
 from archipel.core import Algorithm, Each, ServerAlgorithm, Uploads, Vector
 from archipel.data.federation import Federation
-from archipel.data.rows import ranges
-from archipel.descent import work_of
 from archipel.engines import plan as planning
+from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
+from archipel.engines.evaluation import Evaluation, chunk_of, evaluate
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
-from archipel.engines.share import Job, Memory, Share, bounds
-from archipel.errors import ArchipelError, unknown
+from archipel.engines.share import Job, Memory, Share
+from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy, Ask, examine, is_peer, same_form
 from archipel.model import Model
 from archipel.rng import Ints
@@ -31,8 +29,6 @@ from archipel.tree import first, leaves, tree_map
 if TYPE_CHECKING:
     from archipel.graphs import Topology
 
-_CHUNK_BYTES = 64 << 20  # outputs kept at a time during evaluation
-
 
 class Outcome(NamedTuple):
     """What became of a round."""
@@ -40,14 +36,6 @@ class Outcome(NamedTuple):
     arrived: Ints  # parties whose upload counted
     diverged: Ints  # parties left out because their numbers were not finite
     gradients: int  # gradients of single examples that were computed
-
-
-class Evaluation(NamedTuple):
-    """Metrics of each party `[K]` (NaN where it has no such points) and over all points at once."""
-
-    parties: dict[str, Tensor]
-    pooled: dict[str, float]  # training parties
-    new: dict[str, float]  # new parties; empty where there are none
 
 
 @dataclass
@@ -100,7 +88,7 @@ class LocalEngine:
         sweep: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.algorithm, self.data, self.model, self.seed = algorithm, data, model, seed
-        _check_algorithm(algorithm)
+        check_algorithm_fields(algorithm)
         self.peer = is_peer(algorithm)
         if topology is not None and not self.peer:
             raise ArchipelError(
@@ -112,13 +100,13 @@ class LocalEngine:
                 f"the topology joins {topology.n} parties but {data.training} take part in "
                 f"training: make one with n = {data.training}."
             )
-        self._settings, count = _sweep(algorithm, sweep)
+        self._settings, count = check_sweep(algorithm, sweep)
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
                 "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
                 "settings one after another, or use GroupNorm."
             )
-        _fit(model, data)
+        check_fit(model, data)
         batch_size = getattr(algorithm, "batch_size", None)
         self.plan = plan or planning.choose(model, data, batch_size, workers)
         right = planning.ways(model, data)
@@ -130,8 +118,6 @@ class LocalEngine:
         self._mixed_bytes = sum(mixed) * model.w.element_size()
         shared, own = self._first_states()
         output = model.predict(model.w, data.x[:1], model.buffers)[0]
-        point = max(1, output.numel() * output.element_size())
-        largest = int((data.offsets[1:] - data.offsets[:-1]).max())
         self._job = Job(
             self._with_settings(party=True),
             data,
@@ -146,7 +132,7 @@ class LocalEngine:
             separable,
             topology,
             output,
-            max(largest, min(len(data.x), _CHUNK_BYTES // point)),
+            chunk_of(data, output),
         )
         board = max([model.p, *mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
@@ -335,75 +321,15 @@ class LocalEngine:
         own: bool = False,
     ) -> Evaluation:
         """Metrics on every party's points: of one vector, or with `own` of each party's model."""
-        data, memory, loss = self.data, self._memory, self.model.loss_function
         if own and (not self.peer or self._job.sweep is not None):
             raise ArchipelError(
                 f"own=True: {type(self.algorithm).__name__} keeps no model of its own at a party "
                 "(in a sweep, evaluate vectors instead)."
             )
         if not own:
-            memory.vector.copy_(self.vector() if w is None else w)
-        starts, stops = bounds(data, split)
-        sizes = stops - starts
-        do = "own outputs" if own or self.model.buffer_spec.size else "outputs"
-        scored: list[dict[str, Tensor]] = []
-        kept: list[tuple[Tensor, Tensor]] = []
-        keep = memory.outputs[0].numel() <= 2 or len(data.x) <= self._job.chunk
+            self._memory.vector.copy_(self.vector() if w is None else w)
         with threads(1):
-            for lo, hi in _chunks(sizes, self._job.chunk):
-                ends = np.cumsum(sizes[lo:hi])
-                self._outputs(do, split, own, lo, hi, ends)
-                outputs = memory.outputs[: int(ends[-1])]
-                y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
-                offsets = torch.from_numpy(np.concatenate([[0], ends]))
-                scored.append(metrics.score(data.task, outputs, y, offsets, loss))
-                if keep:
-                    kept.append((outputs.clone(), y))
-        parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
-        if keep:
-            outputs, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
-
-        def pooled(group: slice) -> dict[str, float]:
-            points = sizes[group]
-            if points.sum() == 0:
-                return {}
-            if keep:
-                before = int(sizes[: group.start].sum())
-                part = slice(before, before + int(points.sum()))
-                return metrics.pool(data.task, outputs[part], y[part], loss)
-            weights = torch.from_numpy(points[points > 0] / points.sum())
-            return {  # many outputs per point: what is a mean over points
-                name: float((parties[name][group][points > 0] * weights).sum())
-                for name in ("accuracy", "loss")
-            }
-
-        return Evaluation(
-            parties,
-            pooled(slice(0, data.training)),
-            pooled(slice(data.training, data.parties)),
-        )
-
-    def _outputs(self, do: str, split: str, own: bool, lo: int, hi: int, ends: Ints) -> None:
-        """Have the workers write the outputs for parties lo..hi-1, each a run of parties."""
-        workers, total = len(self.pool), int(ends[-1]) if hi > lo else 0
-        cuts = [
-            int(np.searchsorted(ends, total * i / workers, side="left")) for i in range(workers)
-        ]
-        cuts = [0, *cuts[1:], hi - lo]
-        befores = np.concatenate([[0], ends])
-        self.pool.run(
-            [
-                {
-                    "do": do,
-                    "split": split,
-                    "models": own,
-                    "first": lo + a,
-                    "last": lo + b,
-                    "at": int(befores[a]),
-                }
-                for a, b in pairwise(cuts)
-            ]
-        )
+            return evaluate(self.pool, self._job, self._memory, split, own)
 
     # -- before the start --------------------------------------------------------------------------
 
@@ -460,82 +386,3 @@ class LocalEngine:
             for name, value in self._settings.items()
         }
         return replace(self.algorithm, **values)  # type: ignore[type-var]
-
-
-def _chunks(sizes: Ints, most: int) -> list[tuple[int, int]]:
-    """Cut parties into runs of at most so many points."""
-    ends, chunks, lo = np.cumsum(sizes), [], 0
-    while lo < len(sizes):
-        before = ends[lo - 1] if lo else 0
-        hi = max(lo + 1, int(np.searchsorted(ends, before + most, side="right")))
-        chunks.append((lo, hi))
-        lo = hi
-    return chunks
-
-
-def _check_algorithm(algorithm: Any) -> None:
-    """Say in one sentence what keeps an object from being an algorithm."""
-    name = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
-    if isinstance(algorithm, type):
-        raise ArchipelError(f"algorithm = {name}: give an instance, {name}().")
-    if not is_dataclass(algorithm):
-        raise ArchipelError(f"algorithm = {algorithm!r}: give a dataclass, such as FedAvg(lr=0.1).")
-    for method in ("init", "party"):
-        if not callable(getattr(algorithm, method, None)):
-            raise ArchipelError(
-                f"{name} has no method {method}: see archipel.core for the two kinds."
-            )
-    if hasattr(algorithm, "lr"):
-        work_of(algorithm)  # type: ignore[arg-type]
-    mu = getattr(algorithm, "mu", 0.0)
-    if isinstance(mu, float | int) and mu < 0:
-        raise ArchipelError(f"mu = {mu}: give a number from 0.")
-
-
-def _sweep(
-    algorithm: Algorithm, sweep: Mapping[str, Sequence[float]] | None
-) -> tuple[Mapping[str, Sequence[float]], int | None]:
-    if not sweep:
-        return {}, None
-    names = [field.name for field in fields(algorithm)]  # type: ignore[arg-type]
-    for name, values in sweep.items():
-        if name not in names:
-            raise unknown(f"field of {type(algorithm).__name__}", name, names)
-        numbers = [isinstance(value, float | int) for value in values]
-        if not isinstance(getattr(algorithm, name), float) or not values or not all(numbers):
-            raise ArchipelError(
-                f"sweep of {name} = {values!r}: only fields that are decimal numbers, such as lr, "
-                "run side by side; give at least one number, or start a run per value."
-            )
-    counts = {len(values) for values in sweep.values()}
-    if len(counts) != 1:
-        raise ArchipelError(
-            f"the swept fields {', '.join(sweep)} have different numbers of values: "
-            "give each the same number."
-        )
-    return sweep, counts.pop()
-
-
-def _fit(model: Model, data: Federation) -> None:
-    """Say in one sentence when model and data do not belong together."""
-    if data.x.is_floating_point() and data.x.dtype != model.dtype:
-        raise ArchipelError(
-            f"the data is {data.x.dtype} but the model {model.dtype}: "
-            "convert one of them, for example with module.double()."
-        )
-    try:
-        outputs = model.predict(model.w, data.x[:2], model.buffers)
-    except ArchipelError:
-        raise
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ArchipelError(
-            f"the model {type(model.module).__name__} cannot read points of shape "
-            f"{tuple(data.shape)}: {reason}"
-        ) from error
-    if not isinstance(outputs, Tensor):
-        raise ArchipelError(
-            f"the model {type(model.module).__name__} returns a {type(outputs).__name__}: "
-            "return one tensor of outputs."
-        )
-    model.loss_function.check(outputs, data.y[:2], data.classes or None)

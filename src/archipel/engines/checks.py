@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said before a run starts: one sentence on an algorithm, a sweep or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from archipel.core import Algorithm
+from archipel.data.federation import Federation
+from archipel.descent import work_of
+from archipel.errors import ArchipelError, unknown
+from archipel.model import Model
+
+
+def check_algorithm_fields(algorithm: Any) -> None:
+    """Say in one sentence what keeps an object from being an algorithm."""
+    name = algorithm.__name__ if isinstance(algorithm, type) else type(algorithm).__name__
+    if isinstance(algorithm, type):
+        raise ArchipelError(f"algorithm = {name}: give an instance, {name}().")
+    if not is_dataclass(algorithm):
+        raise ArchipelError(f"algorithm = {algorithm!r}: give a dataclass, such as FedAvg(lr=0.1).")
+    for method in ("init", "party"):
+        if not callable(getattr(algorithm, method, None)):
+            raise ArchipelError(
+                f"{name} has no method {method}: see archipel.core for the two kinds."
+            )
+    if hasattr(algorithm, "lr"):
+        work_of(algorithm)  # type: ignore[arg-type]
+    mu = getattr(algorithm, "mu", 0.0)
+    if isinstance(mu, float | int) and mu < 0:
+        raise ArchipelError(f"mu = {mu}: give a number from 0.")
+
+
+def check_sweep(
+    algorithm: Algorithm, sweep: Mapping[str, Sequence[float]] | None
+) -> tuple[Mapping[str, Sequence[float]], int | None]:
+    if not sweep:
+        return {}, None
+    names = [field.name for field in fields(algorithm)]  # type: ignore[arg-type]
+    for name, values in sweep.items():
+        if name not in names:
+            raise unknown(f"field of {type(algorithm).__name__}", name, names)
+        numbers = [isinstance(value, float | int) for value in values]
+        if not isinstance(getattr(algorithm, name), float) or not values or not all(numbers):
+            raise ArchipelError(
+                f"sweep of {name} = {values!r}: only fields that are decimal numbers, such as lr, "
+                "run side by side; give at least one number, or start a run per value."
+            )
+    counts = {len(values) for values in sweep.values()}
+    if len(counts) != 1:
+        raise ArchipelError(
+            f"the swept fields {', '.join(sweep)} have different numbers of values: "
+            "give each the same number."
+        )
+    return sweep, counts.pop()
+
+
+def check_fit(model: Model, data: Federation) -> None:
+    """Say in one sentence when model and data do not belong together."""
+    if data.x.is_floating_point() and data.x.dtype != model.dtype:
+        raise ArchipelError(
+            f"the data is {data.x.dtype} but the model {model.dtype}: "
+            "convert one of them, for example with module.double()."
+        )
+    try:
+        outputs = model.predict(model.w, data.x[:2], model.buffers)
+    except ArchipelError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ArchipelError(
+            f"the model {type(model.module).__name__} cannot read points of shape "
+            f"{tuple(data.shape)}: {reason}"
+        ) from error
+    if not isinstance(outputs, Tensor):
+        raise ArchipelError(
+            f"the model {type(model.module).__name__} returns a {type(outputs).__name__}: "
+            "return one tensor of outputs."
+        )
+    model.loss_function.check(outputs, data.y[:2], data.classes or None)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of every party, computed by the workers a run of parties at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel import metrics
+from archipel.data.federation import Federation
+from archipel.data.rows import ranges
+from archipel.engines.pool import Pool
+from archipel.engines.share import Job, Memory, bounds
+from archipel.rng import Ints
+
+_CHUNK_BYTES = 64 << 20  # outputs kept at a time
+
+
+class Evaluation(NamedTuple):
+    """Metrics of each party `[K]` (NaN where it has no such points) and over all points at once."""
+
+    parties: dict[str, Tensor]
+    pooled: dict[str, float]  # training parties
+    new: dict[str, float]  # new parties; empty where there are none
+
+
+def chunk_of(data: Federation, output: Tensor) -> int:
+    """Points evaluated between two looks at their outputs: at least the largest party's."""
+    largest = int((data.offsets[1:] - data.offsets[:-1]).max())
+    point = max(1, output.numel() * output.element_size())
+    return max(largest, min(len(data.x), _CHUNK_BYTES // point))
+
+
+def evaluate(pool: Pool, job: Job, memory: Memory, split: str, own: bool) -> Evaluation:
+    """Score the vector in `memory`, or with `own` each party's model, at every party."""
+    data, loss = job.data, job.model.loss_function
+    starts, stops = bounds(data, split)
+    sizes = stops - starts
+    do = "own outputs" if own or job.model.buffer_spec.size else "outputs"
+    scored: list[dict[str, Tensor]] = []
+    kept: list[tuple[Tensor, Tensor]] = []
+    keep = memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
+    for lo, hi in _chunks(sizes, job.chunk):
+        ends = np.cumsum(sizes[lo:hi])
+        _outputs(pool, do, split, own, lo, hi, ends)
+        outputs = memory.outputs[: int(ends[-1])]
+        y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
+        offsets = torch.from_numpy(np.concatenate([[0], ends]))
+        scored.append(metrics.score(data.task, outputs, y, offsets, loss))
+        if keep:
+            kept.append((outputs.clone(), y))
+    parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
+    if keep:
+        outputs, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
+
+    def pooled(group: slice) -> dict[str, float]:
+        points = sizes[group]
+        if points.sum() == 0:
+            return {}
+        if keep:
+            before = int(sizes[: group.start].sum())
+            part = slice(before, before + int(points.sum()))
+            return metrics.pool(data.task, outputs[part], y[part], loss)
+        weights = torch.from_numpy(points[points > 0] / points.sum())
+        return {  # many outputs per point: what is a mean over points
+            name: float((parties[name][group][points > 0] * weights).sum())
+            for name in ("accuracy", "loss")
+        }
+
+    return Evaluation(
+        parties,
+        pooled(slice(0, data.training)),
+        pooled(slice(data.training, data.parties)),
+    )
+
+
+def _outputs(pool: Pool, do: str, split: str, own: bool, lo: int, hi: int, ends: Ints) -> None:
+    """Have the workers write the outputs for parties lo..hi-1, each a run of parties."""
+    workers, total = len(pool), int(ends[-1]) if hi > lo else 0
+    cuts = [int(np.searchsorted(ends, total * i / workers, side="left")) for i in range(workers)]
+    cuts = [0, *cuts[1:], hi - lo]
+    befores = np.concatenate([[0], ends])
+    pool.run(
+        [
+            {
+                "do": do,
+                "split": split,
+                "models": own,
+                "first": lo + a,
+                "last": lo + b,
+                "at": int(befores[a]),
+            }
+            for a, b in pairwise(cuts)
+        ]
+    )
+
+
+def _chunks(sizes: Ints, most: int) -> list[tuple[int, int]]:
+    """Cut parties into runs of at most so many points."""
+    ends, chunks, lo = np.cumsum(sizes), [], 0
+    while lo < len(sizes):
+        before = ends[lo - 1] if lo else 0
+        hi = max(lo + 1, int(np.searchsorted(ends, before + most, side="right")))
+        chunks.append((lo, hi))
+        lo = hi
+    return chunks
