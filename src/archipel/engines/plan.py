@@ -25,16 +25,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from archipel import rng
+from archipel.algorithms.fedavg import FedAvg
 from archipel.data.federation import Federation
+from archipel.engines.party import LocalParty
 from archipel.engines.pool import cores
 from archipel.errors import ArchipelError
-from archipel.model import Model, OneByOne, Points, Steps, Vmapped, Way
-from archipel.optimisers import SGD
+from archipel.model import Model, OneByOne, Points, Vmapped, Way
 from archipel.stacked import Stacked
 
-BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
+BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 _BLOCK_BYTES = 64 << 20  # parameters of a block, at most
-_PROBE_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -93,23 +94,24 @@ def choose(
     if workers is not None and workers < 1:
         raise ArchipelError(f"workers = {workers}: give at least 1, or leave it out for all cores.")
     count = cores() if workers is None else workers
-    points = _points(data, batch_size)
-    key = _key(model, data, points)
+    key = _key(model, data, _points(data, batch_size))
     plan = _remembered(key)
     if plan is None:
-        plan = _calibrate(model, data, points)
+        plan = _calibrate(model, data, batch_size)
         _remember(key, plan)
     return replace(plan, workers=count)
 
 
-def _calibrate(model: Model, data: Federation, points: int) -> Plan:
+def _calibrate(model: Model, data: Federation, batch_size: int | float | None) -> Plan:
     best, least = Plan("one", _one_block(model), 1), float("inf")
+    work = FedAvg(lr=1e-4, batch_size=batch_size)
+    points = _points(data, batch_size)
     with threads(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         right = ways(model, data)
         for name, way in right.items():
             if name in ("one", "channels_last"):
-                seconds = _time(model, data, way, points, 1, 2 * least)
+                seconds = _time(model, data, way, work, 1, 2 * least)
                 if seconds < least:
                     best, least = Plan(name, _one_block(model), 1), seconds  # type: ignore[arg-type]
                 continue
@@ -119,7 +121,7 @@ def _calibrate(model: Model, data: Federation, points: int) -> Plan:
             for block in BLOCKS if name == "stacked" else BLOCKS[2:]:
                 if not _fits(model, data, points, block) or worse == 2:
                     break
-                seconds = _time(model, data, way, points, block, 2 * least)
+                seconds = _time(model, data, way, work, block, 2 * least)
                 worse = 0 if seconds < 1.1 * least else worse + 1 + (seconds > 2 * least)
                 if seconds < least:
                     best, least = Plan(name, block, 1), seconds  # type: ignore[arg-type]
@@ -127,41 +129,31 @@ def _calibrate(model: Model, data: Federation, points: int) -> Plan:
 
 
 def _time(
-    model: Model, data: Federation, way: Way, points: int, block: int, hopeless: float
+    model: Model, data: Federation, way: Way, work: FedAvg, block: int, hopeless: float
 ) -> float:
-    """Seconds of a party's local step among `block` parties, the least of a few tries.
+    """Seconds of a party's local epoch (eight batches at most), in blocks of so many parties.
 
-    Processor time, since another program may be running; no second try where it is hopeless.
+    The least of a few tries with other parties each time, so that their data come from memory as
+    in a run. Processor time, since another program may be running.
     """
-    rows = (torch.arange(block * _PROBE_STEPS * points) * 7919 % len(data.x)).view(
-        block, _PROBE_STEPS, points
-    )
-
-    def steps(count: int) -> Steps:
-        return Steps(
-            data.x,
-            data.y,
-            rows[:, :count],
-            torch.full((block, count, points), 1.0 / points, dtype=model.dtype),
-            np.full((block, count), points),
-            1e-4,
-            SGD(),
-            None,
-            0.0,
-            None,
-        )
-
-    w = model.w.expand(block, -1)
+    eligible = np.flatnonzero(data.n.numpy() > 0)
+    size = _points(data, work.batch_size)
+    seconds: list[float] = []
     began = time.perf_counter()
-    seconds = []
-    for count in (1, *[_PROBE_STEPS] * 10):
+    for attempt in range(6):
+        count = min(len(eligible), block if attempt == 0 else max(block, min(64, 8 * block)))
+        chosen = rng.generator(attempt, "calibration").choice(eligible, count, replace=False)
+        ids = chosen[np.argsort(-data.n.numpy()[chosen])]
         start = time.process_time()
-        way.descend(w, steps(count))
-        seconds.append((time.process_time() - start) / (count * block))
-        patience = 5 if len(seconds) == 1 else 1  # the first try also fetches code and data
-        if min(seconds) > patience * hopeless or time.perf_counter() - began > 0.1:
+        for at in range(0, count, block):
+            some = ids[at : at + block]
+            me = LocalParty(data, model, way, some, 0, attempt, (len(some),), limit=8 * size)
+            me.descend(model.w, work)
+        seconds.append((time.process_time() - start) / count)
+        patience = 5 if attempt == 0 else 1  # the first try also fetches code
+        if min(seconds) > patience * hopeless or time.perf_counter() - began > 0.15:
             break
-    return min(seconds)
+    return min(seconds[1:] or seconds)
 
 
 def _probe(model: Model, data: Federation) -> Points:
