@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
@@ -268,14 +269,17 @@ class Stacked:
         weights = steps.weights * (lr[..., None] if isinstance(lr, Tensor) else lr)
         weights = weights.transpose(0, 1).contiguous()
         total, window = int(counts.max(initial=0)), self._window(steps)
+        going = np.searchsorted(
+            -counts, -np.arange(total), side="left"
+        ).tolist()  # parties at a step
         for t in range(0, total, window):
             some = slice(t, min(t + window, total))
-            active = [int((counts > s).sum()) for s in range(some.start, some.stop)]
+            active = going[some]
             if len(layers[self._first].weight) != active[0]:
                 layers = [view.head(active[0]) for view in layers]
             taken = rows[some, : active[0]]
-            x = steps.x.index_select(0, taken.transpose(0, 1).reshape(-1))
-            x = x.view(active[0], -1, *steps.x.shape[1:])
+            taken = taken.transpose(0, 1).reshape(-1) if window > 1 else taken.view(-1)
+            x = steps.x.index_select(0, taken).view(active[0], -1, *steps.x.shape[1:])
             self._descend_window(layers, x, y[some], weights[some], active, drag)
         for view, moved in zip(whole, apart, strict=True):
             view.take(moved)
@@ -306,7 +310,11 @@ class Stacked:
         inner = x.shape[2:-1]  # dimensions of an example besides its features
         x = x.reshape(most, -1, x.shape[-1])
         size = x.shape[1] // count
-        ahead = torch.bmm(x, layers[first].weight.transpose(1, 2))  # X W'
+        weight, bias = layers[first]
+        if count == 1 and bias is not None:
+            ahead = torch.baddbmm(bias, x, weight.transpose(1, 2))
+        else:
+            ahead = torch.bmm(x, weight.transpose(1, 2))  # X W'
         moves = ahead  # d, in the place of X W' once that is used
         if count > 1:
             kernel = torch.bmm(x, x.transpose(1, 2))  # X X'
@@ -320,8 +328,8 @@ class Stacked:
                 h = torch.baddbmm(h, kernel[:a, at, before], moves[:a, before], alpha=-1)
                 if drag.shift is not None:
                     h -= j * drift[:a, at]
-            bias = views[first].bias
-            h = h if bias is None else h + bias
+            if count > 1 and bias is not None:
+                h = h + bias[:a]
 
             def move(i: int, d: Tensor, h: Tensor) -> None:
                 drag.weight(views[i], i)  # noqa: B023
