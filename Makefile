@@ -27,6 +27,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/scale.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py
