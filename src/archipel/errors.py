@@ -10,6 +10,20 @@ from difflib import get_close_matches
 class ArchipelError(ValueError):
     """Bad input. The message is one sentence naming the field, the value and the remedy."""
 
+    exit_code = 2  # of the command line
+
+
+class RunFailed(ArchipelError):
+    """The input was right, but the run did not reach its end: it diverged, a worker died."""
+
+    exit_code = 1
+
+
+class BelowQuorum(ArchipelError):
+    """Fewer parties answered than the study wants, and it says to stop then."""
+
+    exit_code = 3
+
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> ArchipelError:
     """Return the error for a name that is not among `choices`, with the nearest right one.
