@@ -20,9 +20,14 @@ LAYERS = [
     {"core", "graphs", "data", "models"},
     {"descent", "exchange", "model", "algorithms", "participation"},
     {"stacked"},
-    {"engines"},
-    {"simulate", "report"},
+    {"engines", "store"},
+    {"parts"},
     {"baselines", "conformance"},
+    {"run", "scorecard", "report"},
+    {"recording"},
+    {"simulate"},
+    {"plugins", "study", "estimators"},
+    {"compare"},
     {"cli"},
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

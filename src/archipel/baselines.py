@@ -24,7 +24,7 @@ from archipel.engines.plan import Plan
 from archipel.losses import Loss
 from archipel.model import Model
 from archipel.participation import Participation
-from archipel.simulate import build_model
+from archipel.parts import build_model
 
 
 def alone(

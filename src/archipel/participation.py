@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a round: sampling, drop-outs and stragglers of a simulation."""
+"""Who takes part in a round: the study's policy, and the drop-outs of a simulation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from archipel import rng
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, BelowQuorum, unknown
 from archipel.rng import Ints
+
+Floats = NDArray[np.float64]
+Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
+
+_WAITS = 1000  # of one round, at most
 
 
 class Cohort(NamedTuple):
@@ -19,33 +28,62 @@ class Cohort(NamedTuple):
 
     sampled: Ints
     present: Ints  # those that will send something
-    effort: NDArray[np.float64]  # of the present ones: in [0, 1) for a straggler, else 1
+    effort: Floats  # of the present ones: in [0, 1) for a straggler, else 1
     missing: dict[int, str]  # party -> cause
+    counted: bool = True  # False below the quorum: the round changes nothing
+    waited: int = 0  # how often the round was tried before
 
 
 @dataclass(frozen=True)
 class Participation:
     """A float `sample` is a rate (at least one party), a whole number so many parties.
 
-    `stragglers` is the share of a round's parties that do not finish their local work in time: an
-    algorithm either keeps what they have (`keeps_partial_work`) or goes on without them.
+    Below the `quorum` a round does not count, and `on_missing` says what then: go on with the next,
+    wait and try it again, or abort. A party that cannot finish in time is a straggler: an algorithm
+    either keeps what it has (`keeps_partial_work`) or goes on without it.
     """
 
     sample: float | int = 1.0
+    over_select: float = 0.0  # ask this share more; the first to finish count
+    quorum: float | int = 1  # uploads a round needs: a number, or a share of the sample
+    on_missing: Literal["continue", "wait", "abort"] = "continue"
+    deadline: float | None = None  # seconds; in a simulation it needs a `speed`
+    # what happens to a simulation's parties
     dropouts: float = 0.0  # chance that a sampled party does not answer
-    stragglers: float = 0.0
+    stragglers: float = 0.0  # share of a round's parties that do not finish
+    availability: float | str = 1.0  # chance to be there, or "day:24": half of every 24 rounds
+    away: Away = field(default_factory=dict)
+    speed: float | None = None  # examples a party works through per second; None: no clock
+    speed_spread: float = 0.0  # standard deviation over parties of log(speed)
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.sample, int) and not isinstance(self.sample, bool)
-        if not (self.sample >= 1 if whole else 0 <= self.sample <= 1):
-            raise ArchipelError(
-                f"sample = {self.sample}: give a rate between 0 and 1, or a whole number of "
-                "parties from 1."
-            )
-        for name in ("dropouts", "stragglers"):
+        for name in ("sample", "quorum"):
+            value, least = getattr(self, name), 1 if name == "sample" else 0
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not (value >= least if whole else 0 <= value <= 1):
+                raise ArchipelError(
+                    f"{name} = {value}: give a rate between 0 and 1, or a whole number of "
+                    f"parties from {least}."
+                )
+        for name in ("dropouts", "stragglers", "availability"):
             value = getattr(self, name)
-            if not 0 <= value <= 1:
+            if not isinstance(value, str) and not 0 <= value <= 1:
                 raise ArchipelError(f"{name} = {value}: give a share between 0 and 1.")
+        for name in ("over_select", "speed_spread"):
+            value = getattr(self, name)
+            if not 0 <= value <= 100:
+                raise ArchipelError(f"{name} = {value}: give a number from 0 to 100.")
+        for name in ("deadline", "speed"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ArchipelError(f"{name} = {value}: give a number above 0, or leave it out.")
+        if self.on_missing not in ("continue", "wait", "abort"):
+            raise unknown("on_missing", str(self.on_missing), ("continue", "wait", "abort"))
+        if isinstance(self.availability, str) and not _day(self.availability):
+            raise ArchipelError(
+                f"availability = '{self.availability}': give a share between 0 and 1, or "
+                "'day:24' for parties that are there half of every 24 rounds."
+            )
 
     def count(self, parties: int) -> int:
         """How many of the parties a round samples."""
@@ -58,29 +96,149 @@ class Participation:
             return self.sample
         return max(int(self.sample * parties + 1e-9), 1)
 
-    def draw(self, eligible: Ints, seed: int, t: int, keeps_partial_work: bool) -> Cohort:
-        """Draw round t's parties, uniformly without replacement, in ascending order."""
+    def draw(
+        self,
+        eligible: Ints,
+        seed: int,
+        t: int,
+        keeps_partial_work: bool = False,
+        work: Floats | None = None,
+        clock: int | None = None,
+    ) -> Cohort:
+        """Draw round t's parties, uniformly without replacement, in ascending order.
+
+        `work` is how many examples each eligible party would work through; `clock` is the time,
+        which runs ahead of t once a round was waited for.
+        """
+        clock = t if clock is None else clock
+        waited = 0
+        while True:
+            cohort = self._attempt(eligible, seed, t, clock + waited, keeps_partial_work, work)
+            cohort = cohort._replace(waited=waited)
+            if cohort.counted or self.on_missing == "continue":
+                return cohort
+            if self.on_missing == "abort" or waited == _WAITS:
+                causes = ", ".join(sorted(set(cohort.missing.values()))) or "too few are sampled"
+                raise BelowQuorum(
+                    f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
+                    f"({causes}), below the quorum of {self._needed(len(eligible))}"
+                    + (f", also after waiting {waited} rounds" if waited else "")
+                    + ": lower round.quorum, or say on_missing = 'continue' or 'wait'."
+                )
+            waited += 1
+
+    def _attempt(
+        self,
+        eligible: Ints,
+        seed: int,
+        t: int,
+        clock: int,
+        keeps_partial_work: bool,
+        work: Floats | None,
+    ) -> Cohort:
         count = self.count(len(eligible))
-        sampled = eligible
-        if count < len(eligible):
-            chosen = rng.generator(seed, t, "sample").choice(
-                len(eligible), count, replace=False, shuffle=False
-            )
-            sampled = eligible[np.sort(chosen)]
-        missing: dict[int, str] = {}
-        lost = _draws(seed, t, "dropouts", sampled) < self.dropouts
-        late = np.zeros(count, bool)
+        sampled, here = self._sample(eligible, count, seed, t, clock)
+        missing = dict.fromkeys(sampled[~here].tolist(), "away")
+        stays = here & (_draws(seed, clock, "dropouts", sampled) >= self.dropouts)
+        missing |= dict.fromkeys(sampled[here & ~stays].tolist(), "dropped out")
+
+        late = np.zeros(len(sampled), bool)
         late[
-            np.argsort(_draws(seed, t, "stragglers", sampled))[: round(self.stragglers * count)]
+            np.argsort(_draws(seed, clock, "stragglers", sampled))[
+                : round(self.stragglers * len(sampled))
+            ]
         ] = 1
-        effort = np.where(late, _draws(seed, t, "effort", sampled), 1.0)
-        missing |= dict.fromkeys(sampled[lost].tolist(), "dropped out")
-        stays = ~lost
+        effort = np.where(late, _draws(seed, clock, "effort", sampled), 1.0)
+        seconds = self._seconds(eligible, sampled, seed, work)
+        if self.deadline is not None and seconds is not None:
+            in_time = np.minimum(1.0, self.deadline / np.maximum(seconds, 1e-12))
+            effort = np.minimum(effort, in_time)
         if not keeps_partial_work:
-            missing |= dict.fromkeys(sampled[late & ~lost].tolist(), "too slow")
-            stays &= ~late
-        return Cohort(sampled, sampled[stays], effort[stays], missing)
+            slow = stays & (effort < 1)
+            missing |= dict.fromkeys(sampled[slow].tolist(), "too slow")
+            stays &= ~slow
+
+        if stays.sum() > count:  # the first to finish count
+            order = seconds if seconds is not None else _draws(seed, clock, "finish", sampled)
+            first = np.flatnonzero(stays)[np.argsort(order[stays], kind="stable")[:count]]
+            spare = stays.copy()
+            spare[first] = False
+            missing |= dict.fromkeys(sampled[spare].tolist(), "not needed")
+            stays &= ~spare
+        counted = int(stays.sum()) >= self._needed(len(eligible))
+        return Cohort(sampled, sampled[stays], effort[stays], missing, counted)
+
+    def _sample(
+        self, eligible: Ints, count: int, seed: int, t: int, clock: int
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        """Whom to ask, those that are there first, and whether each is there."""
+        asked = min(len(eligible), ceil(count * (1 + self.over_select) - 1e-9))
+        here = self._here(eligible, seed, clock)
+        if asked == len(eligible):
+            return eligible, here
+        pools = [np.flatnonzero(here), np.flatnonzero(~here)]
+        chosen: list[Ints] = []
+        for purpose, pool in zip(("sample", "sample away"), pools, strict=True):
+            wanted = min(len(pool), asked - sum(map(len, chosen)))
+            if wanted:
+                draws = rng.generator(seed, t, purpose)
+                at = draws.choice(len(pool), wanted, replace=False, shuffle=False)
+                chosen.append(pool[at])
+        places = np.sort(np.concatenate(chosen))
+        return eligible[places], here[places]
+
+    def _here(self, eligible: Ints, seed: int, clock: int) -> NDArray[np.bool_]:
+        """Which parties are there at a time, `[len(eligible)]`."""
+        here = np.ones(len(eligible), bool)
+        if isinstance(self.availability, str):
+            day = _day(self.availability)
+            phase = rng.uniform(rng.keys(rng.key(seed, 0, "time zone"), eligible))
+            here = (clock + np.floor(phase * day)) % day < day / 2
+        elif self.availability < 1:
+            here = _draws(seed, clock, "availability", eligible) < self.availability
+        for party, absences in self.away.items():
+            if any(first <= clock + 1 <= last for first, last in absences):
+                here[eligible == party] = False
+        return here
+
+    def _seconds(
+        self, eligible: Ints, sampled: Ints, seed: int, work: Floats | None
+    ) -> Floats | None:
+        """How long each sampled party works."""
+        if self.speed is None or work is None:
+            return None
+        uniform = torch.from_numpy(rng.uniform(rng.keys(rng.key(seed, 0, "speed"), sampled)))
+        normal = 2**0.5 * torch.erfinv((2 * uniform - 1).clamp(-1 + 1e-12, 1 - 1e-12)).numpy()
+        examples = work[np.searchsorted(eligible, sampled)]
+        seconds: Floats = examples / (self.speed * np.exp(self.speed_spread * normal))
+        return seconds
+
+    def _needed(self, parties: int) -> int:
+        if isinstance(self.quorum, int):
+            return self.quorum
+        return ceil(self.quorum * self.count(parties) - 1e-9)
 
 
-def _draws(seed: int, t: int, purpose: str, parties: Ints) -> NDArray[np.float64]:
+def absences(text: str) -> tuple[tuple[int, int], ...]:
+    """Read rounds such as "11-20, 35".
+
+    >>> absences("11-20, 35")
+    ((11, 20), (35, 35))
+    """
+    spans = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]) or int(match[1]) < 1:
+            raise ArchipelError(f"away = '{text}': give rounds such as '11-20' or '5, 11-20'.")
+        spans.append((int(match[1]), int(match[2] or match[1])))
+    return tuple(spans)
+
+
+def _day(availability: str) -> int:
+    """Rounds of a day; 0 where the text is something else."""
+    match = re.fullmatch(r"day:(\d{1,6})", availability)
+    return int(match[1]) if match and int(match[1]) >= 2 else 0
+
+
+def _draws(seed: int, t: int, purpose: str, parties: Ints) -> Floats:
     return rng.uniform(rng.keys(rng.key(seed, t, purpose), parties))

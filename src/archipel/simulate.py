@@ -3,117 +3,76 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from archipel import data as datasets
-from archipel import models
-from archipel.core import Algorithm, Vector
+from archipel import baselines as baseline
+from archipel import recording
+from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.descent import work_of
 from archipel.engines.evaluation import Evaluation
-from archipel.engines.local import LocalEngine
+from archipel.engines.local import LocalEngine, Outcome
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import Topology
-from archipel.graphs import topology as topology_of
-from archipel.losses import Loss, default_loss
-from archipel.metrics import PRIMARY, larger_is_better
+from archipel.losses import Loss
+from archipel.metrics import larger_is_better
 from archipel.model import Model
-from archipel.participation import Cohort, Participation
+from archipel.participation import Floats, Participation
+from archipel.parts import build_away, build_model, build_topology, federation
+from archipel.recording import Recorder
+from archipel.rng import Ints
+from archipel.run import Description, Round, Run, Spent, spread
+from archipel.store.folder import Folder
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Round = dict[str, Any]  # one entry of a run's history
+__all__ = ["Options", "Run", "Watch", "simulate", "sweep"]
 
 
-@dataclass
-class Run:
-    """What a run did and learnt."""
+class Watch(Protocol):
+    """Who looks on: told before the first round and after every one; True stops the run."""
 
-    algorithm: Algorithm
-    data: Federation
-    task_model: Model
-    seed: int
-    plan: Plan
-    history: list[Round] = field(default_factory=list)
-    participation: list[Cohort] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
-    vector: Vector = field(default_factory=lambda: torch.zeros(0))
-    buffers: Tensor | None = None  # mean of the parties' BatchNorm statistics
-    parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
-    privacy: None = None
-
-    @property
-    def model(self) -> nn.Module:
-        """The module with the parameters that were learnt."""
-        return self.task_model.to_module(self.vector, self.buffers)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The last evaluation over all training parties' test points."""
-        return dict(self.history[-1]["metrics"]) if self.history else {}
-
-    def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
-        """Rounds and values of a metric."""
-        metric = metric or PRIMARY[self.data.task]
-        if metric not in self.metrics:
-            if not self.metrics:
-                raise ArchipelError("no party has a test point to score: split some off, test=0.2.")
-            raise unknown("metric", metric, self.metrics)
-        return (
-            [entry["round"] for entry in self.history],
-            [entry["metrics"][metric] for entry in self.history],
-        )
-
-    def rounds_to(self, target: float, metric: str | None = None) -> float | None:
-        """Rounds to a target: the best value so far, interpolated [McMahan 2017]; None if never."""
-        sign = 1 if larger_is_better(metric or PRIMARY[self.data.task]) else -1
-        before, best = 0.0, -float("inf")
-        for t, value in zip(*self.curve(metric), strict=True):
-            if sign * value >= sign * target:
-                if best == -float("inf"):
-                    return float(t)
-                return before + (t - before) * (sign * target - best) / (sign * value - best)
-            best, before = max(best, sign * value), t
-        return None
-
-    def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
-        """Draw a metric against rounds, and the spread over parties of the last evaluation."""
-        from archipel.report.plots import curve_and_spread
-
-        return curve_and_spread(self, metric or PRIMARY[self.data.task], path)
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
-        last = self.history[-1]["round"] if self.history else 0
-        return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
-            f"{last} rounds, {shown}"
-        )
+    def __call__(self, run: Run) -> bool | None: ...
+    def say(self, text: str) -> None:
+        """What goes on before the first round."""
 
 
 class Options(TypedDict, total=False):
     """What `simulate` and `sweep` take besides algorithm, data and model."""
 
     rounds: int  # 100
-    sample: float | int  # rate 0..1, or so many parties a round; 1.0
     seed: int  # 0
     partition: str  # how to deal the data out, such as "dirichlet:0.3"
     parties: int  # to so many
     topology: str | Topology  # for peers, such as "ring"
-    dropouts: float  # chance that a sampled party does not answer
-    stragglers: float  # share of a round's parties that do not finish
     loss: str | Loss  # the task's
     evaluate_every: int  # rounds; 1
+    metric: str  # by which the run is judged; the task's
+    target: float  # of that metric
     workers: int  # processes; all cores
     plan: Plan  # how to compute; timed unless given
+    # who takes part; see archipel.participation
+    sample: float | int  # rate 0..1, or so many parties a round; 1.0
+    over_select: float
+    quorum: float | int
+    on_missing: Literal["continue", "wait", "abort"]
+    deadline: float
+    dropouts: float  # chance that a sampled party does not answer
+    stragglers: float  # share of a round's parties that do not finish
+    availability: float | str
+    away: Mapping[str, str]  # party -> rounds, such as {"Cleveland": "11-20"}
+    speed: float
+    speed_spread: float
 
 
 def simulate(
@@ -122,20 +81,63 @@ def simulate(
     model: str | nn.Module | Model | None = None,
     *,
     on_round: Callable[[Run], bool | None] | None = None,
+    watch: Watch | None = None,
+    baselines: bool = False,
+    out: str | Path | None = None,
+    checkpoint_seconds: float = 1.0,
+    study: Description | None = None,
     **options: Unpack[Options],
 ) -> Run:
     """Run rounds of an algorithm and return what came of it.
 
-    `on_round` is called after each evaluated round and stops the run by returning True. The result
-    depends on the seed alone: to float tolerance, not on workers, plan or order of parties.
+    `on_round` is called after each evaluated round and stops the run by returning True; `watch` is
+    called after every round. With `out`, a folder, the run is written there as it goes on, at most
+    `checkpoint_seconds` behind; the same call again goes on where that run ended, or returns it
+    when it was done. `baselines` trains every party alone and all data in one place first. The
+    result depends on the seed alone: to float tolerance, not on workers, plan or order of parties.
 
     >>> from archipel.algorithms import FedAvg
     >>> run = simulate(FedAvg(lr=0.1), "heart_disease", rounds=3, workers=1)
     >>> len(run.history)
     3
     """
-    each = None if on_round is None else lambda runs: on_round(runs[0])
-    return sweep(algorithm, data, model, {}, on_round=each, **options)[0]
+    folder = None
+    with ExitStack() as stack:
+        fed, task_model = _parts(data, model, options)
+        if out is not None:
+            path = Path(out).absolute()
+            described = _describe(algorithm, fed, task_model, options, study)
+            if Folder.exists(path):
+                folder = stack.enter_context(Folder.open(path))
+                _check_same(folder, described)
+                options["plan"] = recording.plan_of(folder)
+        loop = Loop(algorithm, fed, task_model, {}, options)
+        run = loop.runs[0]
+        run.study, run.environment = study, recording.environment()
+        stack.enter_context(loop.engine)
+        if out is not None:
+            if folder is None:
+                files = {} if study is None else {"study.toml": study.toml().encode()}
+                made = recording.create(path, run, described, _digest(described), files)
+                folder = stack.enter_context(made)
+                begins = ("started", f"{run.rounds} rounds of {algorithm!r}")
+            else:
+                loop.restore(recording.restore(folder, run))
+                begins = ("resumed", f"after round {run.done}")
+                if run.state == "done":
+                    return run
+            run.folder, run.state = path, "running"
+            loop.recorder = Recorder(folder, run, loop.engine.state, checkpoint_seconds)
+            loop.recorder.event(*begins)
+        try:
+            if baselines and not run.baselines:
+                loop.baselines(watch.say if watch is not None else lambda text: None)
+            loop.go(watch, None if on_round is None else lambda runs: on_round(runs[0]))
+        except ArchipelError as error:
+            if loop.recorder is not None:
+                loop.recorder.fail(error)
+            raise
+    return run
 
 
 def sweep(
@@ -152,125 +154,186 @@ def sweep(
     Each equals the run of that setting alone, except where a party diverges: alone, the run goes on
     without it; in a sweep that setting goes on as NaN.
     """
+    loop = Loop(algorithm, *_parts(data, model, options), settings, options)
+    with loop.engine:
+        loop.go(None, on_round)
+    return loop.runs
+
+
+class Loop:
+    """The loop over rounds: of one run, or of a sweep's runs side by side."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        fed: Federation,
+        model: Model,
+        settings: Mapping[str, Sequence[float]],
+        options: Options,
+    ) -> None:
+        self.rounds, self.every = options.get("rounds", 100), options.get("evaluate_every", 1)
+        self.seed, self.swept = options.get("seed", 0), bool(settings)
+        if self.rounds < 1 or self.every < 1:
+            raise ArchipelError(
+                f"rounds = {self.rounds}, evaluate_every = {self.every}: give whole numbers from 1."
+            )
+        policy: dict[str, Any] = {
+            name: value for name, value in options.items() if name in _POLICY and value is not None
+        }
+        if "away" in policy:
+            policy["away"] = build_away(policy["away"], fed)
+        self.who = Participation(**policy)
+        self.options = options
+        self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
+        notes = _empty(fed, len(self.eligible))
+        self.who.count(len(self.eligible))
+        self.engine = LocalEngine(
+            algorithm,
+            fed,
+            model,
+            seed=self.seed,
+            topology=build_topology(options.get("topology"), fed, self.seed),
+            workers=options.get("workers"),
+            plan=options.get("plan"),
+            sweep=settings,
+        )
+        values = zip(*settings.values(), strict=True) if settings else [()]
+        self.runs = [
+            Run(
+                replace(algorithm, **dict(zip(settings, value, strict=True))),  # type: ignore[type-var]
+                fed,
+                model,
+                self.seed,
+                self.engine.plan,
+                self.engine.anatomy,
+                self.rounds,
+                options.get("metric") or "",
+                options.get("target"),
+                notes=list(notes),
+            )
+            for value in values
+        ]
+        self.recorder: Recorder | None = None
+        self._partial = getattr(algorithm, "keeps_partial_work", False)
+        self._work = _work(algorithm, fed, self.eligible)
+        self._clock = 0  # rounds so far, and those that were waited for
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a checkpoint of the one run, whose history was put back already."""
+        (run,) = self.runs
+        self._clock = sum(1 + cohort.waited for cohort in run.participation)
+        if state:
+            self.engine.restore(state)
+        if run.history:
+            run.vector, run.buffers = self.engine.vector().clone(), self.engine.buffers()
+
+    def baselines(self, say: Callable[[str], None]) -> None:
+        """Train what the run is compared with, with the same budget."""
+        (run,) = self.runs
+        try:
+            work_of(run.algorithm)  # type: ignore[arg-type]
+        except ArchipelError:
+            run.notes.append("no baselines: the algorithm has no lr to train a party alone with.")
+            return
+        budget: dict[str, Any] = {
+            "rounds": self.rounds,
+            "sample": self.who.sample,
+            "seed": self.seed,
+        }
+        parts: Any = (run.algorithm, run.data, run.task_model)
+        say("training every party alone, to compare with")
+        local = baseline.alone(*parts, **budget, workers=self.engine.plan.workers)
+        say("training on all data in one place, to compare with")
+        run.baselines = {"local": local, "central": baseline.pooled(*parts, **budget)}
+        if self.recorder is not None:
+            self.recorder.baselines()
+
+    def go(self, watch: Watch | None, on_round: Callable[[list[Run]], bool | None] | None) -> None:
+        """Do the rounds that are left."""
+        run = self.runs[0]
+        began = time.perf_counter() - run.seconds
+        stopped = watch is not None and bool(watch(run))
+        for t in range(run.done, self.rounds):
+            if stopped:
+                break
+            evaluated = (t + 1) % self.every == 0 or t == self.rounds - 1
+            spent = self._round(t)
+            for each in self.runs:
+                each.spent = Spent(*map(sum, zip(each.spent, spent, strict=True)))
+            if evaluated:
+                self._evaluate(t, time.perf_counter() - began)
+            run.seconds = time.perf_counter() - began
+            if self.recorder is not None:
+                self.recorder.round(spent, evaluated)
+            stopped = evaluated and on_round is not None and bool(on_round(self.runs))
+            stopped = (watch is not None and bool(watch(run))) or stopped
+        for each in self.runs:
+            each.state = "done" if each.done == self.rounds else "stopped"
+        if self.recorder is not None:
+            text = f"{run.done} of {self.rounds} rounds"
+            self.recorder.end(run.state, text, run.scorecard.to_json())
+
+    def _round(self, t: int) -> Spent:
+        """One round; return what it cost."""
+        data = self.runs[0].data
+        cohort = self.who.draw(self.eligible, self.seed, t, self._partial, self._work, self._clock)
+        self._clock += 1 + cohort.waited
+        outcome = Outcome(cohort.present, cohort.present[:0], 0)
+        notes = []
+        if cohort.counted:
+            outcome = self.engine.round(t, cohort.present, cohort.effort)
+        else:
+            notes.append(f"round {t + 1}: below the quorum, not counted.")
+        if cohort.waited:
+            notes.append(f"round {t + 1}: tried {cohort.waited + 1} times to reach the quorum.")
+        for k in outcome.diverged.tolist():
+            cohort.missing[k] = "diverged"
+            notes.append(
+                f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
+            )
+        arrived = np.isin(cohort.present, outcome.arrived)
+        cohort = cohort._replace(present=cohort.present[arrived], effort=cohort.effort[arrived])
+        for run in self.runs:
+            run.participation.append(cohort)
+            run.notes += notes
+        return Spent(outcome.gradients, *self.engine.traffic(t, outcome, len(cohort.sampled)))
+
+    def _evaluate(self, t: int, seconds: float) -> None:
+        """Score every run after round t."""
+        engine = self.engine
+        for index, run in enumerate(self.runs):
+            run.vector = engine.vector(index if self.swept else None).clone()
+            scores = engine.evaluate(run.vector)
+            own = engine.evaluate(own=True) if engine.peer and not self.swept else None
+            run.parties, run.buffers = (own or scores).parties, engine.buffers()
+            if scores.pooled and run.metric not in scores.pooled:
+                raise unknown("metric", run.metric, scores.pooled)
+            cohort = run.participation[-1]
+            run.history.append(
+                {
+                    **_entry(t + 1, run, scores, own),
+                    "sampled": len(cohort.sampled),
+                    "missing": len(cohort.missing),
+                    "bytes": {"up": run.spent.up, "down": run.spent.down},
+                    "gradients": run.spent.gradients,
+                    "seconds": seconds,
+                }
+            )
+
+
+_POLICY = {field.name for field in fields(Participation)}
+
+
+def _parts(
+    data: str | Federation, model: str | nn.Module | Model | None, options: Options
+) -> tuple[Federation, Model]:
     for name in options:
         if name not in Options.__annotations__:
-            raise unknown("option", name, [*Options.__annotations__, "on_round"])
-    rounds, every = options.get("rounds", 100), options.get("evaluate_every", 1)
+            named = ["on_round", "watch", "baselines", "out", "checkpoint_seconds", "study"]
+            raise unknown("option", name, [*Options.__annotations__, *named])
     seed = options.get("seed", 0)
-    if rounds < 1 or every < 1:
-        raise ArchipelError(
-            f"rounds = {rounds}, evaluate_every = {every}: give whole numbers from 1."
-        )
     fed = federation(data, options.get("partition"), options.get("parties"), seed)
-    task_model = build_model(model, fed, options.get("loss"), seed)
-    who = Participation(
-        options.get("sample", 1.0), options.get("dropouts", 0.0), options.get("stragglers", 0.0)
-    )
-    eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
-    notes = _empty(fed, len(eligible))
-    engine = LocalEngine(
-        algorithm,
-        fed,
-        task_model,
-        seed=seed,
-        topology=_topology(options.get("topology"), fed, seed),
-        workers=options.get("workers"),
-        plan=options.get("plan"),
-        sweep=settings,
-    )
-    values = zip(*settings.values(), strict=True) if settings else [()]
-    runs = [
-        Run(
-            replace(algorithm, **dict(zip(settings, value, strict=True))),  # type: ignore[type-var]
-            fed,
-            task_model,
-            seed,
-            engine.plan,
-        )
-        for value in values
-    ]
-    partial = getattr(algorithm, "keeps_partial_work", False)
-    gradients, up, down, began = 0, 0, 0, time.perf_counter()
-    with engine:
-        for t in range(rounds):
-            cohort = who.draw(eligible, seed, t, partial)
-            outcome = engine.round(t, cohort.present, cohort.effort)
-            for k in outcome.diverged.tolist():
-                cohort.missing[k] = "diverged"
-                notes.append(
-                    f"round {t + 1}: party {fed.name(k)} diverged and was left out: lower lr."
-                )
-            gradients += outcome.gradients
-            sent, received = engine.traffic(t, outcome, len(cohort.sampled))
-            up, down = up + sent, down + received
-            last = t == rounds - 1
-            for run in runs:
-                run.participation.append(cohort)
-            if (t + 1) % every and not last:
-                continue
-            for index, run in enumerate(runs):
-                run.vector = engine.vector(index if settings else None).clone()
-                scores = engine.evaluate(run.vector)
-                own = engine.evaluate(own=True) if engine.peer and not settings else None
-                run.parties = (own or scores).parties
-                run.notes, run.buffers = list(notes), engine.buffers()
-                run.history.append(
-                    {
-                        **_entry(t + 1, fed, scores, own),
-                        "sampled": len(cohort.sampled),
-                        "missing": len(cohort.missing),
-                        "bytes": {"up": up, "down": down},
-                        "gradients": gradients,
-                        "seconds": time.perf_counter() - began,
-                    }
-                )
-            if on_round is not None and on_round(runs):
-                break
-    return runs
-
-
-def federation(
-    data: str | Federation, partition: str | None = None, parties: int | None = None, seed: int = 0
-) -> Federation:
-    """Return the federation itself, or load the dataset of that name."""
-    if isinstance(data, Federation):
-        if partition is not None:
-            return data.repartition(partition, parties or data.training, seed)
-        if parties is not None:
-            raise ArchipelError(
-                f"parties = {parties}: this federation has {data.parties}; say partition='iid' as "
-                "well to deal its points out anew."
-            )
-        return data
-    return datasets.load(data, partition=partition, parties=parties, seed=seed)
-
-
-def build_model(
-    model: str | nn.Module | Model | None,
-    fed: Federation,
-    loss: str | Loss | None = None,
-    seed: int = 0,
-) -> Model:
-    """Return the model itself, a module with the task's loss, or a reference network by name."""
-    if isinstance(model, Model):
-        if loss is not None:
-            raise ArchipelError(f"loss = {loss!r}: the model has one already; leave it out.")
-        return model
-    if model is None:
-        model = models.default_model(fed.task, fed.shape)
-    if isinstance(model, str):
-        model = models.build(model, fed.shape, fed.classes or 1, seed)
-        if fed.x.is_floating_point():
-            model = model.to(fed.x.dtype)
-    return Model(model, default_loss(fed.task) if loss is None else loss)
-
-
-def _topology(topology: str | Topology | None, fed: Federation, seed: int) -> Topology | None:
-    if topology is None or isinstance(topology, Topology):
-        return topology
-    if not isinstance(topology, str):
-        raise ArchipelError(f"topology = {topology!r}: give a name such as 'ring'.")
-    return topology_of(topology, fed.training, seed)
+    return fed, build_model(model, fed, options.get("loss"), seed)
 
 
 def _empty(fed: Federation, eligible: int) -> list[str]:
@@ -284,29 +347,91 @@ def _empty(fed: Federation, eligible: int) -> list[str]:
     return [f"{len(empty)} parties have no training point and are left out: {shown}."]
 
 
-def _entry(t: int, fed: Federation, scores: Evaluation, own: Evaluation | None) -> Round:
+def _work(algorithm: Algorithm, fed: Federation, eligible: Ints) -> Floats:
+    """How many examples each party works through in a round."""
+    n = fed.n.numpy()[eligible].astype(np.float64)
+    if not hasattr(algorithm, "lr"):
+        return n
+    work = work_of(algorithm)  # type: ignore[arg-type]
+    if work.local_steps is None:
+        return n * work.local_epochs
+    size = n if work.batch_size is None else work.batch_size
+    examples: Floats = work.local_steps * (
+        size * n if isinstance(size, float) else np.minimum(size, n)
+    )
+    return examples
+
+
+def _entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round:
     """One evaluated round: over all points, and over parties (mean, worst tenth, spread)."""
-    metric = PRIMARY[fed.task]
-    per_party = (own or scores).parties[metric]
+    training, better = run.data.training, larger_is_better(run.metric)
+    per_party = (own or scores).parties[run.metric]
     return {
         "round": t,
         "metrics": scores.pooled,
         "new": scores.new or None,
         "own": None if own is None else own.pooled,
-        "seen_parties": spread(per_party[: fed.training], larger_is_better(metric)),
-        "new_parties": spread(per_party[fed.training :], larger_is_better(metric)),
+        "seen_parties": spread(per_party[:training], better),
+        "new_parties": spread(per_party[training:], better),
     }
 
 
-def spread(values: Tensor, larger_is_better: bool = True) -> dict[str, float] | None:
-    """Mean, standard deviation and mean of the worst tenth over parties that have a value."""
-    values = values[~values.isnan()].sort(descending=not larger_is_better).values
-    if len(values) == 0:
-        return None
-    tenth = values[: max(1, len(values) // 10)]
+# -- the same run again ----------------------------------------------------------------------------
+
+
+def _describe(
+    algorithm: Algorithm,
+    fed: Federation,
+    model: Model,
+    options: Options,
+    study: Description | None,
+) -> dict[str, Any]:
+    """All that a run's result depends on: its study, or a print of the objects it was given."""
+    if study is not None:
+        return {"study": study.resolved()}
+    data = blake2b(digest_size=16)
+    for tensor in (fed.offsets, fed.test_from, fed.x, fed.y):
+        data.update(np.ascontiguousarray(tensor.numpy()).data)
+    net = blake2b(str(model.module).encode(), digest_size=16)
+    net.update(model.w.numpy().tobytes())
+    chosen = {
+        name: value if isinstance(value, int | float | str) else repr(value)
+        for name, value in sorted(options.items())
+        if name not in ("workers", "plan")
+    }
     return {
-        "mean": float(values.mean()),
-        "sd": float(values.std(correction=0)),
-        "worst_tenth": float(tenth.mean()),
-        "parties": len(values),
+        "objects": {
+            "algorithm": repr(algorithm),
+            "data": f"{fed.about.name} {data.hexdigest()}",
+            "model": f"{type(model.module).__name__} {net.hexdigest()}",
+            "loss": model.loss_function.name,
+            "options": chosen,
+        }
     }
+
+
+def _digest(description: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def _check_same(folder: Folder, description: Mapping[str, Any]) -> None:
+    """Refuse to go on with another study than the one that began."""
+    row = folder.journal.row()
+    if row["hash"] == _digest(description):
+        return
+    changed = _differences(row["description"], description)
+    raise ArchipelError(
+        f"out = '{folder.path}': the run there is another one ({', '.join(changed[:5])} differ); "
+        "name another folder."
+    )
+
+
+def _differences(before: Any, after: Any, path: str = "") -> list[str]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        return [
+            found
+            for key in sorted({*before, *after})
+            for found in _differences(before.get(key), after.get(key), f"{path}.{key}")
+        ]
+    name = path.removeprefix(".").removeprefix("study.").removeprefix("objects.")
+    return [] if before == after else [name]

@@ -184,7 +184,7 @@ def test_standardised_by_training_points_of_training_parties_only() -> None:
     ("act", "words"),
     [
         (lambda f: f.party(2), "0..1"),
-        (lambda f: f.party("c"), "no party is called 'c'"),
+        (lambda f: f.party("c"), "unknown party 'c'"),
         (lambda f: f.select([]), "at least one"),
         (lambda f: f.select([0, 0]), "twice"),
         (lambda f: f.select(np.array([5])), "0..1"),

@@ -21,8 +21,9 @@ from archipel.data import Federation, load
 from archipel.engines.local import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.model import Model
+from archipel.parts import build_model
 from archipel.report.plots import alone_and_together
-from archipel.simulate import build_model, simulate
+from archipel.simulate import simulate
 
 ALGORITHM = FedAvg(lr=0.03, local_epochs=1, batch_size=16)
 ROUNDS = 40

@@ -23,7 +23,7 @@ from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.check import check_layout, check_values
 from archipel.data.rows import Bools, Ints, arrange, draw_test, ranges
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,9 @@ class Federation:
             names = np.arange(self.parties).astype(str) if self.names is None else self.names
             found = np.flatnonzero(np.asarray(names) == party)
             if len(found) == 0:
-                raise ArchipelError(f"no party is called '{party}'; see .names.")
+                if len(names) <= 100:
+                    raise unknown("party", party, map(str, names))
+                raise ArchipelError(f"unknown party '{party}': there are {len(names)}, see .names.")
             return int(found[0])
         if not 0 <= party < self.parties:
             raise ArchipelError(f"party {party} does not exist; there are 0..{self.parties - 1}.")

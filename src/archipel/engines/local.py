@@ -291,6 +291,25 @@ class LocalEngine:
             self.anatomy.bytes_down * sampled,
         )
 
+    def state(self) -> dict[str, Tensor]:
+        """All that the next round depends on besides its number: a checkpoint."""
+        shared = {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
+        return {**shared, **self._memory.kept()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint of an engine made alike."""
+        here = self.state()
+        for name, tensor in here.items():
+            skip = 0 if name.startswith("shared.") else 1  # a row per party that took part
+            if name not in state or state[name].shape[skip:] != tensor.shape[skip:]:
+                raise ArchipelError(
+                    f"the checkpoint does not fit {type(self.algorithm).__name__} on this model: "
+                    f"'{name}' differs; resume with the study that began."
+                )
+        names = iter(range(len(leaves(self.shared))))
+        self.shared = tree_map(lambda _: state[f"shared.{next(names)}"].clone(), self.shared)
+        self._memory.restore(state)
+
     # -- what has been learnt ----------------------------------------------------------------------
 
     def vector(self, setting: int | None = None) -> Vector:

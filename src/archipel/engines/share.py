@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,20 @@ class Memory:
             return taken
 
         return tree_map(rows, self.own, self._first_own)
+
+    def kept(self) -> dict[str, Tensor]:
+        """What the parties that took part keep from round to round."""
+        ids = torch.nonzero(self.visited)[:, 0]
+        own = {f"own.{i}": store[ids] for i, store in enumerate(leaves(self.own))}
+        return {"visited": ids, "buffers": self.buffers[ids], **own}
+
+    def restore(self, kept: Mapping[str, Tensor]) -> None:
+        ids = kept["visited"]
+        self.visited.zero_()
+        self.visited[ids] = 1
+        self.buffers[ids] = kept["buffers"]
+        for i, store in enumerate(leaves(self.own)):
+            store[ids] = kept[f"own.{i}"]
 
 
 @dataclass

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a run into its folder while it goes on, and reads it back.
+
+A checkpoint is written to the side first; the journal's transaction then names it and holds all
+that happened up to it. Whatever moment a process is killed at, the journal and the checkpoint it
+names agree, and the rounds after it are computed again, to the same bits.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.engines.evaluation import Evaluation
+from archipel.engines.plan import Plan
+from archipel.engines.pool import cores
+from archipel.participation import Cohort
+from archipel.run import Run, Spent
+from archipel.store.folder import Folder
+from archipel.store.journal import Event, now
+
+State = Callable[[], Mapping[str, Tensor]]
+
+_SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
+
+
+def environment() -> dict[str, str]:
+    """What the numbers may depend on besides the study."""
+    return {
+        "archipel": version("archipel"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": str(cores()),
+    }
+
+
+def create(
+    path: Path, run: Run, description: Mapping[str, Any], digest: str, files: Mapping[str, bytes]
+) -> Folder:
+    """Make the folder of a run that is about to begin."""
+    data = run.data
+    roster = (
+        {
+            "party": k,
+            "name": data.name(k),
+            "training_points": n,
+            "test_points": n_test,
+            "trains": k < data.training,
+        }
+        for k, (n, n_test) in enumerate(zip(data.n.tolist(), data.n_test.tolist(), strict=True))
+    )
+    row = {
+        "description": dict(description),
+        "hash": digest,
+        "plan": asdict(run.plan),
+        "environment": run.environment,
+        "rounds": run.rounds,
+        "summary": _summary(run),
+    }
+    return Folder.create(path, row, roster, files)
+
+
+def plan_of(folder: Folder) -> Plan:
+    """How the run was computed: another plan would give other last bits."""
+    return Plan(**folder.journal.row()["plan"])
+
+
+class Recorder:
+    """Keeps a run's folder up to date, at a small share of its time."""
+
+    def __init__(self, folder: Folder, run: Run, state: State, every: float) -> None:
+        self._folder, self._run, self._state, self._every = folder, run, state, every
+        self._rounds: list[dict[str, Any]] = []
+        self._metrics: list[tuple[int, str, Tensor]] = []
+        self._entries = len(run.history)
+        self._events = len(run.events)
+        self._notes = len(run.notes)
+        self._saved, self._cost = time.perf_counter(), 0.0
+        folder.forget_checkpoints(but=run.done)
+
+    def event(self, kind: str, text: str) -> None:
+        self._run.events.append(Event(now(), self._run.done, kind, text))
+
+    def baselines(self) -> None:
+        """Write down what the run is compared with."""
+        found = self._run.baselines
+        self._metrics += [
+            (0, f"{name} {metric}", values)
+            for name, scores in found.items()
+            for metric, values in scores.parties.items()
+        ]
+        pooled = {name: {"pooled": e.pooled, "new": e.new} for name, e in found.items()}
+        self._commit({"baselines": pooled})
+
+    def round(self, spent: Spent, evaluated: bool) -> None:
+        """Take down the last round; it is on the disk from the next checkpoint on."""
+        run = self._run
+        self._rounds.append(
+            {
+                "round": run.done,
+                **_cohort_to_json(run.participation[-1], run),
+                "gradients": spent.gradients,
+                "bytes_up": spent.up,
+                "bytes_down": spent.down,
+            }
+        )
+        for note in run.notes[self._notes :]:
+            self.event("note", note)
+        self._notes = len(run.notes)
+        if evaluated:
+            self._metrics += [(run.done, name, values) for name, values in run.parties.items()]
+        pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
+        if time.perf_counter() - self._saved >= pause:
+            self.save()
+
+    def save(self, **row: Any) -> None:
+        """Write a checkpoint, then the journal up to it, then forget the checkpoint before."""
+        began, run = time.perf_counter(), self._run
+        if self._rounds or run.done == 0:
+            self._folder.save_checkpoint(run.done, self._state())
+        self._commit({"done": run.done, "seconds": run.seconds, "summary": _summary(run), **row})
+        self._folder.forget_checkpoints(but=run.done)
+        self._saved = time.perf_counter()
+        self._cost = self._saved - began
+
+    def end(self, state: str, text: str, scorecard: Mapping[str, Any] | None = None) -> None:
+        """Write the last checkpoint, the model and how it ended."""
+        run = self._run
+        run.state = state
+        self.event(state, text)
+        if run.history:
+            facts = {"run": run.name, "round": str(run.done), "algorithm": repr(run.algorithm)}
+            self._folder.save_model(run.model.state_dict(), facts)
+        self.save(state=state, ended=now(), scorecard=scorecard)
+
+    def fail(self, error: BaseException) -> None:
+        """Say why a run ended early; its last checkpoint stays what it was."""
+        self._run.state = "failed"
+        event = Event(now(), self._run.done, "failed", str(error) or type(error).__name__)
+        self._run.events.append(event)
+        self._folder.journal.commit({"state": "failed", "ended": now()}, events=[event])
+
+    def _commit(self, row: Mapping[str, Any]) -> None:
+        run = self._run
+        self._folder.journal.commit(
+            row,
+            self._rounds,
+            run.history[self._entries :],
+            self._metrics,
+            run.events[self._events :],
+        )
+        self._rounds, self._metrics = [], []
+        self._entries, self._events = len(run.history), len(run.events)
+
+
+def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
+    """Put a run back to its last checkpoint; return that, empty before the first round."""
+    journal = folder.journal
+    row = journal.row()
+    run.folder, run.state, run.seconds = folder.path, row["state"], row["seconds"]
+    run.environment = row["environment"]
+    run.history, run.events = journal.entries(), journal.events()
+    rounds = journal.rounds()
+    run.participation = [_cohort_of_json(each, run) for each in rounds]
+    run.spent = Spent(
+        *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
+    )
+    run.notes = [event.text for event in run.events if event.kind == "note"]
+    if run.history:
+        run.parties = journal.party_metrics(run.history[-1]["round"])
+    parties = journal.party_metrics(0)
+    for name, found in (row["baselines"] or {}).items():
+        by_metric = {
+            key.removeprefix(f"{name} "): values
+            for key, values in parties.items()
+            if key.startswith(f"{name} ")
+        }
+        run.baselines[name] = Evaluation(by_metric, found["pooled"], found["new"])
+    return folder.load_checkpoint(row["done"]) if row["done"] else {}
+
+
+def _eligible(run: Run) -> Any:
+    return np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)
+
+
+def _cohort_to_json(cohort: Cohort, run: Run) -> dict[str, Any]:
+    late = {
+        str(k): float(effort)
+        for k, effort in zip(cohort.present.tolist(), cohort.effort, strict=True)
+        if effort < 1
+    }
+    everybody = len(cohort.sampled) == len(_eligible(run))
+    return {
+        "sampled": "all" if everybody else cohort.sampled.tolist(),
+        "missing": {str(k): cause for k, cause in cohort.missing.items()},
+        "late": late,
+        "counted": cohort.counted,
+        "waited": cohort.waited,
+    }
+
+
+def _cohort_of_json(row: Mapping[str, Any], run: Run) -> Cohort:
+    sampled = _eligible(run) if row["sampled"] == "all" else np.array(row["sampled"], np.int64)
+    missing = {int(k): cause for k, cause in row["missing"].items()}
+    present = sampled[~np.isin(sampled, list(missing))]
+    effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
+    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"])
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """What a list of runs shows."""
+    return {
+        "algorithm": type(run.algorithm).__name__,
+        "data": run.data.about.name,
+        "parties": run.data.parties,
+        "seed": run.seed,
+        "metric": run.metric,
+        "value": run.metrics.get(run.metric),
+    }

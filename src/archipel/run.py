@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run: what was done, who took part, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from archipel.core import Algorithm, Vector
+from archipel.data.federation import Federation
+from archipel.engines.evaluation import Evaluation
+from archipel.engines.plan import Plan
+from archipel.errors import ArchipelError, unknown
+from archipel.exchange import Anatomy
+from archipel.metrics import PRIMARY, larger_is_better
+from archipel.model import Model
+from archipel.participation import Cohort
+from archipel.store.journal import Event
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from archipel.scorecard import Scorecard
+
+Round = dict[str, Any]  # one entry of a run's history
+
+
+class Spent(NamedTuple):
+    """What rounds cost."""
+
+    gradients: int = 0  # of single examples
+    up: int = 0  # bytes sent by all parties
+    down: int = 0  # bytes received by all parties
+
+
+class Description(Protocol):
+    """What a run was asked to do: `archipel.study.Study`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def purpose(self) -> str: ...
+    @property
+    def hash(self) -> str: ...
+    def toml(self) -> str: ...
+    def resolved(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Run:
+    """What a run did and learnt."""
+
+    algorithm: Algorithm
+    data: Federation
+    task_model: Model
+    seed: int
+    plan: Plan
+    anatomy: Anatomy  # what a round sends
+    rounds: int = 0  # planned
+    metric: str = ""  # by which it is judged
+    target: float | None = None  # of that metric
+    history: list[Round] = field(default_factory=list)  # an entry per evaluated round
+    participation: list[Cohort] = field(default_factory=list)  # of every round
+    notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
+    vector: Vector = field(default_factory=lambda: torch.zeros(0))
+    buffers: Tensor | None = None  # mean of the parties' BatchNorm statistics
+    parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
+    baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
+    privacy: None = None
+    study: Description | None = None  # None for a run of objects made in Python
+    folder: Path | None = None  # None for a run that is only in memory
+    state: str = "running"  # or done, stopped, failed
+    spent: Spent = Spent()
+    seconds: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.metric = self.metric or PRIMARY[self.data.task]
+
+    @property
+    def name(self) -> str:
+        """The folder's name, or algorithm and data."""
+        if self.folder is not None:
+            return self.folder.name
+        return f"{type(self.algorithm).__name__.lower()} on {self.data.about.name}"
+
+    @property
+    def done(self) -> int:
+        """Rounds done."""
+        return len(self.participation)
+
+    @property
+    def model(self) -> nn.Module:
+        """The module with the parameters that were learnt."""
+        return self.task_model.to_module(self.vector, self.buffers)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last evaluation over all training parties' test points."""
+        return dict(self.history[-1]["metrics"]) if self.history else {}
+
+    @property
+    def scorecard(self) -> Scorecard:
+        """Efficacy, efficiency, robustness and privacy."""
+        from archipel.scorecard import scorecard
+
+        return scorecard(self)
+
+    def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
+        """Rounds and values of a metric."""
+        metric = metric or self.metric
+        if self.history and metric not in self.metrics:
+            if not self.metrics:
+                raise ArchipelError("no party has a test point to score: split some off, test=0.2.")
+            raise unknown("metric", metric, self.metrics)
+        return (
+            [entry["round"] for entry in self.history],
+            [entry["metrics"][metric] for entry in self.history],
+        )
+
+    def rounds_to(self, target: float, metric: str | None = None) -> float | None:
+        """Rounds to a target: the best value so far, interpolated [McMahan 2017]; None if never."""
+        sign = 1 if larger_is_better(metric or self.metric) else -1
+        before, best = 0.0, -float("inf")
+        for t, value in zip(*self.curve(metric), strict=True):
+            if sign * value >= sign * target:
+                if best == -float("inf"):
+                    return float(t)
+                return before + (t - before) * (sign * target - best) / (sign * value - best)
+            best, before = max(best, sign * value), t
+        return None
+
+    def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
+        """Draw a metric against rounds, and the spread over parties of the last evaluation."""
+        from archipel.report.plots import curve_and_spread
+
+        return curve_and_spread(self, metric or self.metric, path)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write report.html, one file to send on, into the run's folder or to `path`."""
+        from archipel.report.html import write
+
+        if path is None:
+            if self.folder is None:
+                raise ArchipelError("the run is in memory only: say where, report('report.html').")
+            path = self.folder / "report.html"
+        return write(self, Path(path))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
+            f"{self.done} rounds, {shown}"
+        )
+
+
+def spread(values: Tensor, larger_is_better: bool = True) -> dict[str, float] | None:
+    """Mean, standard deviation and mean of the worst tenth over parties that have a value."""
+    values = values[~values.isnan()].sort(descending=not larger_is_better).values
+    if len(values) == 0:
+        return None
+    tenth = values[: max(1, len(values) // 10)]
+    return {
+        "mean": float(values.mean()),
+        "sd": float(values.std(correction=0)),
+        "worst_tenth": float(tenth.mean()),
+        "parties": len(values),
+    }

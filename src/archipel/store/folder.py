@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's folder: journal, study, last checkpoint, model, report.
+
+It appears whole, by a rename. While a process works on it, it holds the folder's lock, which the
+system lets go of however the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from archipel.errors import ArchipelError, unknown
+from archipel.store.files import sync, write
+from archipel.store.journal import Journal
+
+JOURNAL, MODEL = "journal.db", "model.safetensors"
+
+
+class Folder:
+    """A run on the disk; `with folder.locked():` to work on it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = Journal(f"sqlite:///{path / JOURNAL}")
+        self._lock: int | None = None
+
+    # -- making and finding ------------------------------------------------------------------------
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        return (path / JOURNAL).is_file()
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        row: Mapping[str, Any],
+        roster: Iterable[Mapping[str, Any]],
+        files: Mapping[str, bytes],
+    ) -> Self:
+        """Make the folder with a first entry in its journal; refuse one that is there."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            side = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        except OSError as error:
+            raise ArchipelError(
+                f"out = '{path}': cannot be made ({error.strerror}); name another folder."
+            ) from None
+        try:
+            for name, content in files.items():
+                write(side / name, content)
+            journal = Journal(f"sqlite:///{side / JOURNAL}", path.name)
+            journal.begin(row, roster)
+            journal.close()
+            side.chmod(0o755)
+            side.rename(path)  # fails where something is in the way
+        except OSError as error:
+            shutil.rmtree(side)
+            raise ArchipelError(
+                f"out = '{path}': there is something already ({error.strerror}); name another."
+            ) from None
+        except BaseException:
+            shutil.rmtree(side)
+            raise
+        sync(path.parent)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        if not cls.exists(path):
+            raise ArchipelError(f"'{path}' is no run: it has no {JOURNAL}.")
+        return cls(path)
+
+    @classmethod
+    def find(cls, name: str, out: Path) -> Self:
+        """Open a run by path, by name in `out`, by a part of its name, or the "last" one."""
+        if cls.exists(Path(name)):
+            return cls(Path(name).resolve())
+        known = {str(path.relative_to(out)): path for path in runs_in(out)}
+        if not known:
+            raise ArchipelError(f"no run in '{out}': start one with 'archipel run', or say --out.")
+        if name == "last":
+            return cls(max(known.values(), key=lambda path: (path / JOURNAL).stat().st_mtime))
+        if name in known:
+            return cls(known[name])
+        similar = [each for each in known if name in each]
+        if len(similar) == 1:
+            return cls(known[similar[0]])
+        if similar:
+            raise ArchipelError(f"run '{name}' could be {', '.join(sorted(similar))}: say which.")
+        raise unknown(f"run in '{out}'", name, known)
+
+    # -- one process at a time -----------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Take the lock."""
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(handle, 20).decode().strip() or "another"
+            os.close(handle)
+            raise ArchipelError(
+                f"run '{self.path.name}' is at work in process {holder}: wait for it, or stop it."
+            ) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        self._lock = handle
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self.journal.close()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a process holds the lock."""
+        try:
+            handle = os.open(self.path / "lock", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    # -- tensors -----------------------------------------------------------------------------------
+
+    def save_checkpoint(self, done: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the state after so many rounds, beside the one that the journal still names."""
+        write(self._checkpoint(done), safetensors.torch.save(dict(tensors)))
+
+    def load_checkpoint(self, done: int) -> dict[str, Tensor]:
+        path = self._checkpoint(done)
+        try:
+            return safetensors.torch.load_file(path)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ArchipelError(
+                f"the checkpoint '{path}' cannot be read ({error}): put it back from a copy, or "
+                "start the run anew."
+            ) from None
+
+    def forget_checkpoints(self, but: int | None = None) -> None:
+        """Delete the checkpoints of earlier rounds, and what a killed process left half-written."""
+        keep = None if but is None else self._checkpoint(but)
+        for path in self.path.iterdir():
+            if path != keep and re.match(r"\.?(checkpoint-\d+|model)\.safetensors", path.name):
+                if path.name == MODEL:
+                    continue
+                path.unlink()
+
+    def save_model(self, named: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+        """Write the model as named tensors."""
+        tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        write(self.path / MODEL, safetensors.torch.save(tensors, dict(facts)))
+
+    def _checkpoint(self, done: int) -> Path:
+        return self.path / f"checkpoint-{done:06d}.safetensors"
+
+
+def runs_in(out: Path) -> list[Path]:
+    """The folders of runs in a folder, and in the comparisons there, by name."""
+    if not out.is_dir():
+        return []
+    return sorted(
+        path.parent
+        for pattern in (f"*/{JOURNAL}", f"*/*/{JOURNAL}")
+        for path in out.glob(pattern)
+        if not path.relative_to(out).parts[0].startswith(".")
+    )
+
+
+def free_name(out: Path, name: str) -> Path:
+    """The first of name-001, name-002, ... that is not there."""
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+    taken = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    number = 1
+    while f"{name}-{number:03d}" in taken:
+        number += 1
+    return out / f"{name}-{number:03d}"
