@@ -26,7 +26,7 @@ LAYERS = [
     {"run", "scorecard", "report"},
     {"recording"},
     {"simulate"},
-    {"plugins", "study", "estimators"},
+    {"plugins", "fields", "sections", "study", "runs", "estimators"},
     {"compare"},
     {"cli"},
 ]

@@ -24,7 +24,7 @@ from archipel.engines.evaluation import Evaluation
 from archipel.engines.plan import Plan
 from archipel.engines.pool import cores
 from archipel.participation import Cohort
-from archipel.run import Run, Spent
+from archipel.run import Description, Run, Spent
 from archipel.store.folder import Folder
 from archipel.store.journal import Event, now
 
@@ -33,9 +33,10 @@ State = Callable[[], Mapping[str, Tensor]]
 _SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
-def environment() -> dict[str, str]:
-    """What the numbers may depend on besides the study."""
+def environment(study: Description | None) -> dict[str, str]:
+    """What the numbers may depend on besides the study, and where its paths begin."""
     return {
+        "folder": str(Path.cwd() if study is None else study.base),
         "archipel": version("archipel"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -46,9 +47,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def create(
-    path: Path, run: Run, description: Mapping[str, Any], digest: str, files: Mapping[str, bytes]
-) -> Folder:
+def create(path: Path, run: Run, row: Mapping[str, Any], files: Mapping[str, bytes]) -> Folder:
     """Make the folder of a run that is about to begin."""
     data = run.data
     roster = (
@@ -62,8 +61,7 @@ def create(
         for k, (n, n_test) in enumerate(zip(data.n.tolist(), data.n_test.tolist(), strict=True))
     )
     row = {
-        "description": dict(description),
-        "hash": digest,
+        **row,
         "plan": asdict(run.plan),
         "environment": run.environment,
         "rounds": run.rounds,

@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
     target: float  # of that metric
     workers: int  # processes; all cores
     plan: Plan  # how to compute; timed unless given
+    server_sees: Literal["uploads", "sums"]  # "sums" refuses to look at single uploads
     # who takes part; see archipel.participation
     sample: float | int  # rate 0..1, or so many parties a round; 1.0
     over_select: float
@@ -113,12 +114,14 @@ def simulate(
                 options["plan"] = recording.plan_of(folder)
         loop = Loop(algorithm, fed, task_model, {}, options)
         run = loop.runs[0]
-        run.study, run.environment = study, recording.environment()
+        run.study, run.environment = study, recording.environment(study)
         stack.enter_context(loop.engine)
         if out is not None:
             if folder is None:
-                files = {} if study is None else {"study.toml": study.toml().encode()}
-                made = recording.create(path, run, described, _digest(described), files)
+                files = {} if study is None else study.files()
+                row: dict[str, Any] = {"description": {**described, "baselines": baselines}}
+                row["hash"] = _digest(described)
+                made = recording.create(path, run, row, files)
                 folder = stack.enter_context(made)
                 begins = ("started", f"{run.rounds} rounds of {algorithm!r}")
             else:
@@ -138,6 +141,22 @@ def simulate(
                 loop.recorder.fail(error)
             raise
     return run
+
+
+def recall(
+    folder: Folder,
+    algorithm: Algorithm,
+    data: Federation,
+    model: Model,
+    study: Description | None = None,
+    **options: Unpack[Options],
+) -> Run:
+    """Return a run as its folder tells it, without going on."""
+    options["plan"] = recording.plan_of(folder)
+    loop = Loop(algorithm, data, model, {}, options)
+    loop.restore(recording.restore(folder, loop.runs[0]))
+    loop.runs[0].study = study
+    return loop.runs[0]
 
 
 def sweep(
@@ -197,6 +216,11 @@ class Loop:
             plan=options.get("plan"),
             sweep=settings,
         )
+        if options.get("server_sees") == "sums" and not self.engine.anatomy.sums_only:
+            raise ArchipelError(
+                f'privacy.server_sees = "sums": {type(algorithm).__name__} looks at single uploads '
+                "(uploads.stack()); take an algorithm that needs their mean alone."
+            )
         values = zip(*settings.values(), strict=True) if settings else [()]
         self.runs = [
             Run(
@@ -411,7 +435,8 @@ def _describe(
 
 
 def _digest(description: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    (content,) = description.values()
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _check_same(folder: Folder, description: Mapping[str, Any]) -> None:
@@ -419,7 +444,8 @@ def _check_same(folder: Folder, description: Mapping[str, Any]) -> None:
     row = folder.journal.row()
     if row["hash"] == _digest(description):
         return
-    changed = _differences(row["description"], description)
+    before = {name: row["description"].get(name) for name in description}
+    changed = _differences(before, description)
     raise ArchipelError(
         f"out = '{folder.path}': the run there is another one ({', '.join(changed[:5])} differ); "
         "name another folder."

@@ -198,11 +198,29 @@ def read_npz(file: Path, target: str) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
+def read_table(file: Path) -> pd.DataFrame:
+    """Read a .csv or .parquet file."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ArchipelError(
+            f"'{file}': tables need pandas; install it with pip install 'archipel[frames]'."
+        ) from None
+    if file.suffix not in _READERS:
+        raise ArchipelError(f"'{file}': is no {' or '.join(_READERS)} file.")
+    try:
+        table: pd.DataFrame = getattr(pd, _READERS[file.suffix])(file)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArchipelError(f"'{file}': cannot be read as a table ({reason}).") from None
+    return table
+
+
 def read_tables(files: Sequence[Path]) -> pd.DataFrame:
     """Read one table per party and put them under each other, in column `PARTY` the file's name."""
     import pandas as pd
 
-    tables = [getattr(pd, _READERS[file.suffix])(file) for file in files]
+    tables = [read_table(file) for file in files]
     for file, table in zip(files, tables, strict=True):
         odd = sorted(set(map(str, table.columns)) ^ set(map(str, tables[0].columns)))
         if odd:

@@ -186,11 +186,24 @@ def runs_in(out: Path) -> list[Path]:
     )
 
 
-def free_name(out: Path, name: str) -> Path:
-    """The first of name-001, name-002, ... that is not there."""
+def reserve(out: Path, name: str) -> Path:
+    """Make the first of the empty folders name-001, name-002, ... that is not there."""
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
-    taken = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    number = 1
-    while f"{name}-{number:03d}" in taken:
-        number += 1
-    return out / f"{name}-{number:03d}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        taken = {path.name for path in out.iterdir()}
+        number = 1
+        while True:
+            path = out / f"{name}-{number:03d}"
+            if path.name not in taken:
+                try:
+                    path.mkdir()
+                except FileExistsError:  # another process was quicker
+                    taken.add(path.name)
+                else:
+                    return path
+            number += 1
+    except OSError as error:
+        raise ArchipelError(
+            f"out = '{out}': cannot be written to ({error.strerror}); name another folder."
+        ) from None

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithms, models and data found by name, by entry point, or in a Python file.
+
+A package adds names with the entry-point groups `archipel.algorithms`, `archipel.models` and
+`archipel.data`; a study also takes a path, `mine.py` or `mine.py:Mine`. Nothing is ever loaded from
+a wire: the files are on this machine, put there by its owner.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from archipel.algorithms import ALGORITHMS
+from archipel.data import DATASETS
+from archipel.errors import ArchipelError, unknown
+from archipel.models import MODELS
+
+Kind = Literal["algorithm", "model", "data"]
+
+_GROUPS = {"algorithm": "archipel.algorithms", "model": "archipel.models", "data": "archipel.data"}
+
+
+def names(kind: Kind) -> list[str]:
+    """What there is by name, with what installed packages add."""
+    return sorted({*_bundled(kind), *_added(kind)})
+
+
+def find(kind: Kind, name: str, base: Path | None = None) -> Callable[..., Any]:
+    """Return an algorithm's class, or what makes a model or a federation."""
+    path = file_of(name, base)
+    if path is not None:
+        return _in_file(kind, path, name.partition(".py:")[2])
+    if name in _bundled(kind):
+        return _bundled(kind)[name]
+    added = _added(kind)
+    if name not in added:
+        raise unknown("dataset" if kind == "data" else kind, name, names(kind))
+    try:
+        found: Callable[..., Any] = added[name].load()
+    except Exception as error:
+        raise ArchipelError(
+            f"{kind} '{name}' of the package {added[name].value} cannot be loaded: {error!r}."
+        ) from error
+    return found
+
+
+def file_of(name: str, base: Path | None = None) -> Path | None:
+    """The Python file that a name means, if it means one."""
+    head, dot, tail = name.partition(".py")
+    if not dot or (tail and not tail.startswith(":")):
+        return None
+    path = Path(f"{head}.py").expanduser()
+    return path if path.is_absolute() or base is None else base / path
+
+
+def _bundled(kind: Kind) -> dict[str, Callable[..., Any]]:
+    if kind == "algorithm":
+        return dict(ALGORITHMS)
+    return dict(MODELS) if kind == "model" else {name: make for name, (make, _) in DATASETS.items()}
+
+
+def _added(kind: Kind) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=_GROUPS[kind])}
+
+
+def _in_file(kind: Kind, path: Path, wanted: str) -> Callable[..., Any]:
+    module = _load(kind, path)
+    here = {
+        name: value
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+    }
+    if kind == "algorithm":
+        fit = {n: v for n, v in here.items() if inspect.isclass(v) and hasattr(v, "party")}
+        sort = "class with a method party"
+    else:
+        fit = {n: v for n, v in here.items() if callable(v)}
+        sort = "function or class"
+    if wanted:
+        if wanted not in fit:
+            raise unknown(f"{sort} in {path.name}", wanted, fit)
+        return fit[wanted]
+    if len(fit) != 1:
+        listed = (
+            f"has {', '.join(fit)}: say which, {path.name}:{next(iter(fit))}" if fit else "has none"
+        )
+        raise ArchipelError(f"{kind} '{path}': one {sort} is wanted, and the file {listed}.")
+    return next(iter(fit.values()))
+
+
+def _load(kind: Kind, path: Path) -> ModuleType:
+    """Run a file as a module; its own folder is searched for what it imports."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArchipelError(f"{kind} '{path}': cannot be read ({error.strerror}).") from None
+    print_ = sha256(str(path.resolve()).encode() + content).hexdigest()[:12]
+    name = f"archipel_file_{path.stem}_{print_}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        line = getattr(error, "lineno", None) or _line(error, path)
+        where = f"line {line}: " if line else ""
+        raise ArchipelError(
+            f"{kind} '{path}' cannot be loaded: {where}{type(error).__name__}: {error}."
+        ) from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """The line of the file that an error came from."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

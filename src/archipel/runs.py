@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on the disk: list them, open one, go on with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from archipel.errors import ArchipelError
+from archipel.run import Run
+from archipel.simulate import Watch, recall
+from archipel.store.folder import Folder, runs_in
+from archipel.study import Study
+
+
+class Listed(NamedTuple):
+    """One line of a list of runs."""
+
+    name: str
+    state: str  # running, done, stopped, failed, or interrupted: killed, to be resumed
+    done: int
+    rounds: int
+    started: str
+    seconds: float
+    summary: dict[str, Any]  # algorithm, data, parties, seed, metric, value
+
+
+def list_runs(out: str | Path = "runs") -> list[Listed]:
+    """The runs in a folder, the newest first."""
+    listed = []
+    for path in runs_in(Path(out)):
+        folder = Folder(path)
+        row = folder.journal.row()
+        listed.append(
+            Listed(
+                str(path.relative_to(out)),
+                state_of(folder, row),
+                row["done"],
+                row["rounds"],
+                row["started"],
+                row["seconds"],
+                row["summary"],
+            )
+        )
+        folder.journal.close()
+    return sorted(listed, key=lambda each: (each.started, each.name), reverse=True)
+
+
+def state_of(folder: Folder, row: dict[str, Any]) -> str:
+    """The state that is true: one that says "running" without a process was interrupted."""
+    if row["state"] == "running" and not folder.at_work:
+        return "interrupted"
+    return str(row["state"])
+
+
+def open_run(name: str | Path, out: str | Path = "runs") -> Run:
+    """Return a run as its folder tells it: by path, name, part of its name, or "last"."""
+    folder = Folder.find(str(name), Path(out))
+    study = study_of(folder)
+    data = study.federation()
+    run = recall(
+        folder, study.algorithm_object, data, study.build_model(data), study, **study.options()
+    )
+    run.state = state_of(folder, folder.journal.row())
+    return run
+
+
+def resume(
+    name: str | Path = "last",
+    out: str | Path = "runs",
+    *,
+    watch: Watch | None = None,
+    checkpoint_seconds: float = 1.0,
+) -> Run:
+    """Go on with a run to its end; one that is done is returned as it is."""
+    folder = Folder.find(str(name), Path(out))
+    study = study_of(folder)
+    with_baselines = folder.journal.row()["description"]["baselines"]
+    return study.run_in(
+        folder.path, with_baselines, watch=watch, checkpoint_seconds=checkpoint_seconds
+    )
+
+
+def study_of(folder: Folder) -> Study:
+    """The study that a run follows."""
+    row = folder.journal.row()
+    tables = row["description"].get("study")
+    if tables is None:
+        raise ArchipelError(
+            f"run '{folder.path.name}' was made from objects in Python: call ar.simulate with the "
+            f"same ones and out='{folder.path}' to open it or to go on."
+        )
+    tables = {name: table for name, table in tables.items() if name != "sources"}
+    return Study.parse(tables, Path(row["environment"]["folder"]))
