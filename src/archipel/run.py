@@ -154,6 +154,61 @@ class Run:
             path = self.folder / "report.html"
         return write(self, Path(path))
 
+    def to_json(self) -> dict[str, Any]:
+        """What came of it, as plain values."""
+        last = self.history[-1] if self.history else {}
+        rounds = [
+            {
+                "round": t,
+                "sampled": len(cohort.sampled),
+                "arrived": len(cohort.present),
+                "missing": {self.data.name(k): cause for k, cause in cohort.missing.items()},
+                "counted": cohort.counted,
+                "waited": cohort.waited,
+            }
+            for t, cohort in enumerate(self.participation, 1)
+        ]
+        return {
+            "run": self.name,
+            "folder": None if self.folder is None else str(self.folder),
+            "study": None if self.study is None else self.study.hash,
+            "state": self.state,
+            "algorithm": repr(self.algorithm),
+            "data": self.data.about.name,
+            "model": type(self.task_model.module).__name__,
+            "engine": "local",
+            "seed": self.seed,
+            "rounds": self.done,
+            "parties": self.data.parties,
+            "metric": self.metric,
+            "metrics": self.metrics,
+            "personal": {"seen": last["own"], "unseen": None} if last.get("own") else None,
+            "baselines": {
+                name: self._baseline(self.baselines.get(name)) for name in ("local", "central")
+            },
+            "participation": rounds,
+            "bytes": {"up": self.spent.up, "down": self.spent.down},
+            "seconds": {
+                "total": self.seconds,
+                "per_round": self.seconds / self.done if self.done else None,
+            },
+            "privacy": self.privacy,
+            "scorecard": self.scorecard.to_json(),
+            "history": self.history,
+        }
+
+    def _baseline(self, scores: Evaluation | None) -> dict[str, Any] | None:
+        if scores is None:
+            return None
+        values, training = scores.parties[self.metric], self.data.training
+        better = larger_is_better(self.metric)
+        return {
+            "metrics": scores.pooled,
+            "new": scores.new or None,
+            "seen_parties": spread(values[:training], better),
+            "new_parties": spread(values[training:], better),
+        }
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (

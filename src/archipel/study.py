@@ -8,6 +8,7 @@ its name. Every error is one sentence with the field, the value and a remedy.
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from collections.abc import Mapping
@@ -120,21 +121,7 @@ class Study(BaseModel):
 
     def with_set(self, changes: Mapping[str, Any]) -> Self:
         """Return the study with some fields changed, `{"algorithm.lr": 0.05}`."""
-        sections = self.given()
-        for path, value in changes.items():
-            section, dot, field = path.partition(".")
-            if not dot or not field:
-                raise ArchipelError(f"--set {path}: write section.field=value, algorithm.lr=0.05.")
-            if section not in SECTIONS:
-                raise unknown("section", section, SECTIONS)
-            table = sections.setdefault(section, {})
-            *parents, last = field.split(".")
-            for parent in parents:
-                table = table.setdefault(parent, {})
-                if not isinstance(table, dict):
-                    raise ArchipelError(f"--set {path}: {parent} is a value, not a table.")
-            table[last] = value
-        return type(self).parse(sections, self._base)
+        return type(self).parse(changed(self.given(), changes), self._base)
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -417,3 +404,21 @@ class Study(BaseModel):
 
 
 _METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
+
+
+def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of a study with fields set, `{"algorithm.lr": 0.05}`."""
+    result = copy.deepcopy(dict(tables))
+    for path, value in changes.items():
+        section, *parents, field = path.split(".") if "." in path else (path, "")
+        if not field:
+            raise ArchipelError(f"'{path}': write section.field=value, algorithm.lr=0.05.")
+        if section not in SECTIONS:
+            raise unknown("section", section, SECTIONS)
+        table = result.setdefault(section, {})
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ArchipelError(f"{path}: {parent} is a value, not a table.")
+        table[field] = value
+    return result

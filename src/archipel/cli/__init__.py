@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one module per verb."""
+"""The command line: one module per verb.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 below quorum, 4 privacy budget spent, 130 stopped.
+Modules here import the rest of Archipel inside their commands, so that --help is quick.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,41 @@ import sys
 
 import typer
 
+from archipel.cli import later
 from archipel.cli.demo import demo
+from archipel.cli.listing import data, list_, show
+from archipel.cli.new import new
+from archipel.cli.run import resume, run
+from archipel.cli.runs import export, report, runs
 from archipel.errors import ArchipelError
 
 app = typer.Typer(
     name="archipel",
     help="Federated and decentralised learning: each party's data stays where it is.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.command()(demo)
-
-
-@app.callback()
-def _verbs() -> None:
-    """Keep `archipel demo` a verb while it is the only one."""
+app.command()(new)
+app.command()(run)
+app.command("list")(list_)
+app.command()(show)
+app.command()(data)
+app.command()(runs)
+app.command()(report)
+app.command()(resume)
+app.command()(export)
+later.add_to(app)
 
 
 def main() -> None:
-    """Run the command line; bad input is one sentence on standard error and exit code 2."""
+    """Run the command line; bad input is one sentence on standard error."""
     try:
         app()
     except ArchipelError as error:
         print(f"archipel: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("archipel: stopped.", file=sys.stderr)
         sys.exit(130)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs whose engines come in a later version: they say so, and what does the nearest today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from archipel.errors import ArchipelError
+
+LATER = {
+    "audit": ("What an attacker could learn from a run.", "archipel report RUN says what left"),
+    "rehearse": (
+        "A study with real processes and TLS on one machine.",
+        "archipel run simulates it",
+    ),
+    "coordinator": ("The coordinator of a real federation.", "archipel run simulates it"),
+    "site": ("A site of a real federation.", "archipel run simulates it"),
+    "peer": ("A peer of a federation without a coordinator.", "archipel run dsgd simulates it"),
+    "ui": ("The web page.", "archipel report RUN writes a page"),
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the app a command for each."""
+    for name, (about, instead) in LATER.items():
+        app.command(
+            name,
+            help=f"{about} Comes in a later version.",
+            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+            hidden=True,
+        )(_command(name, instead))
+
+
+def _command(name: str, instead: str) -> Callable[[], None]:
+    def command() -> None:
+        raise ArchipelError(f"'archipel {name}' comes in a later version; for now {instead}.")
+
+    return command

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags that several verbs share, and the study they make."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from archipel.errors import ArchipelError, unknown
+
+if TYPE_CHECKING:
+    from archipel.study import Study
+
+
+def _names(kind: str) -> Callable[[str], list[str]]:
+    """Complete a name of this kind in the shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        from archipel import plugins
+
+        return [name for name in plugins.names(kind) if name.startswith(incomplete)]  # type: ignore[arg-type]
+
+    return complete
+
+
+def _runs(incomplete: str) -> list[str]:
+    from archipel.store.folder import runs_in
+
+    names = ["last", *(str(path.relative_to("runs")) for path in runs_in(Path("runs")))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+complete_algorithm = _names("algorithm")
+
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="STUDY.toml|ALGORITHM",
+        help="A study file, an algorithm's name, or a Python file with one.",
+        autocompletion=complete_algorithm,
+        show_default=False,
+    ),
+]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's name, folder, part of its name, or 'last'.",
+        autocompletion=_runs,
+    ),
+]  # fmt: skip
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="A dataset, a table (.csv, .parquet), a folder of tables, or mine.py:load.",
+        autocompletion=_names("data"),
+    ),
+]
+Partition = Annotated[
+    str | None, typer.Option(help="How to deal points out: iid, shards:2, dirichlet:0.3 ...")
+]
+Parties = Annotated[int | None, typer.Option(help="How many parties the data is dealt out to.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="A model, or mine.py:net.", autocompletion=_names("model")),
+]
+Rounds = Annotated[int | None, typer.Option(help="Rounds.")]
+Sample = Annotated[str | None, typer.Option(help="Parties of a round: a rate 0..1, or a number.")]
+Seed = Annotated[int | None, typer.Option(help="All randomness of a simulation.")]
+Engine = Annotated[str, typer.Option(help="local; ray and network come later.")]
+Name = Annotated[str | None, typer.Option(help="Names the run's folder.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Set any field of the study."),
+]
+Out = Annotated[Path, typer.Option(help="The folder that holds the runs.")]
+Workers = Annotated[int | None, typer.Option(help="Processes; all cores.")]
+Baselines = Annotated[
+    bool, typer.Option(help="Also train every party alone and on pooled data, to compare with.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with this study's last run, if there is one.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+def study_of_flags(
+    what: str | None,
+    *,
+    data: str | None = None,
+    partition: str | None = None,
+    parties: int | None = None,
+    model: str | None = None,
+    rounds: int | None = None,
+    sample: str | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    sets: list[str] | None = None,
+) -> Study:
+    """The study of a file or an algorithm's name, with what the flags say."""
+    from archipel.study import Study, changed
+
+    flags: dict[str, Any] = {
+        "data.partition": partition,
+        "data.parties": parties,
+        "model.name": model,
+        "study.rounds": rounds,
+        "round.sample": None if sample is None else value_of(sample),
+        "study.seed": seed,
+        "study.name": name,
+        **_data(data),
+    }
+    changes = {path: value for path, value in flags.items() if value is not None}
+    for each in sets or []:
+        path, equals, value = each.partition("=")
+        if not equals:
+            raise ArchipelError(f"--set {each}: write section.field=value, algorithm.lr=0.05.")
+        changes[path.strip()] = value_of(value)
+    if what is not None and what.endswith(".toml"):
+        read = Study.read(what)
+        return Study.parse(changed(read.given(), changes), read.base)
+    given = {} if what is None else {"algorithm": {"name": what}}
+    if what is not None and name is None:
+        stem = Path(what.partition(":")[0]).stem
+        shown = Path(data.partition(":")[0]).stem if data else ""
+        changes.setdefault("study.name", f"{stem}-{shown}" if shown else stem)
+    return Study.parse(changed(given, changes))
+
+
+def value_of(text: str) -> Any:
+    """A value as a study file would read it; what is no TOML is a text.
+
+    >>> value_of("0.1"), value_of("[1, 2]"), value_of("ring")
+    (0.1, [1, 2], 'ring')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _data(data: str | None) -> dict[str, Any]:
+    """Where data comes from: a name, a table or a folder."""
+    if data is None:
+        return {}
+    if data.endswith((".csv", ".parquet")):
+        return {"data.file": data}
+    return {"data.folder": data} if Path(data).is_dir() else {"data.name": data}
+
+
+def check_engine(engine: str) -> None:
+    if engine in ("ray", "network"):
+        raise ArchipelError(f"--engine {engine}: comes in a later version; use --engine local.")
+    if engine != "local":
+        raise unknown("engine", engine, ("local",))
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one strict JSON document: NaN and infinity become null."""
+    json.dump(plain(document), sys.stdout, allow_nan=False)
+    print()
+
+
+def plain(value: Any) -> Any:
+    """A value of plain JSON kinds."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, int | str | bool):
+        return value
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return str(value)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`archipel run` and `archipel resume`: one study, recorded, with a live picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from archipel.cli import options as o
+from archipel.cli.watching import watching
+
+if TYPE_CHECKING:
+    from archipel.run import Run
+
+
+def run(
+    what: o.What,
+    data: o.Data = None,
+    partition: o.Partition = None,
+    parties: o.Parties = None,
+    model: o.ModelName = None,
+    rounds: o.Rounds = None,
+    sample: o.Sample = None,
+    seed: o.Seed = None,
+    engine: o.Engine = "local",
+    name: o.Name = None,
+    sets: o.Set = None,
+    out: o.Out = Path("runs"),
+    workers: o.Workers = None,
+    baselines: o.Baselines = True,
+    resume: o.Resume = False,
+    as_json: o.Json = False,
+) -> None:
+    """Run a study and record it.
+
+    \b
+    Examples:
+      archipel run heart.toml
+      archipel run scaffold --data heart_disease --rounds 40 --set algorithm.lr=0.03
+      archipel run mine.py --data mnist --partition shards:2 --parties 100 --sample 0.1
+    """
+    o.check_engine(engine)
+    study = o.study_of_flags(
+        what,
+        data=data,
+        partition=partition,
+        parties=parties,
+        model=model,
+        rounds=rounds,
+        sample=sample,
+        seed=seed,
+        name=name,
+        sets=sets,
+    )
+    with watching() as watch:
+        done = study.run(out, resume=resume, baselines=baselines, watch=watch, workers=workers)
+    tell(done, out, as_json)
+
+
+def resume(name: o.RunName = "last", out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
+    """Go on with a run, or a comparison, that was stopped or killed.
+
+    \b
+    Examples:
+      archipel resume
+      archipel resume heart-001
+    """
+    from archipel.runs import resume as go_on
+
+    with watching() as watch:
+        done = go_on(name, out, watch=watch)
+    tell(done, out, as_json)
+
+
+def tell(run: Run, out: Path, as_json: bool) -> None:
+    """Print what came of a run; exit with 130 if it was stopped."""
+    assert run.folder is not None
+    if as_json:
+        o.print_json(run.to_json())
+    else:
+        console = Console()
+        console.print(run.scorecard.table())
+        place = run.folder if not run.folder.is_relative_to(Path.cwd()) else (
+            run.folder.relative_to(Path.cwd())
+        )  # fmt: skip
+        where = "" if out == Path("runs") else f" --out {out}"
+        console.print(
+            f"{escape(str(place))} keeps the journal, the model and the study.\n"
+            f"  archipel report {escape(run.name)}{where}    one page to send to a colleague",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if run.state == "stopped":
+        Console(stderr=True).print(
+            f"Stopped after round {run.done} of {run.rounds}; go on with: "
+            f"archipel resume {escape(run.name)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(130)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`archipel runs`, `report` and `export`: what is on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from archipel.cli import options as o
+
+
+def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
+    """List the runs, the newest first.
+
+    \b
+    Example:
+      archipel runs
+    """
+    from archipel.runs import list_runs
+
+    listed = list_runs(out)
+    if as_json:
+        o.print_json({"runs": [each._asdict() for each in listed]})
+        return
+    console = Console()
+    if not listed:
+        console.print(f"No run in '{escape(str(out))}' yet: archipel demo, or archipel run.")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "state", "rounds", "algorithm", "data", "seed", "result", "started"):
+        right = heading in ("rounds", "seed")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading == "run")
+    colours = {"done": "green", "running": "cyan", "failed": "red"}
+    for each in listed:
+        about, colour = each.summary, colours.get(each.state, "yellow")
+        value = about["value"]
+        table.add_row(
+            escape(each.name),
+            f"[{colour}]{each.state}[/{colour}]",
+            f"{each.done}/{each.rounds}",
+            escape(about["algorithm"]),
+            escape(about["data"]),
+            str(about["seed"]),
+            "" if value is None else f"{about['metric']} {value:.4g}",
+            each.started.replace("T", " ").removesuffix("+00:00"),
+        )
+    console.print(table)
+
+
+def report(
+    name: o.RunName = "last",
+    out: o.Out = Path("runs"),
+    to: Annotated[Path | None, typer.Option(help="Where to; into the run's folder.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write every figure there, as PNG and SVG.")
+    ] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Write report.html: one page, with all of a run in it.
+
+    \b
+    Examples:
+      archipel report
+      archipel report heart-001 --to heart.html --figures figures/
+    """
+    from archipel.report.html import save_figures
+    from archipel.runs import open_run
+
+    run = open_run(name, out)
+    written = run.report(to)
+    if figures is not None:
+        save_figures(run, figures)
+    if as_json:
+        o.print_json(
+            {"run": run.name, "report": str(written), "scorecard": run.scorecard.to_json()}
+        )
+    else:
+        Console().print(escape(str(written)), soft_wrap=True, highlight=False)
+
+
+def export(
+    name: o.RunName = "last",
+    to: Annotated[
+        Path | None, typer.Option(help="A folder, or a .zip file; RUN-export here.")
+    ] = None,
+    out: o.Out = Path("runs"),
+    as_json: o.Json = False,
+) -> None:
+    """Write a run's model and numbers as plain files: safetensors, CSV, JSON, TOML.
+
+    \b
+    Examples:
+      archipel export heart-001
+      archipel export last --to heart.zip
+    """
+    from archipel.report.export import export as write
+    from archipel.runs import open_run
+
+    run = open_run(name, out)
+    target = to or Path(f"{run.name}-export")
+    files = write(run, target)
+    if as_json:
+        o.print_json({"run": run.name, "to": str(target), "files": files})
+    else:
+        Console().print(f"{escape(str(target))}: {', '.join(files)}", highlight=False)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as plain files that other programs read: safetensors, CSV, JSON, TOML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+
+from archipel.errors import ArchipelError
+from archipel.store.files import write
+
+if TYPE_CHECKING:
+    from archipel.run import Run
+
+
+def export(run: Run, target: Path) -> list[str]:
+    """Write into a new folder, or one .zip file; return the names of the files."""
+    if target.exists():
+        raise ArchipelError(f"--to {target}: is there already; name another, or remove it.")
+    files = contents(run)
+    if target.suffix == ".zip":
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+            for name, content in files.items():
+                file.writestr(name, content)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write(target, archive.getvalue())
+    else:
+        target.mkdir(parents=True)
+        for name, content in files.items():
+            write(target / name, content)
+    return list(files)
+
+
+def contents(run: Run) -> dict[str, bytes]:
+    """The files by name."""
+    files: dict[str, bytes] = {}
+    if run.history:
+        state = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+        files["model.safetensors"] = safetensors.torch.save(state)
+    if run.study is not None:
+        files["study.toml"] = run.study.toml().encode()
+    files["scorecard.json"] = json.dumps(run.scorecard.to_json(), indent=1).encode()
+    files["history.csv"] = _csv(_history(run))
+    files["parties.csv"] = _csv(_parties(run))
+    files["participation.csv"] = _csv(_participation(run))
+    return files
+
+
+def _history(run: Run) -> Iterable[Sequence[Any]]:
+    names = sorted({name for entry in run.history for name in entry["metrics"]})
+    yield ["round", *names, "sampled", "missing", "bytes_up", "bytes_down", "gradients", "seconds"]
+    for e in run.history:
+        yield [
+            e["round"],
+            *(e["metrics"].get(name) for name in names),
+            e["sampled"],
+            e["missing"],
+            e["bytes"]["up"],
+            e["bytes"]["down"],
+            e["gradients"],
+            e["seconds"],
+        ]
+
+
+def _parties(run: Run) -> Iterable[Sequence[Any]]:
+    data, names = run.data, sorted(run.parties)
+    yield ["party", "trains", "training_points", "test_points", *names]
+    for k in range(data.parties):
+        values = [float(run.parties[name][k]) for name in names]
+        yield [data.name(k), k < data.training, int(data.n[k]), int(data.n_test[k]), *values]
+
+
+def _participation(run: Run) -> Iterable[Sequence[Any]]:
+    yield ["round", "party", "answered", "cause", "counted"]
+    for t, cohort in enumerate(run.participation, 1):
+        for k in cohort.sampled.tolist():
+            cause = cohort.missing.get(k, "")
+            yield [t, run.data.name(k), not cause, cause, cohort.counted]
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
