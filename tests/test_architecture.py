@@ -27,7 +27,7 @@ LAYERS = [
     {"recording"},
     {"simulate"},
     {"plugins", "fields", "sections", "study", "runs", "estimators"},
-    {"compare"},
+    {"compare", "template", "demo"},
     {"cli"},
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -3,117 +3,114 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import subprocess
+import time
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 
-from archipel import baselines
-from archipel.algorithms import FedAvg
-from archipel.data import Federation, load
-from archipel.engines.local import LocalEngine
-from archipel.engines.plan import Plan
-from archipel.model import Model
-from archipel.parts import build_model
-from archipel.report.plots import alone_and_together
-from archipel.simulate import simulate
+from archipel.cli import options as o
+from archipel.cli.watching import watching
+from archipel.errors import RunFailed
 
-ALGORITHM = FedAvg(lr=0.03, local_epochs=1, batch_size=16)
-ROUNDS = 40
-_PLAN = Plan("stacked", 4, 1)  # four small logistic regressions: nothing to time
+if TYPE_CHECKING:
+    from archipel.demo import Gain
+    from archipel.run import Run
 
-
-class Gain(NamedTuple):
-    """AUC over random splits into training and test patients."""
-
-    names: list[str]
-    patients: list[int]
-    alone: Tensor  # [splits, hospitals] each hospital's model, tested on the patients of all four
-    alone_own: Tensor  # [splits, hospitals] and on its own
-    together_own: Tensor  # [splits, hospitals]
-    together: Tensor  # [splits]
-    pooled: Tensor  # [splits]
+_DIES_AFTER = 17  # rounds
 
 
 def demo(
-    splits: Annotated[int, typer.Option(min=1, help="Random splits to average over.")] = 5,
-    plot: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    splits: Annotated[
+        int, typer.Option(min=1, help="Random splits of the patients to average over.")
+    ] = 5,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Kill the run in the middle, resume, and compare.")
+    ] = False,
+    pace: Annotated[
+        float, typer.Option(min=0, help="Seconds a round is shown for in a terminal.")
+    ] = 0.15,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the table to this file.")] = None,
+    out: o.Out = Path("runs"),
+    as_json: o.Json = False,
 ) -> None:
     """Train on the heart-disease data of four hospitals: each alone, together, and pooled.
 
-    Example: archipel demo --splits 10 --plot hospitals.png
+    \b
+    Examples:
+      archipel demo
+      archipel demo --kill
     """
-    gain = measure(splits, quiet=as_json)
+    from archipel.demo import Paced, measure, study
+    from archipel.runs import resume
+    from archipel.store.folder import reserve
+
+    err = Console(stderr=True)
+    path = reserve(out, "demo")
+    try:
+        if kill:
+            _kill(path, err)
+        with watching() as view:
+            watch = Paced(view, pace if err.is_terminal else 0.0, time.sleep)
+            run = resume(path, watch=watch) if kill else study().run_in(path, watch=watch)
+    finally:
+        if not any(path.iterdir()):
+            path.rmdir()
+    if run.state == "stopped":
+        raise KeyboardInterrupt
+    same = _compare(run, err) if kill else None
+    with err.status(f"{splits} splits of the patients") if err.is_terminal else _Quiet():
+        gain = measure(run, splits)
     if plot is not None:
         draw(gain, plot)
+    report = run.report()
     if as_json:
-        json.dump(
-            {key: v.tolist() if isinstance(v, Tensor) else v for key, v in gain._asdict().items()},
-            sys.stdout,
-        )
-        print()
+        document = {**gain.to_json(), "report": str(report), "identical_after_kill": same}
+        o.print_json({**document, "run": run.to_json()})
     else:
         show(gain)
+        _next_steps(run, report)
 
 
-def measure(splits: int, quiet: bool) -> Gain:
-    """Train all models for each split."""
-    rows: list[dict[str, Tensor]] = []
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        for seed in progress.track(range(splits), description="Training"):
-            data = load("heart_disease", seed=seed)
-            model = build_model(None, data)
-            run = simulate(
-                ALGORITHM, data, model, rounds=ROUNDS, evaluate_every=ROUNDS, seed=seed, plan=_PLAN
-            )
-            pooled = baselines.pooled(ALGORITHM, data, model, rounds=ROUNDS, seed=seed)
-            everywhere, own = _alone(data, model, seed)
-            rows.append(
-                {
-                    "alone": everywhere,
-                    "alone_own": own,
-                    "together_own": run.parties["auc"],
-                    "together": torch.tensor(run.metrics["auc"]),
-                    "pooled": torch.tensor(pooled.pooled["auc"]),
-                }
-            )
-    return Gain(
-        [data.name(k) for k in range(data.parties)],
-        (data.n + data.n_test).tolist(),
-        **{key: torch.stack([row[key] for row in rows]) for key in rows[0]},
-    )
+class _Quiet:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
-def _alone(data: Federation, model: Model, seed: int) -> tuple[Tensor, Tensor]:
-    """AUC of each hospital's own model: on the patients of all hospitals, and on its own."""
-    everywhere, own = [], []
-    with LocalEngine(ALGORITHM, data, model, plan=_PLAN) as engine:
-        for k in range(data.parties):
-            run = simulate(
-                ALGORITHM,
-                data.select([k]),
-                model,
-                rounds=ROUNDS,
-                evaluate_every=ROUNDS,
-                seed=seed,
-                plan=_PLAN,
-            )
-            scores = engine.evaluate(run.vector)
-            everywhere.append(scores.pooled["auc"])
-            own.append(float(scores.parties["auc"][k]))
-    return torch.tensor(everywhere), torch.tensor(own)
+def _kill(path: Path, err: Console) -> None:
+    """Have a process of its own run the study and kill itself, as a power cut would."""
+    from archipel.demo import command_to_die
+    from archipel.store.folder import Folder
+
+    ended = subprocess.run(command_to_die(path, _DIES_AFTER), capture_output=True, text=True)
+    if ended.returncode != -9:
+        raise RunFailed(f"the run to be killed ended by itself: {ended.stderr.strip()[-500:]}")
+    kept = Folder.open(path).journal.row()["done"]
+    err.print(f"Killed with signal 9; the journal knows {kept} rounds. Going on.", highlight=False)
+
+
+def _compare(run: Run, err: Console) -> bool:
+    """Run the same study without the kill, and look for a difference."""
+    from archipel.demo import study
+
+    whole = study().run(None, baselines=False)
+    same = bool((whole.vector == run.vector).all()) and [
+        {**entry, "seconds": 0} for entry in whole.history
+    ] == [{**entry, "seconds": 0} for entry in run.history]
+    if not same:
+        raise RunFailed("the resumed run differs from one that was never killed: a defect.")
+    err.print("The resumed run equals one that was never killed, bit for bit.", highlight=False)
+    return same
 
 
 def draw(gain: Gain, path: Path) -> None:
     """Draw what each hospital gains on its own patients, and the levels on everybody's."""
+    from archipel.report.plots import alone_and_together
+
     alone_and_together(
         [f"{name} ({n})" for name, n in zip(gain.names, gain.patients, strict=True)],
         gain.alone_own.nanmean(dim=0).tolist(),
@@ -133,16 +130,15 @@ def show(gain: Gain) -> None:
     console = Console()
     table = Table(title="Heart disease, four hospitals: area under the ROC curve (AUC)")
     table.add_column("Hospital")
-    table.add_column("Patients", justify="right")
-    table.add_column("Alone,\nown patients", justify="right")
-    table.add_column("Together,\nown patients", justify="right")
+    for heading in ("Patients", "Alone,\nown patients", "Together,\nown patients"):
+        table.add_column(heading, justify="right")
     table.add_column("Alone,\nall patients", justify="right")
     alone, own = gain.alone.mean(dim=0), gain.alone_own.nanmean(dim=0)
     together_own = gain.together_own.nanmean(dim=0)
     for k, name in enumerate(gain.names):
         better = "[green]" if together_own[k] > own[k] else ""
         table.add_row(
-            name,
+            escape(name),
             str(gain.patients[k]),
             f"{own[k]:.3f}",
             f"{better}{together_own[k]:.3f}",
@@ -150,8 +146,9 @@ def show(gain: Gain) -> None:
         )
     console.print(table)
     mean, together, pooled = (float(v.mean()) for v in (gain.alone, gain.together, gain.pooled))
+    splits = "one split" if len(gain.together) == 1 else f"mean of {len(gain.together)} splits"
     console.print(
-        f"Tested on the patients of all four hospitals, mean of {len(gain.together)} splits:\n"
+        f"Tested on the patients of all four hospitals, {splits}:\n"
         f"  a hospital alone  {mean:.3f}\n"
         f"  [bold]together          {together:.3f}[/bold]  "
         f"{100 * (together - mean):+.1f} points; no record left its hospital\n"
@@ -159,3 +156,18 @@ def show(gain: Gain) -> None:
         "had all records been copied to one place",
         soft_wrap=True,
     )
+
+
+def _next_steps(run: Run, report: Path) -> None:
+    away = sorted({run.data.name(k) for cohort in run.participation for k in cohort.missing})
+    rounds = sum(bool(cohort.missing) for cohort in run.participation)
+    assert run.study is not None
+    lines = [
+        f"{', '.join(away)} was away for {rounds} rounds and came back; the study went on.",
+        "",
+        f"  {report}    open it in a browser",
+        "  archipel demo --kill    kill the run in the middle; it goes on where it was",
+        "  archipel new mine       a study file of your own: archipel run mine.toml",
+        "  archipel compare fedavg scaffold --data heart_disease --seeds 3",
+    ]
+    Console().print(escape("\n".join(lines)), highlight=False, soft_wrap=True)

@@ -68,7 +68,7 @@ def report(
       archipel report
       archipel report heart-001 --to heart.html --figures figures/
     """
-    from archipel.report.html import save_figures
+    from archipel.report.figures import save_figures
     from archipel.runs import open_run
 
     run = open_run(name, out)
