@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of a report: the curve, the parties, who took part, the data."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from archipel.data.plot import draw as draw_data
+from archipel.metrics import larger_is_better
+from archipel.report import grid
+from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
+from archipel.run import Run
+from archipel.scorecard.words import metric_name, number
+from archipel.store import files
+
+WIDTH = 9.0  # inches
+NAMED = 30  # parties with a line each; more make a histogram
+Floats = npt.NDArray[np.float64]
+
+
+def figures(run: Run) -> dict[str, Figure]:
+    """Return the figures of a run by name, without those that it has no numbers for."""
+    drawn: dict[str, Callable[[Run], Figure | None]] = {
+        "curve": curve,
+        "parties": parties,
+        "participation": grid.participation,
+        "data": data,
+    }
+    with styled():
+        made = {name: function(run) for name, function in drawn.items()}
+    return {name: figure for name, figure in made.items() if figure is not None}
+
+
+def save_figures(run: Run, folder: str | Path) -> list[Path]:
+    """Write every figure to a folder, as PNG and as SVG."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in figures(run).items():
+        for form in ("png", "svg"):
+            path = folder / f"{name}.{form}"
+            files.write(path, encode(figure, form, background="white"))
+            written.append(path)
+    return written
+
+
+def encode(figure: Figure, form: str, background: str = "none") -> bytes:
+    """Return a figure as a file of this form, the same bytes for the same figure."""
+    content = io.BytesIO()
+    stamp: dict[str, Any] = {"Date": None} if form == "svg" else {"Software": None}
+    with styled():
+        figure.savefig(content, format=form, dpi=160, facecolor=background, metadata=stamp)
+    return content.getvalue()
+
+
+# -- the curve -------------------------------------------------------------------------------------
+
+
+def series(run: Run) -> tuple[str, dict[str, Floats], dict[str, float]]:
+    """What the curve shows: of what, lines over evaluated rounds by name, and levels by name.
+
+    With baselines, means over parties, which can be compared; without, all test points at once.
+    """
+    metric, training = run.metric, run.data.training
+    if not run.history or run.history[-1]["seen_parties"] is None:
+        return "", {}, {}
+    levels: dict[str, float] = {}
+    if run.baselines:
+        what = "mean over parties"
+        found = {"together": "seen_parties", "new parties": "new_parties"}
+        for label, name in (("each alone", "local"), ("data pooled", "central")):
+            if name in run.baselines and metric in run.baselines[name].parties:
+                values = run.baselines[name].parties[metric][:training]
+                levels[label] = float(values.nanmean())
+        levels = {label: level for label, level in levels.items() if np.isfinite(level)}
+    else:
+        what = "all test points"
+        together = "own" if run.history[-1]["own"] else "metrics"
+        found = {"together": together, "new parties": "new"}
+    key = "mean" if run.baselines else metric
+    lines = {
+        label: np.array([(entry[part] or {}).get(key, np.nan) for entry in run.history], float)
+        for label, part in found.items()
+    }
+    if run.target is not None:
+        levels["target"] = run.target
+        if run.baselines:  # what the target is meant for
+            points = [entry["metrics"].get(metric, np.nan) for entry in run.history]
+            lines["all test points"] = np.array(points, float)
+    return what, {label: line for label, line in lines.items() if not np.isnan(line).all()}, levels
+
+
+_LOOK: dict[str, dict[str, Any]] = {
+    "together": {"color": BLUE, "lw": 2.4},
+    "all test points": {"color": BLUE, "lw": 1.0, "alpha": 0.7},
+    "new parties": {"color": GREEN, "lw": 2.0},
+    "each alone": {"color": ORANGE, "lw": 1.6, "ls": (0, (6, 3))},
+    "data pooled": {"color": GREY, "lw": 1.6, "ls": (0, (6, 2, 1, 2))},
+    "target": {"color": INK, "lw": 1.0, "ls": (0, (1, 2))},
+}
+
+
+def curve(run: Run) -> Figure | None:
+    """The metric by round, against its levels; under it, how many parties were missing."""
+    what, lines, levels = series(run)
+    if not lines:
+        return None
+    missing = np.array([len(cohort.missing) for cohort in run.participation])
+    figure = Figure(figsize=(WIDTH, 4.4 if missing.any() else 3.7), layout="constrained")
+    if missing.any():
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
+        _missing(below, missing)
+    else:
+        axes = below = figure.subplots()
+    rounds = np.array([entry["round"] for entry in run.history])
+    ends: list[tuple[float, str, str]] = []
+    for name, line in lines.items():
+        line = np.where(np.isfinite(line), line, np.nan)
+        axes.plot(rounds, line, **_LOOK[name], marker="o" if len(rounds) == 1 else None, zorder=3)
+        ends.append((float(line[~np.isnan(line)][-1]), name, _LOOK[name]["color"]))
+    low, high = scale(np.concatenate(list(lines.values())))
+    for name, level in levels.items():
+        if low <= level <= high:
+            axes.axhline(level, **_LOOK[name], zorder=2)
+        ends.append((level, name, _LOOK[name]["color"]))
+    if max(map(np.nanmax, lines.values())) > high or min(map(np.nanmin, lines.values())) < low:
+        axes.set_ylim(low, high)
+    axes.grid(axis="y")
+    axes.set_ylabel(f"{metric_name(run.metric)}, {what}")
+    axes.set_xlim(min(1, rounds[0]) - 0.5, max(run.done, rounds[-1]) + 0.5)
+    _label_ends(axes, ends)
+    below.set_xlabel("round")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _missing(axes: Axes, missing: npt.NDArray[np.int64]) -> None:
+    rounds = np.arange(1, len(missing) + 1)
+    if len(missing) <= 150:
+        axes.bar(rounds, missing, width=0.8, color=ORANGE)
+    else:
+        axes.fill_between(rounds, missing, step="mid", color=ORANGE, lw=0)
+    axes.set_ylim(0, max(int(missing.max()), 1) * 1.05)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=2))
+    axes.set_ylabel("missing")
+    axes.spines["left"].set_visible(False)
+
+
+def _label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Name the lines at their right end, moved apart where they would touch."""
+    low, high = axes.get_ylim()
+    ends = sorted(ends)
+    gap = 0.062
+    places = [min(1.0, max(0.0, (value - low) / (high - low))) for value, _, _ in ends]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    over = max(0.0, places[-1] - 1.0)
+    for i in range(len(places) - 1, -1, -1):
+        ceiling = places[i + 1] - gap if i + 1 < len(places) else places[i] - over
+        places[i] = min(places[i], ceiling)
+    for (value, name, colour), place in zip(ends, places, strict=True):
+        axes.annotate(
+            f"{name} {number(value)}",
+            (1.01, place),
+            xycoords="axes fraction",
+            va="center",
+            color=colour,
+            fontweight="bold" if name == "together" else None,
+        )
+
+
+# -- the parties -----------------------------------------------------------------------------------
+
+
+def parties(run: Run) -> Figure | None:
+    """The metric at each party: a line each for a few, a histogram for many."""
+    values = run.parties.get(run.metric)
+    if values is None or not bool(values.isfinite().any()):
+        return None
+    together = values.double().numpy()
+    local = run.baselines.get("local")
+    alone = None
+    if local is not None and run.metric in local.parties:
+        alone = local.parties[run.metric].double().numpy()
+    if len(together) <= NAMED:
+        return _dots(run, together, alone)
+    return _histograms(run, together, alone)
+
+
+def _dots(run: Run, together: Floats, alone: Floats | None) -> Figure:
+    """A line per party: an arrow from its own model's value to the common one's."""
+    count = len(together)
+    figure = Figure(figsize=(WIDTH, 1.25 + 0.36 * count), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(count)
+    new = places >= run.data.training
+    low, high = scale(together if alone is None else np.concatenate([together, alone]))
+    axes.hlines(places, 0, 1, transform=axes.get_yaxis_transform(), color=GREY, alpha=0.25, lw=0.8)
+    if alone is not None:
+        start, end = np.clip(alone, low, high), np.clip(together, low, high)
+        for k in np.flatnonzero(np.isfinite(start + end)).tolist():
+            axes.annotate(
+                "",
+                (end[k], k),
+                (start[k], k),
+                arrowprops={
+                    "arrowstyle": "-|>",
+                    "color": GREY,
+                    "lw": 2,
+                    "shrinkA": 5,
+                    "shrinkB": 5,
+                },
+            )
+        axes.scatter(
+            _within(alone, low, high), places, s=52, marker="D", facecolor="none",
+            edgecolor=ORANGE, lw=1.8, zorder=3, label="alone",
+        )  # fmt: skip
+    shown = _within(together, low, high)
+    for group, colour, label in ((~new, BLUE, "together"), (new, GREEN, "together, new party")):
+        if group.any():
+            axes.scatter(
+                shown[group], places[group], s=80, color=colour, zorder=4, linewidth=0, label=label
+            )
+    for k in range(count):
+        text = "" if np.isfinite(together[k]) else "no value"
+        if np.isfinite(together[k]) and np.isnan(shown[k]):
+            text = f"{number(together[k])}, off the scale"
+        axes.text(0.01, k, text, transform=axes.get_yaxis_transform(), va="center", color=GREY)
+    axes.set_yticks(places, [short(run.data.name(k)) for k in range(count)])
+    axes.set_ylim(count - 0.4, -0.6)
+    axes.margins(x=0.06)
+    axes.set_xlabel(_on_own_points(run))
+    axes.grid(axis="x")
+    bare(axes)
+    figure.legend(loc="outside upper left", ncols=4)
+    return figure
+
+
+def _histograms(run: Run, together: Floats, alone: Floats | None) -> Figure:
+    """How the metric falls across parties and, with local baselines, how the gain does."""
+    training = run.data.training
+    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+    left, *rest = figure.subplots(1, 1 if alone is None else 2, squeeze=False)[0]
+    groups = {"together": (together[:training], {"color": BLUE, "alpha": 0.75})}
+    groups["new parties"] = (together[training:], {"color": GREEN, "alpha": 0.75})
+    if alone is not None:
+        look = {"color": ORANGE, "histtype": "step", "lw": 1.8}
+        groups["alone"] = (alone[:training], look)
+    _bars(left, groups)
+    left.legend()
+    left.set_xlabel(_on_own_points(run))
+    for axes in rest:
+        assert alone is not None
+        sign = 1 if larger_is_better(run.metric) else -1
+        gain = sign * (together - alone)[:training]
+        known = int(np.isfinite(gain).sum())
+        _bars(axes, {"": (gain, {"color": BLUE, "alpha": 0.75})})
+        axes.axvline(0, color=INK, lw=1)
+        axes.set_title(f"{(gain > 0).sum():,} of {known:,} parties gain", loc="left", fontsize=9.5)
+        axes.set_xlabel("gain over training alone")
+    return figure
+
+
+def _bars(axes: Axes, groups: dict[str, tuple[Floats, dict[str, Any]]]) -> None:
+    """Histograms with the same bins; what is off the scale counts in the last bar."""
+    known = {name: values[np.isfinite(values)] for name, (values, _) in groups.items()}
+    values = np.concatenate(list(known.values()))
+    if len(values):
+        low, high = scale(values)
+        edges = np.histogram_bin_edges(np.clip(values, low, high), bins=24).tolist()
+        for name, group in known.items():
+            if len(group):
+                axes.hist(np.clip(group, low, high), edges, label=name, **groups[name][1])
+        if values.min() < low or values.max() > high:
+            axes.set_title("beyond the axis: in the last bar", loc="right", fontsize=8, color=GREY)
+    axes.set_ylabel("parties")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.grid(axis="y")
+
+
+def scale(values: Floats) -> tuple[float, float]:
+    """Return the ends of an axis that a few values without measure do not spoil.
+
+    >>> low, high = scale(np.array([9.0, 10.0, 12.0, 3e13]))
+    >>> high < 1e3
+    True
+    """
+    known = values[np.isfinite(values)]
+    first, middle, third = np.quantile(known, [0.25, 0.5, 0.75])
+    reach = 20 * max(min(third - first, 10 * abs(middle)), 0.1 * abs(middle), 1e-9)
+    return float(middle - reach), float(middle + reach)
+
+
+def _within(values: Floats, low: float, high: float) -> Floats:
+    return np.where((values >= low) & (values <= high), values, np.nan)
+
+
+def _on_own_points(run: Run) -> str:
+    better = "" if larger_is_better(run.metric) else " (smaller is better)"
+    return f"{metric_name(run.metric)} on a party's own test points{better}"
+
+
+# -- the data --------------------------------------------------------------------------------------
+
+
+def data(run: Run) -> Figure | None:
+    """Who has which targets, and how many."""
+    fed = run.data
+    if fed.names is not None:
+        names = np.asarray([short(str(name), 16) for name in fed.names])
+        fed = replace(fed, names=cast("Any", names), scan=False)
+    figure = draw_data(fed, None, 40)
+    figure.suptitle("")
+    return figure

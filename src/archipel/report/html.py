@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a run: one HTML file that needs nothing else, to read, print and send.
+
+Names and texts come from anywhere, so all of them are escaped, the page's only script is named by
+its hash, and the page forbids the browser to load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from dataclasses import fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup, escape
+from torch import nn
+
+from archipel.report import words
+from archipel.report.figures import figures
+from archipel.report.svg import inline
+from archipel.run import Run
+from archipel.scorecard import Row, Scorecard, scorecard
+from archipel.scorecard.words import duration, metric_name, number, plural, size
+from archipel.store import files
+
+TABLED = 60  # parties with a line in the table
+NOTED = 200  # notes and events shown
+ENVIRONMENT = ("archipel", "python", "torch", "numpy", "platform", "processor", "cores")
+_URL = re.compile(r"https?://[^\s<>\"']*[^\s<>\"'.,;:)]")
+
+
+class PartyRow(NamedTuple):
+    """A party's line in the table."""
+
+    name: str
+    new: bool
+    train: int
+    test: int
+    together: str
+    alone: str
+    pooled: str
+    rounds: str
+
+
+def write(run: Run, path: str | Path) -> Path:
+    """Write the report and return where it is."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, render(run).encode())
+    return path
+
+
+def render(run: Run) -> str:
+    """Return the report as HTML."""
+    card = scorecard(run)
+    captions, alternatives = words.captions(run, card), words.alternatives(run, card)
+    pictures = {
+        name: {"svg": inline(figure, name, alternatives[name]), "caption": captions[name]}
+        for name, figure in figures(run).items()
+    }
+    one, many = words.nouns(run)
+    script = _source("theme.js")
+    page = _environment().get_template("report.html")
+    return page.render(
+        run=run,
+        card=card,
+        e=card.efficacy,
+        metric=metric_name(run.metric),
+        title=words.title(run),
+        result=words.result(run, card),
+        verdict=words.verdict(run, card),
+        lesson=words.lesson(run),
+        one=one,
+        many=many,
+        figures=pictures,
+        studied=_studied(run, one, many),
+        parties=_parties(run),
+        sections=_sections(card),
+        notes=_notes(run),
+        unnoted=max(0, len(run.events) + len(run.notes) - NOTED),
+        commands=_commands(run),
+        environment={k: v for k, v in run.environment.items() if k in ENVIRONMENT},
+        script=Markup(script),
+        script_hash=base64.b64encode(sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("archipel.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "size": size,
+        "duration": duration,
+        "linked": linked,
+    }
+    return environment
+
+
+def _source(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def linked(text: str) -> Markup:
+    """Escape a text, with its web addresses as links.
+
+    >>> print(linked("<b> see https://example.org/a."))
+    &lt;b&gt; see <a href="https://example.org/a" rel="noreferrer">https://example.org/a</a>.
+    """
+    done, parts = 0, []
+    for match in _URL.finditer(text):
+        address = escape(match[0])
+        parts += [
+            escape(text[done : match.start()]),
+            Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(address),
+        ]
+        done = match.end()
+    return Markup("").join([*parts, escape(text[done:])])
+
+
+def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
+    """What was studied, as terms and descriptions."""
+    fed, about = run.data, run.data.about
+    new = fed.parties - fed.training
+    n = fed.n
+    points = f"{int(n.sum()):,} training and {int(fed.n_test.sum()):,} test points"
+    least, most = int(n.min()), int(n.max())
+    each = f", {least:,} to {most:,} training points each" if fed.parties > 1 else ""
+    who = f"{fed.training:,} {many if fed.training != 1 else one}"
+    if new:
+        who += f", and {new:,} new {many if new != 1 else one} that train nothing and only test"
+    module = run.task_model.module
+    layers = module.children() if isinstance(module, nn.Sequential) else [module]
+    built = ", ".join(type(layer).__name__ for layer in layers)
+    loss = run.task_model.loss_function.name.replace("_", " ")
+    terms = [
+        (
+            "Data",
+            ("" if about.name == "unnamed" else f"{about.name}: ")
+            + points
+            + (f". {about.note}" if about.note else ""),
+        ),
+        ("Source", about.source),
+        ("Licence", about.licence),
+        ("Cite", about.citation),
+        (many.capitalize(), who + each),
+        ("Model", f"{built}: {plural(run.task_model.p, 'parameter')}, {loss} loss"),
+        ("Algorithm", _algorithm(run)),
+        ("Settings", ", ".join(f"{name} = {value!r}" for name, value in _settings(run).items())),
+        ("Rounds", f"{run.done:,} of {run.rounds:,}, seed {run.seed}"),
+    ]
+    return [(term, text) for term, text in terms if text]
+
+
+def _algorithm(run: Run) -> str:
+    """Its name, its paper and what it does."""
+    kind = type(run.algorithm)
+    module = sys.modules.get(kind.__module__)
+    paper = " ".join(((module and module.__doc__) or "").split("\n\n")[0].split())
+    does = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+    if does.startswith(f"{kind.__name__}("):  # a dataclass without words
+        does = ""
+    return " ".join(filter(None, (paper or kind.__name__, does)))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """The algorithm's fields."""
+    algorithm: Any = run.algorithm
+    return {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+
+
+def _parties(run: Run) -> list[PartyRow]:
+    """A line for each party, where there are few."""
+    fed = run.data
+    if fed.parties > TABLED or run.metric not in run.parties:
+        return []
+    asked, came = [0] * fed.parties, [0] * fed.parties
+    for cohort in run.participation:
+        for k in cohort.sampled.tolist():
+            asked[k] += 1
+        for k in cohort.present.tolist():
+            came[k] += 1
+    found: dict[str, Any] = {"together": run.parties} | {
+        name: scores.parties for name, scores in run.baselines.items()
+    }
+    cells = {
+        name: [number(value) for value in scores[run.metric].tolist()]
+        for name, scores in found.items()
+        if run.metric in scores
+    }
+    none = [""] * fed.parties
+    return [
+        PartyRow(
+            fed.name(k),
+            k >= fed.training,
+            int(fed.n[k]),
+            int(fed.n_test[k]),
+            cells["together"][k],
+            cells.get("local", none)[k],
+            cells.get("central", none)[k],
+            f"{came[k]:,} of {asked[k]:,}" if k < fed.training else "new",
+        )
+        for k in range(fed.parties)
+    ]
+
+
+def _sections(card: Scorecard) -> dict[str, list[Row]]:
+    """The scorecard's lines by section."""
+    sections: dict[str, list[Row]] = {}
+    for row in card.rows():
+        sections.setdefault(row.section, []).append(row)
+    return sections
+
+
+def _notes(run: Run) -> list[tuple[str, str]]:
+    """What happened when, and what was noted; each text once."""
+    told = {event.text for event in run.events}
+    notes = [("", note) for note in run.notes if note not in told]
+    events = [
+        (f"{event.time[:19].replace('T', ' ')}, round {event.round}", f"{event.kind}: {event.text}")
+        for event in run.events
+    ]
+    return (events + notes)[:NOTED]
+
+
+def _commands(run: Run) -> str:
+    """What to type to have the same again."""
+    version = run.environment.get("archipel")
+    install = f"pip install archipel=={version}" if version else "pip install archipel"
+    if run.study is not None:
+        return f"{install}\narchipel run study.toml"
+    algorithm: Any = run.algorithm
+    usual = {f.name: f.default for f in fields(algorithm)}
+    given = ", ".join(f"{k}={v!r}" for k, v in _settings(run).items() if v != usual[k])
+    return (
+        f"{install}\n\n"
+        f"import archipel as ar\n"
+        f"ar.simulate({type(algorithm).__name__}({given}), data, model, "
+        f"rounds={run.rounds}, seed={run.seed})  # as described above"
+    )

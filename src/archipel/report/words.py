@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in plain sentences: its result, and what its figures show."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from archipel.exchange import is_peer
+from archipel.report.figures import series
+from archipel.run import Run
+from archipel.scorecard import Efficacy, Scorecard
+from archipel.scorecard.words import difference, metric_name, number, plural
+
+_PEOPLE = {  # what the parties of known data are, as long as they have names
+    "heart_disease": ("hospital", "hospitals"),
+    "tcga_brca": ("region", "regions"),
+    "femnist": ("writer", "writers"),
+    "shakespeare": ("role", "roles"),
+    "uci_har": ("person", "people"),
+}
+
+
+def nouns(run: Run) -> tuple[str, str]:
+    """Return what one party is called, and several."""
+    named = _PEOPLE.get(run.data.about.name) if run.data.names is not None else None
+    return named or ("party", "parties")
+
+
+def title(run: Run) -> str:
+    """Return the study's name, or algorithm and data."""
+    if run.study is not None and run.study.name:
+        return run.study.name
+    name = run.data.about.name
+    return type(run.algorithm).__name__ + ("" if name == "unnamed" else f" on {name}")
+
+
+def result(run: Run, card: Scorecard) -> str:
+    """Return the result in one sentence."""
+    e, count = card.efficacy, run.data.training
+    one, many = nouns(run)
+    who = f"the {count:,} {many}" if count > 1 else f"the one {one}"
+    rounds = plural(run.done, "round")
+    if run.done == 0:
+        return (
+            f"No round is done yet: {who} {'have' if count > 1 else 'has'} learnt nothing so far."
+        )
+    points = e.points if e.own is None else e.own
+    if e.parties is None and points is None:
+        return f"After {rounds} there is a model, but no test point to score it with."
+    reach = f"Together {who} reach" if count > 1 else f"{who.capitalize()} reaches"
+    metric = metric_name(e.metric)
+    compared = _compared(e)
+    if e.parties is not None and compared:
+        return f"{reach} {metric} {number(e.parties.mean)}; {compared}."
+    value = points if points is not None or e.parties is None else e.parties.mean
+    return f"{reach} {metric} {number(value)} after {rounds}."
+
+
+def _compared(e: Efficacy) -> str:
+    levels = {"alone": e.local, "pooled": e.central}
+    return "; ".join(f"{name} {number(s.mean)}" for name, s in levels.items() if s is not None)
+
+
+def verdict(run: Run, card: Scorecard) -> str:
+    """Return what the result means, and how far it can be trusted; empty without baselines."""
+    e = card.efficacy
+    one, many = nouns(run)
+    said = []
+    if e.gain_over_local is not None and e.local is not None:
+        said.append(
+            f"Learning together changes {metric_name(e.metric)} at the average {one} by "
+            f"{difference(e.gain_over_local, e.unit)} against training alone"
+            f"{'' if e.larger_is_better else ', plus being better,'} and is better at "
+            f"{e.parties_that_gain:,} of {e.local.parties:,} {many}"
+        )
+    if e.gap_to_central is not None:
+        said.append(
+            f"copying all data to one place would add {difference(e.gap_to_central, e.unit)}"
+        )
+    if not said:
+        return ""
+    text = "; ".join(said)
+    return (
+        f"{text[0].upper()}{text[1:]}. These are means over {many}, each tested on its own data, "
+        "in one run with one split: small differences may be chance."
+    )
+
+
+def captions(run: Run, card: Scorecard) -> dict[str, str]:
+    """Return what stands under each figure."""
+    one, many = nouns(run)
+    what, _, levels = series(run)
+    metric = metric_name(run.metric)
+    metric = metric[0].upper() + metric[1:]
+    curve = f"{metric} ({what}) after each evaluated round."
+    if levels.keys() & {"each alone", "data pooled"}:
+        curve += " Dashed: the same training without the others, and with all data in one place."
+    if card.robustness.missing:
+        curve += f" Below: how many sampled {many} were missing from the round."
+    local = "local" in run.baselines
+    if run.data.parties > 30:
+        spread = f"How {metric_name(run.metric)} falls across the {run.data.parties:,} {many}."
+        spread += f" Right: what each {one} gains over training alone." if local else ""
+    else:
+        spread = f"{metric} at each {one}, on its own test points."
+        spread += " Arrows lead from its own model's value to what it has now." if local else ""
+    return {
+        "curve": curve,
+        "parties": spread,
+        "participation": f"Which {many} took part in which round, and why others did not.",
+        "data": f"What the {many} hold. The more unlike, the harder it is to learn together.",
+    }
+
+
+def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
+    """Return each figure in words, for those who cannot see it."""
+    e, r = card.efficacy, card.robustness
+    _, lines, levels = series(run)
+    parts = [f"{name} from {number(line[0])} to {number(line[-1])}" for name, line in lines.items()]
+    parts += [f"{name} {number(level)}" for name, level in levels.items()]
+    s = e.parties
+    spread = "" if s is None else (
+        f": mean {number(s.mean)}, worst tenth {number(s.worst_tenth)}, best {number(s.best)}"
+    )  # fmt: skip
+    missing = ", ".join(f"{count} {cause}" for cause, count in r.missing.items()) or "none"
+    n = run.data.n.numpy()
+    low, middle, high = np.quantile(n, [0, 0.5, 1])
+    return {
+        "curve": f"Line chart of {metric_name(e.metric)} by round: {'; '.join(parts)}.",
+        "parties": f"{metric_name(e.metric)} at each party{spread}.",
+        "participation": (
+            f"Grid of {plural(run.data.training, 'party')} by {plural(run.done, 'round')}: "
+            f"{r.arrived:,} of {r.party_rounds:,} uploads arrived; missing: {missing}."
+        ),
+        "data": (
+            f"Targets and sizes of {plural(run.data.parties, 'party')}: {low:g} to {high:g} "
+            f"training points, {middle:g} in the middle."
+        ),
+    }
+
+
+def lesson(run: Run) -> str:
+    """Return what left each party, in a sentence."""
+    one, _ = nouns(run)
+    if is_peer(run.algorithm):
+        return f"No record leaves its {one}. In a round, a {one} exchanges with its neighbours:"
+    return f"No record leaves its {one}. In a round, a {one} receives and sends:"

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scorecard: efficacy, efficiency, robustness, privacy.
+
+Together, alone and pooled are compared as means over parties, each on its own test points. Over
+all test points at once such a comparison misleads: models that parties trained alone know how
+common each class is at their own place, which lifts their common AUC above that of any one model.
+
+The energy is an estimate between two assumptions, not a measurement.
+
+- Computing: 50 GFLOP per joule, a graphics card at full single-precision speed (V100: 52, A100: 49
+  GFLOPS/W in Desislavov, Martínez-Plumed and Hernández-Orallo, Sustainable Computing 38, 2023,
+  https://doi.org/10.1016/j.suscom.2023.100857), down to 1 GFLOP per joule, our assumption for an
+  ordinary processor that small models keep far below its peak.
+- Network: 0.007 kWh/GB, fixed lines in 2020 by the trend of Aslan, Mayers, Koomey and France,
+  Journal of Industrial Ecology 22(4), 2018, https://doi.org/10.1111/jiec.12630 (0.06 in 2015,
+  halved every two years), up to 0.12 kWh/GB, mobile networks in Finland in 2021 (Traficom, 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from archipel.scorecard.words import Row
+
+JOULES_PER_FLOP = (1 / 50e9, 1 / 1e9)  # low, high
+KWH_PER_GB = (0.007, 0.12)
+ASSUMPTIONS = (
+    "computing takes 0.02 to 1 nJ per FLOP: a graphics card at full speed (Desislavov et al. "
+    "2023) to an ordinary processor far below its peak (assumed)",
+    "the network takes 0.007 to 0.12 kWh per GB: fixed lines (trend of Aslan et al. 2018) to "
+    "mobile networks (Traficom 2022)",
+    "evaluation, idle machines, cooling and the making of the machines are left out",
+)
+SHARES = ("accuracy", "auc", "c_index", "r2")  # differences are told in points: hundredths
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over parties, each on its own test points."""
+
+    mean: float
+    sd: float
+    worst_tenth: float  # mean of it
+    best: float
+    parties: int  # that have a value
+
+
+@dataclass(frozen=True)
+class Efficacy:
+    """How good the models are. Gains are positive where they are good, in `unit`."""
+
+    metric: str
+    larger_is_better: bool
+    unit: str  # "points" (hundredths) or the metric's own
+    points: float | None  # over all training parties' test points at once
+    own: float | None  # peers: the same with each party's own model
+    parties: Spread | None
+    local: Spread | None  # each party alone
+    central: Spread | None  # all data in one place
+    new_points: float | None
+    new_parties: Spread | None
+    gain_over_local: float | None  # of means over parties
+    gap_to_central: float | None  # what pooling the data would add
+    parties_that_gain: int | None  # over their own model
+    target: float | None
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Watt-hours between two assumptions."""
+
+    compute_low: float
+    compute_high: float
+    network_low: float
+    network_high: float
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    @property
+    def low(self) -> float:
+        """Of both together."""
+        return self.compute_low + self.network_low
+
+    @property
+    def high(self) -> float:
+        """Of both together."""
+        return self.compute_high + self.network_high
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What it cost, up to the last evaluated round."""
+
+    rounds: int
+    planned: int
+    parameters: int
+    gradients: int  # of single examples
+    flops_per_gradient: int  # forward and backward
+    flops_note: str  # how they were counted
+    flops: int
+    bytes_up: int
+    bytes_down: int
+    bytes_up_per_party_round: float | None
+    bytes_down_per_party_round: float | None
+    seconds: float
+    seconds_per_round: float | None
+    rounds_to_target: float | None
+    bytes_to_target: float | None
+    energy: Energy
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Who was missing, and what became of it."""
+
+    party_rounds: int  # sampled and needed
+    arrived: int
+    missing: dict[str, int]  # cause -> party-rounds, the most frequent first
+    spare: int  # asked in excess and left out when enough had arrived
+    below_quorum: int  # rounds that changed nothing
+    waited: int  # further tries of rounds
+    longest_absence: int  # rounds in a row that a party was sampled for and missed
+    longest_absent: str | None  # who
+    below_target: int | None  # evaluated rounds
+    fell_back: int | None  # of these, after the target had been reached
+
+    @property
+    def share_arrived(self) -> float | None:
+        """Of the party-rounds."""
+        return self.arrived / self.party_rounds if self.party_rounds else None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One tensor that a party sends or receives in a round."""
+
+    way: str  # "up", "down" or "to neighbours"
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What leaves a party, and who may look at it."""
+
+    server: str  # what its code asks for: "sums", "individuals", or "none" where there is no server
+    sees: str
+    messages: tuple[Sent, ...]
+    epsilon: float | None
+    guarantee: str
+
+
+@dataclass(frozen=True)
+class Scorecard:
+    """Four views of one run."""
+
+    efficacy: Efficacy
+    efficiency: Efficiency
+    robustness: Robustness
+    privacy: Privacy
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, None where a number is not finite."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        energy = self.efficiency.energy
+        plain["efficiency"]["energy"] |= _plain({"low": energy.low, "high": energy.high})
+        plain["robustness"]["share_arrived"] = self.robustness.share_arrived
+        return plain
+
+    def rows(self) -> list[Row]:
+        """Return the lines to print, without what does not apply."""
+        from archipel.scorecard.words import rows
+
+        return rows(self)
+
+    def table(self) -> Table:
+        """Return a table for the terminal."""
+        from archipel.scorecard.words import table
+
+        return table(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's scorecard from what the run remembers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from archipel.exchange import Anatomy, is_peer
+from archipel.metrics import larger_is_better
+from archipel.model import Model
+from archipel.run import Run, spread
+from archipel.scorecard.card import (
+    JOULES_PER_FLOP,
+    KWH_PER_GB,
+    SHARES,
+    Efficacy,
+    Efficiency,
+    Energy,
+    Privacy,
+    Robustness,
+    Scorecard,
+    Sent,
+    Spread,
+)
+from archipel.tree import leaves
+
+SPARE = "not needed"  # the cause of those asked in excess
+
+
+def scorecard(run: Run) -> Scorecard:
+    """Measure a run, also one that is still under way."""
+    return Scorecard(_efficacy(run), _efficiency(run), _robustness(run), _privacy(run))
+
+
+# -- efficacy --------------------------------------------------------------------------------------
+
+
+def _efficacy(run: Run) -> Efficacy:
+    metric, training = run.metric, run.data.training
+    up = larger_is_better(metric)
+    last = run.history[-1] if run.history else {}
+    share = metric in SHARES
+    scale = (100.0 if share else 1.0) * (1 if up else -1)
+
+    def over(parties: dict[str, Tensor], group: slice) -> Spread | None:
+        return _spread(parties[metric][group], up) if metric in parties else None
+
+    seen = slice(0, training)
+    together = over(run.parties, seen)
+    levels = {name: over(score.parties, seen) for name, score in run.baselines.items()}
+    local, central = levels.get("local"), levels.get("central")
+    gaining = None
+    if local is not None and together is not None:
+        gain = scale * (run.parties[metric] - run.baselines["local"].parties[metric])[seen]
+        gaining = int((gain > 0).sum())
+    return Efficacy(
+        metric,
+        up,
+        "points" if share else metric,
+        _get(last, "metrics", metric),
+        _get(last, "own", metric),
+        together,
+        local,
+        central,
+        _get(last, "new", metric),
+        over(run.parties, slice(training, run.data.parties)),
+        None if local is None or together is None else scale * (together.mean - local.mean),
+        None if central is None or together is None else scale * (central.mean - together.mean),
+        gaining,
+        run.target,
+    )
+
+
+def _spread(values: Tensor, larger_is_better: bool) -> Spread | None:
+    found = spread(values, larger_is_better)
+    if found is None:
+        return None
+    known = values[~values.isnan()]
+    best = float(known.max() if larger_is_better else known.min())
+    return Spread(found["mean"], found["sd"], found["worst_tenth"], best, int(found["parties"]))
+
+
+def _get(entry: dict[str, Any], part: str, metric: str) -> float | None:
+    value = (entry.get(part) or {}).get(metric)
+    return None if value is None or value != value else float(value)
+
+
+# -- efficiency ------------------------------------------------------------------------------------
+
+
+def _efficiency(run: Run) -> Efficiency:
+    each, note = flops_of_one_gradient(run.task_model, run.data.x[:1])
+    flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
+    arrived = sum(len(cohort.present) for cohort in run.participation)
+    asked = sum(len(cohort.sampled) for cohort in run.participation)
+    to_target = None
+    if run.target is not None and run.metric in run.metrics:
+        to_target = run.rounds_to(run.target)
+    at = [0, *(entry["round"] for entry in run.history)]
+    carried = [0, *(_carried(entry["bytes"], peer) for entry in run.history)]
+    up, down = run.spent.up, run.spent.down
+    return Efficiency(
+        run.done,
+        run.rounds,
+        run.task_model.p,
+        run.spent.gradients,
+        each,
+        note,
+        flops,
+        up,
+        down,
+        up / arrived if arrived else None,
+        down / (arrived if peer else asked) if arrived else None,
+        run.seconds,
+        run.seconds / run.done if run.done else None,
+        to_target,
+        None if to_target is None else float(np.interp(to_target, at, carried)),
+        energy(flops, _carried({"up": up, "down": down}, peer)),
+    )
+
+
+def _carried(sent: dict[str, int], peer: bool) -> int:
+    """Bytes over the network: what one peer sends, another receives."""
+    return sent["up"] if peer else sent["up"] + sent["down"]
+
+
+def energy(flops: float, carried: float) -> Energy:
+    """Watt-hours of so many FLOPs and bytes.
+
+    >>> round(energy(flops=3.6e15, carried=0).high)
+    1000
+    """
+    compute = [joules * flops / 3600 for joules in JOULES_PER_FLOP]
+    network = [1000 * kwh * carried / 1e9 for kwh in KWH_PER_GB]
+    return Energy(compute[0], compute[1], network[0], network[1])
+
+
+def flops_of_one_gradient(model: Model, x: Tensor) -> tuple[int, str]:
+    """FLOPs of forward and backward pass on one example `[1, *shape]`, and how they were found.
+
+    >>> flops_of_one_gradient(Model(torch.nn.Linear(13, 2)), torch.ones(1, 13))[0]
+    104
+    """
+    module = copy.deepcopy(model.module).eval()  # BatchNorm refuses to train on one example
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # which parts of the flags this machine lacks
+            fused = torch.backends.mkldnn.flags(enabled=False)
+            with torch.enable_grad(), fused, FlopCounterMode(display=False) as counter:
+                module(x).sum().backward()
+        counted = counter.get_total_flops()
+    except Exception:  # whatever a user's module raises: it is only counted here
+        counted = 0
+    if counted > 0:
+        return counted, "products of matrices, convolutions and attention, counted"
+    return 6 * model.p, "6 per parameter, a rule of thumb: this model's layers cannot be counted"
+
+
+# -- robustness ------------------------------------------------------------------------------------
+
+
+def _robustness(run: Run) -> Robustness:
+    causes = Counter(cause for cohort in run.participation for cause in cohort.missing.values())
+    spare = causes.pop(SPARE, 0)
+    sampled = sum(len(cohort.sampled) for cohort in run.participation)
+    absence, who = _longest_absence(run)
+    below, fell_back = None, None
+    if run.target is not None:
+        sign = 1 if larger_is_better(run.metric) else -1
+        values = [_get(entry, "metrics", run.metric) for entry in run.history]
+        reached = [value is not None and sign * value >= sign * run.target for value in values]
+        first = reached.index(True) if any(reached) else len(reached)
+        below, fell_back = reached.count(False), reached[first:].count(False)
+    return Robustness(
+        sampled - spare,
+        sampled - spare - causes.total(),
+        dict(causes.most_common()),
+        spare,
+        sum(not cohort.counted for cohort in run.participation),
+        sum(cohort.waited for cohort in run.participation),
+        absence,
+        who,
+        below,
+        fell_back,
+    )
+
+
+def _longest_absence(run: Run) -> tuple[int, str | None]:
+    """The most rounds in a row, of those it was sampled for, that a party missed."""
+    streak = np.zeros(run.data.parties, np.int64)
+    longest, who = 0, None
+    for cohort in run.participation:
+        missing = [k for k, cause in cohort.missing.items() if cause != SPARE]
+        before = streak[missing] + 1
+        streak[cohort.sampled] = 0
+        streak[missing] = before
+        if missing and before.max() > longest:
+            longest, who = int(before.max()), missing[int(before.argmax())]
+    return longest, None if who is None else run.data.name(who)
+
+
+# -- privacy ---------------------------------------------------------------------------------------
+
+_SEES = {
+    "sums": "Its code asks only for {asks} over the parties, never for one party's upload, so "
+    "the uploads can be hidden behind a secure sum. No such step was asked for in this run.",
+    "individuals": "Its code asks to see every party's upload by itself, so a secure sum cannot "
+    "hide them.",
+    "none": "There is no server. A party's neighbours receive what it mixes with them, and "
+    "nobody else does.",
+    "nothing": "There is no server, and nothing is sent: every party trains alone.",
+}
+
+
+def _privacy(run: Run) -> Privacy:
+    peer = is_peer(run.algorithm)
+    server = "none" if peer else "sums" if run.anatomy.sums_only else "individuals"
+    talks = not peer or run.done == 0 or run.spent.up > 0
+    asks = {ask for message in run.anatomy.messages for ask in message.asks}
+    words = "means weighted by numbers of examples" if "mean by examples" in asks else "means"
+    return Privacy(
+        server,
+        _SEES[server if talks else "nothing"].format(asks=words),
+        _messages(run.anatomy, peer) if talks else (),
+        None,
+        "none: no differential privacy was asked for",
+    )
+
+
+def _messages(anatomy: Anatomy, peer: bool) -> tuple[Sent, ...]:
+    if peer:
+        return tuple(_sent("to neighbours", anatomy.own, "model")[:1])
+    sent = _sent("down", anatomy.shared, "model")
+    for message in anatomy.messages:
+        sent += _sent("up", message.upload, "update")
+        sent += _sent("down", message.reply, "reply")
+    return tuple(sent)
+
+
+def _sent(way: str, tree: Any, name: str) -> list[Sent]:
+    """A tree's tensors with the names of its fields."""
+    if isinstance(tree, tuple):
+        fields = getattr(tree, "_fields", [f"{name} {i + 1}" for i in range(len(tree))])
+        return [
+            sent
+            for field, each in zip(fields, tree, strict=True)
+            for sent in _sent(way, each, field)
+        ]
+    return [
+        Sent(
+            way,
+            name,
+            tuple(leaf.shape),
+            str(leaf.dtype).removeprefix("torch."),
+            leaf.numel() * leaf.element_size(),
+        )
+        for leaf in leaves(tree)
+    ]
