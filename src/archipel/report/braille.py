@@ -157,7 +157,7 @@ def _scale(
     last = [float(one[-1]) for one in series if len(one) and not np.isnan(one[-1])]
     most = np.percentile(y, [10, 100] if larger_is_better else [0, 90]).tolist()
     low, high = min(most + levels + last), max(most + levels + last)
-    if y.max() - y.min() <= 3 * (high - low):
+    if y.max() - y.min() <= 5 * (high - low):
         low, high = float(y.min()), float(y.max())
     pad = max(0.04 * (high - low), 0.005 * abs(high), 1e-6)
     return _Scale(low - pad, high + pad, dots)
