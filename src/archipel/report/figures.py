@@ -89,15 +89,21 @@ def series(run: Run) -> tuple[str, dict[str, Floats], dict[str, float]]:
         found = {"together": together, "new parties": "new"}
     key = "mean" if run.baselines else metric
     lines = {
-        label: np.array([(entry[part] or {}).get(key, np.nan) for entry in run.history], float)
+        label: _finite([(entry[part] or {}).get(key) for entry in run.history])
         for label, part in found.items()
     }
     if run.target is not None:
         levels["target"] = run.target
         if run.baselines:  # what the target is meant for
-            points = [entry["metrics"].get(metric, np.nan) for entry in run.history]
-            lines["all test points"] = np.array(points, float)
+            lines["all test points"] = _finite(
+                [entry["metrics"].get(metric) for entry in run.history]
+            )
     return what, {label: line for label, line in lines.items() if not np.isnan(line).all()}, levels
+
+
+def _finite(values: list[float | None]) -> Floats:
+    line = np.array(values, float)
+    return np.where(np.isfinite(line), line, np.nan)
 
 
 _LOOK: dict[str, dict[str, Any]] = {
@@ -125,16 +131,16 @@ def curve(run: Run) -> Figure | None:
     rounds = np.array([entry["round"] for entry in run.history])
     ends: list[tuple[float, str, str]] = []
     for name, line in lines.items():
-        line = np.where(np.isfinite(line), line, np.nan)
         axes.plot(rounds, line, **_LOOK[name], marker="o" if len(rounds) == 1 else None, zorder=3)
         ends.append((float(line[~np.isnan(line)][-1]), name, _LOOK[name]["color"]))
-    low, high = scale(np.concatenate(list(lines.values())))
+    drawn = np.concatenate(list(lines.values()))
+    low, high = scale(drawn)
     for name, level in levels.items():
         if low <= level <= high:
             axes.axhline(level, **_LOOK[name], zorder=2)
         ends.append((level, name, _LOOK[name]["color"]))
-    if max(map(np.nanmax, lines.values())) > high or min(map(np.nanmin, lines.values())) < low:
-        axes.set_ylim(low, high)
+    if np.nanmax(drawn) > high or np.nanmin(drawn) < low:
+        axes.set_ylim(max(low, np.nanmin(drawn)), min(high, np.nanmax(drawn)))
     axes.grid(axis="y")
     axes.set_ylabel(f"{metric_name(run.metric)}, {what}")
     axes.set_xlim(min(1, rounds[0]) - 0.5, max(run.done, rounds[-1]) + 0.5)
@@ -289,16 +295,14 @@ def _bars(axes: Axes, groups: dict[str, tuple[Floats, dict[str, Any]]]) -> None:
 
 
 def scale(values: Floats) -> tuple[float, float]:
-    """Return the ends of an axis that a few values without measure do not spoil.
+    """Return how far an axis may reach before a diverged value would flatten all others.
 
-    >>> low, high = scale(np.array([9.0, 10.0, 12.0, 3e13]))
-    >>> high < 1e3
-    True
+    >>> scale(np.array([9.0, 10.0, 10.0, 3e13]))
+    (-991.0, 1011.0)
     """
-    known = values[np.isfinite(values)]
-    first, middle, third = np.quantile(known, [0.25, 0.5, 0.75])
-    reach = 20 * max(min(third - first, 10 * abs(middle)), 0.1 * abs(middle), 1e-9)
-    return float(middle - reach), float(middle + reach)
+    middle = float(np.median(values[np.isfinite(values)]))
+    reach = 100 * abs(middle) + 1
+    return middle - reach, middle + reach
 
 
 def _within(values: Floats, low: float, high: float) -> Floats:

@@ -137,7 +137,7 @@ def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
     each = f", {least:,} to {most:,} training points each" if fed.parties > 1 else ""
     who = f"{fed.training:,} {many if fed.training != 1 else one}"
     if new:
-        who += f", and {new:,} new {many if new != 1 else one} that train nothing and only test"
+        who += f", and {new:,} new {many if new != 1 else one} for testing only"
     module = run.task_model.module
     layers = module.children() if isinstance(module, nn.Sequential) else [module]
     built = ", ".join(type(layer).__name__ for layer in layers)

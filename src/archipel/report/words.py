@@ -22,8 +22,9 @@ _PEOPLE = {  # what the parties of known data are, as long as they have names
 
 def nouns(run: Run) -> tuple[str, str]:
     """Return what one party is called, and several."""
-    named = _PEOPLE.get(run.data.about.name) if run.data.names is not None else None
-    return named or ("party", "parties")
+    fed = run.data
+    known = fed.names is not None and fed.training > 1
+    return _PEOPLE.get(fed.about.name if known else "", ("party", "parties"))
 
 
 def title(run: Run) -> str:
@@ -50,7 +51,7 @@ def result(run: Run, card: Scorecard) -> str:
     reach = f"Together {who} reach" if count > 1 else f"{who.capitalize()} reaches"
     metric = metric_name(e.metric)
     compared = _compared(e)
-    if e.parties is not None and compared:
+    if e.parties is not None and compared and count > 1:
         return f"{reach} {metric} {number(e.parties.mean)}; {compared}."
     value = points if points is not None or e.parties is None else e.parties.mean
     return f"{reach} {metric} {number(value)} after {rounds}."
@@ -77,7 +78,7 @@ def verdict(run: Run, card: Scorecard) -> str:
         said.append(
             f"copying all data to one place would add {difference(e.gap_to_central, e.unit)}"
         )
-    if not said:
+    if not said or run.data.training == 1:
         return ""
     text = "; ".join(said)
     return (

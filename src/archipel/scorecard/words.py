@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rich.table import Table
+from rich.text import Text
 
 from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
 
@@ -43,9 +44,14 @@ def table(card: Scorecard) -> Table:
     for row in rows(card):
         if row.section != section:
             section = row.section
-            shown.add_row(f"[bold]{section}")
-        shown.add_row(f"  {row.name}", row.value, row.note)
+            shown.add_row(Text(section, "bold"))
+        shown.add_row(_text(f"  {row.name}"), _text(row.value), _text(row.note))
     return shown
+
+
+def _text(words: str) -> Text:
+    """Words that may hold a party's name: no markup, nothing that moves the cursor."""
+    return Text("".join(c if c.isprintable() else " " for c in words))
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -129,6 +135,8 @@ def watt_hours(low: float, high: float) -> str:
     >>> watt_hours(0.00021, 0.0043), watt_hours(12, 4300)
     ('0.2 to 4 mWh', '0.01 to 4 kWh')
     """
+    if high == 0:
+        return "0 Wh"
     units = {"kWh": 1e3, "Wh": 1.0, "mWh": 1e-3, "µWh": 1e-6, "nWh": 1e-9}
     unit = next((unit for unit, least in units.items() if high >= least), "nWh")
     shown = [f"{float(f'{value / units[unit]:.1g}'):g}" for value in (low, high)]
