@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from archipel.errors import ArchipelError, unknown
 from archipel.optimisers import SGD, Adam, Optimiser
+from archipel.plugins import reason
 
 _OBJECTS: dict[Any, tuple[type, ...]] = {Optimiser: (SGD, Adam)}
 _SKIPPED = (torch.Tensor, torch.dtype)  # a file cannot hold them
@@ -38,10 +39,17 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
         ]
     try:
-        known = get_type_hints(target)
+        known = get_type_hints(_takes(target))
     except (NameError, TypeError):
         known = {}
     return {name: known.get(name, Any) for name in names}
+
+
+def _takes(target: Callable[..., Any]) -> Callable[..., Any]:
+    """What of a target has the annotations: a dataclass, a function, another class's init."""
+    if isinstance(target, type) and not dataclasses.is_dataclass(target):
+        target = target.__init__  # type: ignore[misc]
+    return target
 
 
 def read(where: str, name: str, hint: Any, value: Json) -> Any:
@@ -50,7 +58,7 @@ def read(where: str, name: str, hint: Any, value: Json) -> Any:
     objects = {cls.__name__.lower(): cls for cls in _objects(members)}
     if value == "none" and type(None) in members:
         return None
-    if objects and (isinstance(value, Mapping) or value in objects):
+    if objects and (isinstance(value, Mapping) or (isinstance(value, str) and value in objects)):
         return _object(f"{where}.{name}", objects, value)
     plain = [each for each in members if each not in _SKIPPED and not _objects([each])]
     if _finite(value) and (hint is Any or plain):
@@ -60,7 +68,7 @@ def read(where: str, name: str, hint: Any, value: Json) -> Any:
             return adapter.validate_json(json.dumps(value), strict=True)
         except (ValidationError, TypeError):
             pass
-    raise ArchipelError(f"{where}.{name} = {json.dumps(value, default=str)}: give {wanted(hint)}.")
+    raise ArchipelError(f"{where}.{name} = {shown(value)}: give {wanted(hint)}.")
 
 
 def write(value: Any) -> Json:
@@ -98,6 +106,12 @@ def wanted(hint: Any) -> str:
         parts.append(f"a table with name = {' | '.join(objects)}")
     parts = list(dict.fromkeys(parts))
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def shown(value: Json) -> str:
+    """A value as an error quotes it: short, on one line."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 
 
 def schema(target: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> dict[str, Json]:
@@ -146,7 +160,7 @@ def _object(path: str, objects: Mapping[str, type], value: Json) -> Any:
     given = {"name": value} if isinstance(value, str) else dict(value)
     name = given.pop("name", None)
     if not isinstance(name, str):
-        raise ArchipelError(f'{path} = {value}: say which, name = "{next(iter(objects))}".')
+        raise ArchipelError(f'{path} = {shown(value)}: say which, name = "{next(iter(objects))}".')
     if name not in objects:
         raise unknown(path, name, objects)
     return build(path, objects[name], given)
@@ -163,7 +177,14 @@ def build(path: str, target: Callable[..., Any], given: Mapping[str, Json]) -> A
     missing = [name for name in known if name not in values and _required(target, name)]
     if missing:
         raise ArchipelError(f"{path}.{missing[0]} is missing: give {wanted(known[missing[0]])}.")
-    return target(**values)
+    try:
+        return target(**values)
+    except ArchipelError:
+        raise
+    except Exception as error:
+        raise ArchipelError(
+            f"{path}: {target.__name__} cannot be made with {shown(dict(given))} ({reason(error)})."
+        ) from error
 
 
 def _required(target: Callable[..., Any], name: str) -> bool:

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -27,6 +28,8 @@ Kind = Literal["algorithm", "model", "data"]
 
 _GROUPS = {"algorithm": "archipel.algorithms", "model": "archipel.models", "data": "archipel.data"}
 
+_PREFIX = "archipel_file_"  # of the modules that files become
+
 
 def names(kind: Kind) -> list[str]:
     """What there is by name, with what installed packages add."""
@@ -37,7 +40,7 @@ def find(kind: Kind, name: str, base: Path | None = None) -> Callable[..., Any]:
     """Return an algorithm's class, or what makes a model or a federation."""
     path = file_of(name, base)
     if path is not None:
-        return _in_file(kind, path, name.partition(".py:")[2])
+        return _in_file(kind, path, name.rpartition(".py:")[2] if ".py:" in name else "")
     if name in _bundled(kind):
         return _bundled(kind)[name]
     added = _added(kind)
@@ -47,17 +50,19 @@ def find(kind: Kind, name: str, base: Path | None = None) -> Callable[..., Any]:
         found: Callable[..., Any] = added[name].load()
     except Exception as error:
         raise ArchipelError(
-            f"{kind} '{name}' of the package {added[name].value} cannot be loaded: {error!r}."
+            f"{kind} '{name}' of the package {added[name].value} cannot be loaded: {reason(error)}."
         ) from error
     return found
 
 
 def file_of(name: str, base: Path | None = None) -> Path | None:
     """The Python file that a name means, if it means one."""
-    head, dot, tail = name.partition(".py")
+    head, dot, tail = name.rpartition(".py")
     if not dot or (tail and not tail.startswith(":")):
         return None
-    path = Path(f"{head}.py").expanduser()
+    path = Path(f"{head}.py")
+    with suppress(RuntimeError):  # a home that nobody has
+        path = path.expanduser()
     return path if path.is_absolute() or base is None else base / path
 
 
@@ -102,8 +107,10 @@ def _load(kind: Kind, path: Path) -> ModuleType:
         content = path.read_bytes()
     except OSError as error:
         raise ArchipelError(f"{kind} '{path}': cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise ArchipelError(f"{kind} '{path}': cannot be read ({error}).") from None
     print_ = sha256(str(path.resolve()).encode() + content).hexdigest()[:12]
-    name = f"archipel_file_{path.stem}_{print_}"
+    name = f"{_PREFIX}{path.stem}_{print_}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -113,23 +120,20 @@ def _load(kind: Kind, path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        line = getattr(error, "lineno", None) or _line(error, path)
-        where = f"line {line}: " if line else ""
-        raise ArchipelError(
-            f"{kind} '{path}' cannot be loaded: {where}{type(error).__name__}: {error}."
-        ) from error
+        raise ArchipelError(f"{kind} '{path}' cannot be loaded: {reason(error)}.") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
 
 
-def _line(error: BaseException, path: Path) -> int | None:
-    """The line of the file that an error came from."""
-    line, trace = None, error.__traceback__
+def reason(error: BaseException) -> str:
+    """What went wrong in a user's own code, and in which line of it."""
+    line, trace = getattr(error, "lineno", None), error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if trace.tb_frame.f_globals.get("__name__", "").startswith(_PREFIX):
             line = trace.tb_lineno
         trace = trace.tb_next
-    return line
+    said = " ".join(str(error).split()).rstrip(".")
+    return (f"line {line}: " if line else "") + f"{type(error).__name__}: {said}".rstrip(": ")

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
 
@@ -56,7 +58,7 @@ class Data(Open):
     target: Annotated[str | list[str] | None, Field(description="column to predict")] = None
     drop: Annotated[list[str], Field(description="columns to leave out")] = []
     missing: Annotated[
-        str, Field(description="error, drop or a filling: see Federation.from_frame")
+        str, Field(description="empty cells of a table: error, drop (the row) or mean")
     ] = "error"
     test: Annotated[float | None, Field(ge=0, lt=1, description="share of each party's points")] = (
         None
@@ -64,7 +66,9 @@ class Data(Open):
     partition: Annotated[
         str | None, Field(description='how to deal points out, "dirichlet:0.3"')
     ] = None
-    parties: Annotated[int | None, Field(ge=1, le=100_000_000)] = None
+    parties: Annotated[
+        int | None, Field(ge=1, le=100_000_000, description="how many to deal points out to")
+    ] = None
     new: Annotated[
         Number, Field(ge=0, description="parties (number or share) kept for evaluation only")
     ] = 0
@@ -74,7 +78,7 @@ class Network(Open):
     """[model]"""
 
     name: Annotated[str | None, Field(description="archipel list models, or mine.py:net")] = None
-    loss: str | None = None
+    loss: Annotated[str | None, Field(description="the task's")] = None
 
 
 class Method(Open):
@@ -157,20 +161,85 @@ def keys(section: str) -> list[str]:
     return list(SECTIONS[section].model_fields)
 
 
+def read_tables(content: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a study, each with a name that is known."""
+    if isinstance(content, str):
+        content = _loaded(content)
+    for name, section in content.items():
+        if name not in SECTIONS:
+            raise unknown("section", f"[{name}]", [f"[{each}]" for each in SECTIONS])
+        if not isinstance(section, Mapping):
+            raise ArchipelError(f"{name} = {fields.shown(section)}: write a section, [{name}].")
+        _check_whole(section, name)
+    return dict(content)
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _not_toml(text, str(error)) from None
+    except RecursionError:
+        raise ArchipelError("not TOML that can be read: lists are nested too deep.") from None
+
+
+def _not_toml(text: str, said: str) -> ArchipelError:
+    """The sentence for a file that is no TOML, with the line in question."""
+    reason, _, place = said.rpartition(" (at ")
+    lines = text.rstrip().split("\n")
+    found = re.match(r"line (\d+)", place)
+    number = min(int(found[1]), len(lines)) if found else len(lines)
+    line = lines[number - 1].strip()
+    reason = reason[:1].lower() + reason[1:]
+    return ArchipelError(f"line {number}, {fields.shown(line)}: not TOML, {reason}.")
+
+
+def _check_whole(value: Any, path: str) -> None:
+    """Refuse whole numbers that a TOML file cannot hold, which has 64 bits for one."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_whole(each, f"{path}.{key}")
+    elif isinstance(value, list):
+        for each in value:
+            _check_whole(each, path)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ArchipelError(f"{path} = {fields.shown(value)}: give a number of at most 64 bits.")
+
+
 def sentence(error: ValidationError) -> ArchipelError:
     """The first thing that pydantic found wrong with a study, in our words."""
     first = error.errors(include_url=False)[0]
-    section, field = (str(part) for part in first["loc"][:2])
+    section, field, *inside = (str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return unknown(f"key of [{section}]", field, keys(section))
     if (section, field) == ("wire", "steps") and first["type"] == "too_long":
         return ArchipelError(
-            f"wire.steps = {json.dumps(first['input'])}: this version has no wire steps; leave "
+            f"wire.steps = {fields.shown(first['input'])}: this version has no wire steps; leave "
             "[wire] out."
         )
-    reason = first["msg"][:1].lower() + first["msg"][1:]
-    value = first["input"]
-    shown = str(value) if isinstance(value, float) else json.dumps(value, default=str)
-    wanted = fields.wanted(SECTIONS[section].model_fields[field].annotation)
-    wanted = wanted.removesuffix(' or "none"').replace("a whole number, a number", "a number")
-    return ArchipelError(f"{section}.{field} = {shown[:80]}: {reason}; give {wanted}.")
+    hint = SECTIONS[section].model_fields[field].annotation
+    if inside and get_origin(hint) in (dict, list):
+        field, hint = f"{field}.{inside[0]}", get_args(hint)[-1]
+    wanted = re.sub("a whole number(,| or) a number", "a number", fields.wanted(hint))
+    limits = "".join(
+        f" {word} {first['ctx'][limit]}"
+        for limit, word in _LIMITS.items()
+        if limit in first.get("ctx", {})
+    )
+    wanted = wanted.removesuffix(' or "none"') + limits
+    return ArchipelError(f"{section}.{field} = {fields.shown(first['input'])}: give {wanted}.")
+
+
+_LIMITS = {  # pydantic's names
+    "ge": "from",
+    "le": "up to",
+    "lt": "below",
+    "min_length": "with a length from",
+    "max_length": "with a length up to",
+}
+
+
+def one_line(text: str) -> str:
+    """A message without line ends and the like, cut in the middle where it is endless."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
-import tomllib
+import math
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -33,6 +34,7 @@ from archipel.model import Model
 from archipel.participation import Participation, absences
 from archipel.parts import build_model
 from archipel.run import Run
+from archipel.schedules import Schedule
 from archipel.sections import (
     SECTIONS,
     About,
@@ -45,6 +47,8 @@ from archipel.sections import (
     Simulated,
     Wire,
     keys,
+    one_line,
+    read_tables,
     sentence,
 )
 from archipel.simulate import Options, Watch, simulate
@@ -95,22 +99,13 @@ class Study(BaseModel):
     @classmethod
     def parse(cls, content: str | Mapping[str, Any], base: Path | None = None) -> Self:
         """Check a study given as text or as tables."""
-        if isinstance(content, str):
-            try:
-                content = tomllib.loads(content)
-            except (tomllib.TOMLDecodeError, RecursionError) as error:
-                raise ArchipelError(f"not TOML: {error}.") from None
-        for name, section in content.items():
-            if name not in SECTIONS:
-                raise unknown("section", f"[{name}]", [f"[{each}]" for each in SECTIONS])
-            if not isinstance(section, Mapping):
-                raise ArchipelError(f"{name} = {section!r}: write a section, [{name}].")
         try:
-            study = cls.model_validate(dict(content))
-        except ValidationError as error:
-            raise sentence(error) from None
-        study._base = base or Path.cwd()
-        study._check()
+            study = cls.model_validate(read_tables(content))
+            study._base = base or Path.cwd()
+            study._check()
+        except (ValidationError, ArchipelError) as error:
+            found = sentence(error) if isinstance(error, ValidationError) else error
+            raise type(found)(one_line(str(found))) from error
         return study
 
     @classmethod
@@ -148,26 +143,26 @@ class Study(BaseModel):
 
     def federation(self) -> Federation:
         """Load the data."""
-        data, seed = self.data, self.study.seed
-        common: dict[str, Any] = {"seed": seed} | ({} if data.test is None else {"test": data.test})
-        table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, **common}
+        data, seed, dealt = self.data, self.study.seed, False
+        table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
+        table |= {} if data.test is None else {"test": data.test}
         if data.file is not None:
+            dealt = data.by is None
             fed = Federation.from_frame(
                 frames.read_table(self._base / data.file),
                 target=data.target or "",
                 by=data.by,
-                partition=data.partition if data.by is None else None,
+                partition=data.partition if dealt else None,
                 parties=data.parties or 10,
                 about=datasets.About(Path(data.file).stem),
                 **table,
             )
-            if data.by is None:
-                return fed.with_new(data.new, seed) if data.new else fed
         elif data.name is None:
             fed = Federation.from_folder(
                 self._base / str(data.folder), target=data.target or "y", **table
             )
         elif data.name in datasets.DATASETS:
+            dealt = True
             fed = datasets.load(
                 data.name,
                 partition=data.partition,
@@ -177,17 +172,25 @@ class Study(BaseModel):
                 test_fraction=data.test,
                 **data.given,
             )
-            return fed.with_new(data.new, seed) if data.new else fed
         else:
             make = plugins.find("data", data.name, self._base)
-            given = {**data.given} | ({"seed": seed} if "seed" in fields.hints(make) else {})
-            fed = fields.build("data", make, given)
+            known = fields.hints(make)
+            dealt = "partition" in known
+            offered = {
+                "seed": seed,
+                "partition": data.partition,
+                "parties": data.parties,
+                "test": data.test,
+                "folder": None if data.folder is None else str(self._base / data.folder),
+            }
+            taken = {k: v for k, v in offered.items() if k in known and v is not None}
+            fed = fields.build("data", make, taken | data.given)
             if not isinstance(fed, Federation):
                 raise ArchipelError(
                     f"data.name = '{data.name}': returns a {type(fed).__name__}; return a "
                     "Federation."
                 )
-        if data.partition is not None:
+        if data.partition is not None and not dealt:
             fed = fed.repartition(data.partition, data.parties or fed.training, seed)
         return fed.with_new(data.new, seed) if data.new else fed
 
@@ -250,21 +253,23 @@ class Study(BaseModel):
 
     def sources(self) -> dict[str, bytes]:
         """The files of the user's own that the study names."""
-        kinds: list[tuple[plugins.Kind, str | None]] = [
-            ("algorithm", self.algorithm.name),
-            ("model", self.model.name),
-            ("data", self.data.name),
-        ]
-        files = [plugins.file_of(name, self._base) for _, name in kinds if name is not None]
-        found = {path.name: path.read_bytes() for path in files if path is not None}
-        if self.data.file is not None:
-            found[self.data.file] = (self._base / self.data.file).read_bytes()
-        return found
+        data = self.data
+        named = [name or "" for name in (self.algorithm.name, self.model.name, data.name)]
+        paths = [path for name in named if (path := plugins.file_of(name, self._base))]
+        if data.file is not None:
+            paths.append(self._base / data.file)
+        elif data.folder is not None and data.name is None:
+            paths += frames.party_files(self._base / data.folder)
+        return {os.path.relpath(path, self._base): path.read_bytes() for path in paths}
 
     def files(self) -> dict[str, bytes]:
         """What a run's folder keeps of the study: the resolved file, and the code it names."""
-        code = {name: text for name, text in self.sources().items() if name.endswith(".py")}
-        return {"study.toml": self.toml().encode(), **code}
+        kept = {"study.toml": self.toml().encode()}
+        for name, content in self.sources().items():
+            if name.endswith(".py"):
+                short = Path(name).name
+                kept[short if short not in kept else f"{len(kept)}-{short}"] = content
+        return kept
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -350,7 +355,7 @@ class Study(BaseModel):
     def _check(self) -> None:
         """What can be said without loading data."""
         data = self.data
-        self._check_named("data", data.name, data.given, ("seed", "partition", "parties"))
+        known = self._check_named("data", data.name, data.given, ("seed", "test_fraction"))
         if data.name is None and data.file is None and data.folder is None:
             raise ArchipelError('data.name is missing: give one, such as "heart_disease".')
         if data.file is not None and (data.name is not None or data.folder is not None):
@@ -362,9 +367,19 @@ class Study(BaseModel):
                 "data.by is missing: name the column that says whose row it is, or deal the rows "
                 "out with data.partition."
             )
-        for field, path in (("file", data.file), ("folder", data.folder)):
-            if path is not None and not (self._base / path).exists():
-                raise ArchipelError(f'data.{field} = "{path}": not found in {self._base}.')
+        for field, path, is_there in (
+            ("file", data.file, os.path.isfile),
+            ("folder", data.folder, os.path.isdir),
+        ):
+            if path is not None and not is_there(self._base / path):
+                raise ArchipelError(f'data.{field} = "{path}": no such {field} in {self._base}.')
+        if data.parties is not None and data.partition is None and "parties" not in known:
+            raise ArchipelError(
+                f"data.parties = {data.parties}: the data has parties of its own; say "
+                'data.partition = "iid" as well, or leave it out.'
+            )
+        if data.test is not None and data.name and not known & {"test", "test_fraction"}:
+            raise ArchipelError(f"data.test: '{data.name}' has its own test points; leave it out.")
         for field in ("by", "target", "drop"):
             if getattr(data, field) and data.name is not None:
                 raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
@@ -384,23 +399,39 @@ class Study(BaseModel):
             except ArchipelError as error:
                 raise ArchipelError(f"simulate.away.{party}: {error}") from None
         Participation(**self.round.model_dump(), **{**self.simulate.model_dump(), "away": {}})
-        _ = self.algorithm_object
+        self._check_named("algorithm", self.algorithm.name, self.algorithm.given, ())
+        self._check_rate()
+
+    def _check_rate(self) -> None:
+        """A learning rate that changes has a value in the first rounds and in the last."""
+        lr = getattr(self.algorithm_object, "lr", None)
+        if not isinstance(lr, Schedule):
+            return
+        for t in (0, 1, self.study.rounds - 1):
+            try:
+                found = lr.at(t)
+            except ArithmeticError:
+                found = math.nan
+            if not 0 <= found < math.inf:
+                raise ArchipelError(
+                    f"algorithm.lr = {fields.shown(fields.write(lr))}: is no number from 0 in "
+                    f"round {t + 1}; change its fields."
+                )
 
     def _check_named(
         self, section: plugins.Kind, name: str | None, given: dict[str, Any], own: tuple[str, ...]
-    ) -> None:
-        """Options beside a name: those of what it names, and of their kinds."""
-        if name is None:
-            if given:
-                raise unknown(f"key of [{section}]", next(iter(given)), keys(section))
-            return
-        make = plugins.find(section, name, self._base)
-        known = {k: hint for k, hint in fields.hints(make).items() if k not in own}
-        known.pop("dtype", None)
+    ) -> set[str]:
+        """Options beside a name: those of what it names, and of their kinds; return what it takes.
+
+        `own` are those that other keys of the study stand for.
+        """
+        hints = {} if name is None else fields.hints(plugins.find(section, name, self._base))
+        known = {k: hint for k, hint in hints.items() if k not in (*own, "dtype")}
         for key, value in given.items():
             if key not in known:
-                raise unknown(f"key of [{section}]", key, [*known, *keys(section)])
+                raise unknown(f"key of [{section}]", key, {*known, *keys(section)})
             fields.read(section, key, known[key], value)
+        return set(hints)
 
 
 _METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
