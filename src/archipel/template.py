@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tomli_w
@@ -24,45 +25,50 @@ _ABOUT = {
 }
 
 
-def template(name: str, algorithm: str, data: str, schema: str | None = None) -> str:
-    """Return the text of a study that runs as it is."""
-    given = {"study": {"name": name}, "data": {"name": data}, "algorithm": {"name": algorithm}}
+def template(given: Mapping[str, Mapping[str, Any]], schema: str | None = None) -> str:
+    """Return the text of a study of these tables, with every other key as a comment."""
+    algorithm: Any = plugins.find("algorithm", given["algorithm"]["name"])
+    if not hasattr(algorithm, "server"):
+        given = {"topology": {"name": "ring"}, **given}
     lines = [f"#:schema ./{schema}", ""] if schema else []
     lines += ["# A study. Lines with a # show what holds without them.", ""]
     for section, kind in SECTIONS.items():
         lines.append(f"[{section}]  # {_ABOUT[section]}")
-        for key, info in kind.model_fields.items():
-            value = given.get(section, {}).get(key)
-            shown = _line(key, value if value is not None else info.default)
-            if shown is not None:
-                off = "" if value is not None else "# "
-                lines.append(_commented(f"{off}{shown}", info.description))
-            elif info.description:
-                lines.append(_commented(f"# {key} = ...", info.description))
+        known = {key: (info.default, info.description) for key, info in kind.model_fields.items()}
         if section == "algorithm":
-            lines += _fields_of(algorithm)
+            known |= _fields_of(algorithm)
+        values = given.get(section, {})
+        for key, (default, comment) in known.items():
+            if key in values:
+                lines.append(_commented(f"{key} = {_literal(values[key])}", comment))
+            else:
+                shown = "..." if default is None else _literal(default)
+                lines.append(_commented(f"# {key} = {shown}", comment))
+        lines += [f"{key} = {_literal(values[key])}" for key in values if key not in known]
         lines.append("")
     return "\n".join(lines)
 
 
-def _fields_of(algorithm: str) -> list[str]:
-    cls: Any = plugins.find("algorithm", algorithm)
-    found = []
-    for each in dataclasses.fields(cls):
-        if each.default is not dataclasses.MISSING:
-            hint = fields.wanted(fields.hints(cls)[each.name])
-            found.append(_commented(f"# {_line(each.name, fields.write(each.default))}", hint))
+def _fields_of(algorithm: Any) -> dict[str, tuple[Any, str]]:
+    """Default and kind of each field; None where it has none that a file holds."""
+    hints, found = fields.hints(algorithm), {}
+    for each in dataclasses.fields(algorithm):
+        default = None if each.default is dataclasses.MISSING else fields.write(each.default)
+        found[each.name] = (default, fields.wanted(hints[each.name]))
     return found
 
 
-def _line(key: str, value: Any) -> str | None:
-    """One line of TOML; None for a value it cannot hold."""
-    if value is None:
-        return None
+def _literal(value: Any) -> str:
+    """A value on one line; tomli_w spreads lists and tables over several."""
     if isinstance(value, dict):
-        inside = ", ".join(str(_line(k, v)) for k, v in value.items())
-        return f"{key} = {{{inside}}}"
-    return tomli_w.dumps({key: value}).strip()
+        return "{" + ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+
+
+def _key(key: str) -> str:
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
 
 
 def _commented(text: str, comment: str | None) -> str:

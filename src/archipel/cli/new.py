@@ -24,6 +24,7 @@ def new(
         str, typer.Option(help="Its fields are listed.", autocompletion=o.complete_algorithm)
     ] = "fedavg",
     data: o.Data = "heart_disease",
+    sets: o.Set = None,
     schema: Annotated[
         bool, typer.Option("--schema", help=f"Also write {SCHEMA}, with which an editor checks.")
     ] = False,
@@ -35,6 +36,7 @@ def new(
     Examples:
       archipel new heart
       archipel new digits --algorithm scaffold --data mnist --schema
+      archipel new mine --data patients.csv --set data.by=hospital --set data.target=died
     """
     from archipel.store.files import write
     from archipel.study import Study
@@ -45,7 +47,8 @@ def new(
     path = Path(f"{name.removesuffix('.toml')}.toml")
     if path.exists():
         raise ArchipelError(f"'{path}' is there already: name another, or remove it.")
-    text = template(path.stem, algorithm, data or "heart_disease", SCHEMA if schema else None)
+    study = o.study_of_flags(algorithm, data=data, name=path.stem, sets=sets)
+    text = template(study.given(), SCHEMA if schema else None)
     Study.parse(text, Path.cwd())
     write(path, text.encode())
     if schema:
