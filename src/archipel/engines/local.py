@@ -20,7 +20,7 @@ from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
 from archipel.engines.share import Job, Memory, Share
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import Anatomy, Ask, examine, is_peer, same_form
 from archipel.model import Model
 from archipel.rng import Ints
@@ -209,7 +209,7 @@ class LocalEngine:
         answers = self.pool.run(messages)
         bad = np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
         if len(bad) and (self._job.topology is not None or len(bad) == len(ids)):
-            raise ArchipelError(
+            raise RunFailed(
                 f"round {t + 1}: the model of party {self.data.name(int(bad[0]))} is no longer "
                 "finite: lower lr."
             )
@@ -243,7 +243,7 @@ class LocalEngine:
             rows = self._job.stacked(tree_map(lambda leaf: leaf[places], rows))
         count = sum(answer["count"] for answer in answers)
         if count == 0:
-            raise ArchipelError(
+            raise RunFailed(
                 "the update of every sampled party is not finite: lower lr, "
                 "or check the data for extreme values."
             )
@@ -273,7 +273,7 @@ class LocalEngine:
         for leaf in leaves(shared):
             finite &= torch.isfinite(leaf.reshape(swept or 1, -1)).all(dim=1)
         if not finite.any():
-            raise ArchipelError(
+            raise RunFailed(
                 f"round {t + 1}: the shared model is no longer finite after "
                 f"{len(ids) - len(bad)} uploads: lower lr or server_lr."
             )

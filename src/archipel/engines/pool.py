@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, RunFailed
 
 Json = dict[str, Any]
 
@@ -115,8 +115,8 @@ class Pool:
             raise self._ended(index) from None
         return answer
 
-    def _ended(self, index: int) -> ArchipelError:
-        return ArchipelError(
+    def _ended(self, index: int) -> RunFailed:
+        return RunFailed(
             f"worker {index} of {len(self._pids)} ended unexpectedly, most likely for want of "
             "memory: use fewer workers or a smaller block."
         )
