@@ -25,7 +25,7 @@ LAYERS = [
     {"baselines", "conformance"},
     {"run", "scorecard", "report"},
     {"recording"},
-    {"simulate"},
+    {"simulation"},
     {"plugins", "fields", "sections", "study", "runs", "estimators"},
     {"compare", "template", "demo"},
     {"cli"},

@@ -11,7 +11,8 @@ from dataclasses import replace
 from math import ceil
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from archipel.algorithms.alone import Alone
 from archipel.algorithms.fedavg import FedAvg
@@ -39,6 +40,36 @@ def alone(
     workers: int | None = None,
 ) -> Evaluation:
     """Train every party, new ones too, on its own training points; each on its own test points."""
+    return alone_and_elsewhere(
+        work,
+        data,
+        model,
+        rounds=rounds,
+        sample=sample,
+        seed=seed,
+        loss=loss,
+        workers=workers,
+        most=0,
+    )[0]
+
+
+def alone_and_elsewhere(
+    work: LocalWork,
+    data: Federation,
+    model: str | nn.Module | Model | None = None,
+    *,
+    rounds: int,
+    sample: float | int = 1.0,
+    seed: int = 0,
+    loss: str | Loss | None = None,
+    workers: int | None = None,
+    most: int = 20,
+) -> tuple[Evaluation, dict[str, Tensor]]:
+    """The same, and each party's own model `[K]` on the test points of all training parties.
+
+    The second is what one model for everybody is to be measured against; it costs every model a
+    pass over all test points, so it is empty where there are more than `most` parties.
+    """
     everyone = replace(data, training=data.parties, scan=False)
     ids = np.flatnonzero(everyone.n.numpy() > 0)
     task_model = build_model(model, data, loss, seed)
@@ -46,7 +77,14 @@ def alone(
     with LocalEngine(algorithm, everyone, task_model, seed=seed, workers=workers) as engine:
         for t in range(ceil(rounds * _rate(data, sample))):
             ids = engine.round(t, ids).arrived  # without those that diverged
-        return engine.evaluate(own=True)
+        local = engine.evaluate(own=True, training=data.training)
+        if data.parties > most:
+            return local, {}
+        scores = [
+            engine.evaluate(w, training=data.training).pooled
+            for w in engine.own_models(range(data.parties))
+        ]
+        return local, {name: torch.tensor([s[name] for s in scores]) for name in scores[0]}
 
 
 def pooled(

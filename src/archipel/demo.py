@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from archipel.engines.local import LocalEngine
-from archipel.engines.plan import Plan
 from archipel.run import Run
-from archipel.simulate import Watch, simulate
+from archipel.simulation import Watch
 from archipel.study import Study
 
 STUDY = """\
@@ -44,7 +42,6 @@ quorum = 3
 [simulate]
 away = {hungarian = "11-20"}  # this hospital drops out and comes back
 """
-_PLAN = Plan("stacked", 4, 1)  # four small logistic regressions: nothing to time
 
 
 class Gain(NamedTuple):
@@ -83,35 +80,13 @@ def measure(first: Run, splits: int) -> Gain:
 
 
 def _row(run: Run) -> dict[str, Tensor]:
-    everywhere, own = _alone(run)
     return {
-        "alone": everywhere,
-        "alone_own": own,
+        "alone": run.elsewhere["auc"],
+        "alone_own": run.baselines["local"].parties["auc"],
         "together_own": run.parties["auc"],
         "together": torch.tensor(run.metrics["auc"]),
         "pooled": torch.tensor(run.baselines["central"].pooled["auc"]),
     }
-
-
-def _alone(run: Run) -> tuple[Tensor, Tensor]:
-    """AUC of each hospital's own model: on the patients of all hospitals, and on its own."""
-    everywhere, own = [], []
-    data, model = run.data, run.task_model
-    with LocalEngine(run.algorithm, data, model, plan=_PLAN) as engine:
-        for k in range(data.parties):
-            single = simulate(
-                run.algorithm,
-                data.select([k]),
-                model,
-                rounds=run.rounds,
-                evaluate_every=run.rounds,
-                seed=run.seed,
-                plan=_PLAN,
-            )
-            scores = engine.evaluate(single.vector)
-            everywhere.append(scores.pooled["auc"])
-            own.append(float(scores.parties["auc"][k]))
-    return torch.tensor(everywhere), torch.tensor(own)
 
 
 class Dying:

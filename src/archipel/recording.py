@@ -99,6 +99,9 @@ class Recorder:
             for name, scores in found.items()
             for metric, values in scores.parties.items()
         ]
+        self._metrics += [
+            (0, f"elsewhere {metric}", values) for metric, values in self._run.elsewhere.items()
+        ]
         pooled = {name: {"pooled": e.pooled, "new": e.new} for name, e in found.items()}
         self._commit({"baselines": pooled})
 
@@ -186,6 +189,11 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
             if key.startswith(f"{name} ")
         }
         run.baselines[name] = Evaluation(by_metric, found["pooled"], found["new"])
+    run.elsewhere = {
+        key.removeprefix("elsewhere "): values
+        for key, values in parties.items()
+        if key.startswith("elsewhere ")
+    }
     return folder.load_checkpoint(row["done"]) if row["done"] else {}
 
 

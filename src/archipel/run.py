@@ -73,6 +73,7 @@ class Run:
     buffers: Tensor | None = None  # mean of the parties' BatchNorm statistics
     parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
     baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
+    elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
     privacy: None = None
     study: Description | None = None  # None for a run of objects made in Python
     folder: Path | None = None  # None for a run that is only in memory
@@ -186,6 +187,7 @@ class Run:
             "baselines": {
                 name: self._baseline(self.baselines.get(name)) for name in ("local", "central")
             },
+            "elsewhere": {name: values.tolist() for name, values in self.elsewhere.items()} or None,
             "participation": rounds,
             "bytes": {"up": self.spent.up, "down": self.spent.down},
             "seconds": {

@@ -21,7 +21,7 @@ from rich.console import Console
 from archipel.algorithms import FedAvg
 from archipel.report.frame import Clock, Pace, Still, lines
 from archipel.report.live import LiveView, picture, render, view_for_here
-from archipel.simulate import simulate
+from archipel.simulation import simulate
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

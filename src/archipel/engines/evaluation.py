@@ -35,8 +35,13 @@ def chunk_of(data: Federation, output: Tensor) -> int:
     return max(largest, min(len(data.x), _CHUNK_BYTES // point))
 
 
-def evaluate(pool: Pool, job: Job, memory: Memory, split: str, own: bool) -> Evaluation:
-    """Score the vector in `memory`, or with `own` each party's model, at every party."""
+def evaluate(
+    pool: Pool, job: Job, memory: Memory, split: str, own: bool, training: int
+) -> Evaluation:
+    """Score the vector in `memory`, or with `own` each party's model, at every party.
+
+    The first `training` parties are pooled as such, the rest as new ones.
+    """
     data, loss = job.data, job.model.loss_function
     starts, stops = bounds(data, split)
     sizes = stops - starts
@@ -73,8 +78,8 @@ def evaluate(pool: Pool, job: Job, memory: Memory, split: str, own: bool) -> Eva
 
     return Evaluation(
         parties,
-        pooled(slice(0, data.training)),
-        pooled(slice(data.training, data.parties)),
+        pooled(slice(0, training)),
+        pooled(slice(training, data.parties)),
     )
 
 

@@ -338,8 +338,12 @@ class LocalEngine:
         split: Literal["test", "train"] = "test",
         *,
         own: bool = False,
+        training: int | None = None,
     ) -> Evaluation:
-        """Metrics on every party's points: of one vector, or with `own` of each party's model."""
+        """Metrics on every party's points: of one vector, or with `own` of each party's model.
+
+        The first `training` parties are pooled together, those that train unless given.
+        """
         if own and (not self.peer or self._job.sweep is not None):
             raise ArchipelError(
                 f"own=True: {type(self.algorithm).__name__} keeps no model of its own at a party "
@@ -348,7 +352,8 @@ class LocalEngine:
         if not own:
             self._memory.vector.copy_(self.vector() if w is None else w)
         with threads(1):
-            return evaluate(self.pool, self._job, self._memory, split, own)
+            count = self.data.training if training is None else training
+            return evaluate(self.pool, self._job, self._memory, split, own, count)
 
     # -- before the start --------------------------------------------------------------------------
 

@@ -50,6 +50,12 @@ def result(run: Run, card: Scorecard) -> str:
         return f"After {rounds} there is a model, but no test point to score it with."
     reach = f"Together {who} reach" if count > 1 else f"{who.capitalize()} reaches"
     metric = metric_name(e.metric)
+    if e.elsewhere is not None and e.own is None and e.points is not None and count > 1:
+        pooled = "" if e.central_points is None else f"; data pooled {number(e.central_points)}"
+        return (
+            f"{reach} {metric} {number(e.points)} on everybody's test points; a {one}'s own model "
+            f"{number(e.elsewhere.mean)} on average{pooled}."
+        )
     compared = _compared(e)
     if e.parties is not None and compared and count > 1:
         return f"{reach} {metric} {number(e.parties.mean)}; {compared}."
@@ -69,7 +75,7 @@ def verdict(run: Run, card: Scorecard) -> str:
     said = []
     if e.gain_over_local is not None and e.local is not None:
         said.append(
-            f"Learning together changes {metric_name(e.metric)} at the average {one} by "
+            f"learning together changes {metric_name(e.metric)} at the average {one} by "
             f"{difference(e.gain_over_local, e.unit)} against training alone"
             f"{'' if e.larger_is_better else ', plus being better,'} and is better at "
             f"{e.parties_that_gain:,} of {e.local.parties:,} {many}"
@@ -82,8 +88,8 @@ def verdict(run: Run, card: Scorecard) -> str:
         return ""
     text = "; ".join(said)
     return (
-        f"{text[0].upper()}{text[1:]}. These are means over {many}, each tested on its own data, "
-        "in one run with one split: small differences may be chance."
+        f"Where each {one} tests on its own data alone: {text}. One run with one split: small "
+        "differences may be chance."
     )
 
 

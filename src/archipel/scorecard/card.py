@@ -59,6 +59,8 @@ class Efficacy:
     unit: str  # "points" (hundredths) or the metric's own
     points: float | None  # over all training parties' test points at once
     own: float | None  # peers: the same with each party's own model
+    elsewhere: Spread | None  # each party's own model, trained alone, on these points
+    central_points: float | None  # a model of all data in one place, on these points
     parties: Spread | None
     local: Spread | None  # each party alone
     central: Spread | None  # all data in one place

@@ -67,6 +67,8 @@ def _efficacy(run: Run) -> Efficacy:
         "points" if share else metric,
         _get(last, "metrics", metric),
         _get(last, "own", metric),
+        over(run.elsewhere, seen),
+        run.baselines["central"].pooled.get(metric) if "central" in run.baselines else None,
         together,
         local,
         central,

@@ -164,6 +164,9 @@ def _efficacy(e: Efficacy) -> Lines:
     if e.own is not None:
         lines[0] = (lines[0][0], number(e.own), f"each party's own model; {better}")
         lines.append(("  mean of the parties' models", number(e.points), ""))
+    lines += _spread("  a party's own model there", e.elsewhere)
+    if e.central_points is not None:
+        lines.append(("  data pooled, there", number(e.central_points), ""))
     lines += _spread("mean over parties", e.parties)
     lines += _spread("each alone, mean", e.local)
     lines += _spread("data pooled, mean", e.central)

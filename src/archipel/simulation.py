@@ -24,7 +24,7 @@ from archipel.descent import work_of
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.local import LocalEngine, Outcome
 from archipel.engines.plan import Plan
-from archipel.errors import ArchipelError, unknown
+from archipel.errors import ArchipelError, RunFailed, unknown
 from archipel.graphs import Topology
 from archipel.losses import Loss
 from archipel.metrics import larger_is_better
@@ -266,9 +266,17 @@ class Loop:
         }
         parts: Any = (run.algorithm, run.data, run.task_model)
         say("training every party alone, to compare with")
-        local = baseline.alone(*parts, **budget, workers=self.engine.plan.workers)
+        try:
+            run.baselines["local"], run.elsewhere = baseline.alone_and_elsewhere(
+                *parts, **budget, workers=self.engine.plan.workers
+            )
+        except RunFailed as error:
+            run.notes.append(f"no baseline of parties alone: {error}")
         say("training on all data in one place, to compare with")
-        run.baselines = {"local": local, "central": baseline.pooled(*parts, **budget)}
+        try:
+            run.baselines["central"] = baseline.pooled(*parts, **budget)
+        except RunFailed as error:
+            run.notes.append(f"no baseline of pooled data: {error}")
         if self.recorder is not None:
             self.recorder.baselines()
 
