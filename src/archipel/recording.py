@@ -84,7 +84,7 @@ class Recorder:
         self._metrics: list[tuple[int, str, Tensor]] = []
         self._entries = len(run.history)
         self._events = len(run.events)
-        self._notes = len(run.notes)
+        self._notes = sum(event.kind == "note" for event in run.events)
         self._saved, self._cost = time.perf_counter(), 0.0
         folder.forget_checkpoints(but=run.done)
 
@@ -103,6 +103,7 @@ class Recorder:
             (0, f"elsewhere {metric}", values) for metric, values in self._run.elsewhere.items()
         ]
         pooled = {name: {"pooled": e.pooled, "new": e.new} for name, e in found.items()}
+        self._take_notes()
         self._commit({"baselines": pooled})
 
     def round(self, spent: Spent, evaluated: bool) -> None:
@@ -117,9 +118,7 @@ class Recorder:
                 "bytes_down": spent.down,
             }
         )
-        for note in run.notes[self._notes :]:
-            self.event("note", note)
-        self._notes = len(run.notes)
+        self._take_notes()
         if evaluated:
             self._metrics += [(run.done, name, values) for name, values in run.parties.items()]
         pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
@@ -152,6 +151,12 @@ class Recorder:
         event = Event(now(), self._run.done, "failed", str(error) or type(error).__name__)
         self._run.events.append(event)
         self._folder.journal.commit({"state": "failed", "ended": now()}, events=[event])
+
+    def _take_notes(self) -> None:
+        """Make an event of every new note."""
+        for note in self._run.notes[self._notes :]:
+            self.event("note", note)
+        self._notes = len(self._run.notes)
 
     def _commit(self, row: Mapping[str, Any]) -> None:
         run = self._run

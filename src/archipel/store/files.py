@@ -7,9 +7,20 @@ import os
 import tempfile
 from pathlib import Path
 
+from archipel.errors import RunFailed
+
 
 def write(path: Path, content: bytes) -> None:
     """Write to the side, sync, rename, sync the folder."""
+    try:
+        _write(path, content)
+    except OSError as error:
+        raise RunFailed(
+            f"'{path}' cannot be written ({error.strerror}): make room, or name another folder."
+        ) from error
+
+
+def _write(path: Path, content: bytes) -> None:
     handle, side = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -129,7 +129,7 @@ class Folder:
     def at_work(self) -> bool:
         """Whether a process holds the lock."""
         try:
-            handle = os.open(self.path / "lock", os.O_RDWR)
+            handle = os.open(self.path / "lock", os.O_RDONLY)
         except OSError:
             return False
         try:

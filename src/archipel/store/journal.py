@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import torch
 from torch import Tensor
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, RunFailed
 
 VERSION = 1  # of the tables
 
@@ -134,7 +134,7 @@ class Journal:
             with self._engine.begin() as connection:
                 yield connection
         except sa.exc.DatabaseError as error:
-            raise ArchipelError(
+            raise RunFailed(
                 f"the journal {self._engine.url.database} cannot be used ({error.orig}): put it "
                 "back from a copy, or start the run anew."
             ) from None
