@@ -1,10 +1,11 @@
 # make demo | test | test-slow | check | bench: each sets up what it needs in .venv first.
+# Tests of pages need Chromium: installed with apt where this user may, else they say they skipped.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test test-slow check bench bench-peers clean
+.PHONY: demo test test-slow check bench bench-peers browser clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,10 +15,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/archipel demo
 
-test: $(STAMP)
+browser:
+	@command -v chromium >/dev/null || command -v chrome >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
+	  apt-get install -y -qq chromium >/dev/null 2>&1; } || \
+	echo "Chromium is not here and cannot be installed: tests of pages in a browser are skipped."
+
+test: $(STAMP) browser
 	$(BIN)/python -m pytest
 
-test-slow: $(STAMP)
+test-slow: $(STAMP) browser
 	$(BIN)/python -m pytest -m slow
 
 check: $(STAMP)
@@ -28,6 +35,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/overhead.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py

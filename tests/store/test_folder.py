@@ -177,7 +177,8 @@ def test_a_killed_run_reads_interrupted(tmp_path):
         "class Die:\n"
         "    def __call__(self, run): run.done == 3 and os.kill(os.getpid(), 9)\n"
         "    def say(self, text): pass\n"
-        "s = ar.Study.of('fedavg', study={'name': 'x', 'rounds': 9}, data={'name': 'heart_disease'})\n"
+        "about = {'name': 'x', 'rounds': 9}\n"
+        "s = ar.Study.of('fedavg', study=about, data={'name': 'heart_disease'})\n"
         "s.run(sys.argv[1], watch=Die(), baselines=False, workers=2, checkpoint_seconds=0)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120)
