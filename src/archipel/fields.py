@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -83,6 +83,14 @@ def write(value: Any) -> Json:
     return value
 
 
+def holds(hint: Any, value: Any) -> bool:
+    """Whether a study file can hold a value, so that it is read again as it was."""
+    try:
+        return bool(read("", "", hint, write(value)) == value)
+    except ArchipelError:
+        return False
+
+
 def wanted(hint: Any) -> str:
     """An annotation in words.
 
@@ -91,7 +99,8 @@ def wanted(hint: Any) -> str:
     """
     words: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text"}
     words |= {bool: "true or false", type(None): '"none"', Any: "a value"}
-    words |= {list: "a list", tuple: "a list", dict: "a table"}
+    words |= {list: "a list", tuple: "a list", Sequence: "a list"}
+    words |= {dict: "a table", Mapping: "a table"}
     parts: list[str] = []
     objects: list[str] = []
     for each in _members(hint):
@@ -194,6 +203,6 @@ def _required(target: Callable[..., Any], name: str) -> bool:
 def _finite(value: Json) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    if isinstance(value, list | tuple):
-        return all(map(_finite, value))
-    return True
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return all(map(_finite, value)) if isinstance(value, list | tuple) else True

@@ -93,8 +93,15 @@ class Participation:
                     f"sample = {self.sample}: only {parties} parties have training points; "
                     "sample fewer."
                 )
-            return self.sample
-        return max(int(self.sample * parties + 1e-9), 1)
+            count = self.sample
+        else:
+            count = max(int(self.sample * parties + 1e-9), 1)
+        if isinstance(self.quorum, int) and self.quorum > count:
+            raise ArchipelError(
+                f"quorum = {self.quorum}: a round counts {count} of {parties} parties at most; "
+                "lower it, or sample more."
+            )
+        return count
 
     def draw(
         self,
@@ -123,7 +130,8 @@ class Participation:
                     f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
                     f"({causes}), below the quorum of {self._needed(len(eligible))}"
                     + (f", also after waiting {waited} rounds" if waited else "")
-                    + ": lower round.quorum, or say on_missing = 'continue' or 'wait'."
+                    + ": lower round.quorum, or say on_missing = 'continue'"
+                    + ("." if waited else " or 'wait'.")
                 )
             waited += 1
 
@@ -210,7 +218,8 @@ class Participation:
         uniform = torch.from_numpy(rng.uniform(rng.keys(rng.key(seed, 0, "speed"), sampled)))
         normal = 2**0.5 * torch.erfinv((2 * uniform - 1).clamp(-1 + 1e-12, 1 - 1e-12)).numpy()
         examples = work[np.searchsorted(eligible, sampled)]
-        seconds: Floats = examples / (self.speed * np.exp(self.speed_spread * normal))
+        with np.errstate(over="ignore", divide="ignore"):  # endless is a time, too
+            seconds: Floats = examples / (self.speed * np.exp(self.speed_spread * normal))
         return seconds
 
     def _needed(self, parties: int) -> int:

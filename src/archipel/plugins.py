@@ -91,7 +91,7 @@ def _in_file(kind: Kind, path: Path, wanted: str) -> Callable[..., Any]:
         sort = "function or class"
     if wanted:
         if wanted not in fit:
-            raise unknown(f"{sort} in {path.name}", wanted, fit)
+            raise unknown(f"{kind} in {path.name}", wanted, fit)
         return fit[wanted]
     if len(fit) != 1:
         listed = (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -170,7 +171,7 @@ def read_tables(content: str | Mapping[str, Any]) -> dict[str, Any]:
             raise unknown("section", f"[{name}]", [f"[{each}]" for each in SECTIONS])
         if not isinstance(section, Mapping):
             raise ArchipelError(f"{name} = {fields.shown(section)}: write a section, [{name}].")
-        _check_whole(section, name)
+        _check_size(section, name)
     return dict(content)
 
 
@@ -194,16 +195,18 @@ def _not_toml(text: str, said: str) -> ArchipelError:
     return ArchipelError(f"line {number}, {fields.shown(line)}: not TOML, {reason}.")
 
 
-def _check_whole(value: Any, path: str) -> None:
-    """Refuse whole numbers that a TOML file cannot hold, which has 64 bits for one."""
+def _check_size(value: Any, path: str) -> None:
+    """Refuse numbers that are computed with in too few bits: whole ones in 64, others in 32."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            _check_whole(each, f"{path}.{key}")
+            _check_size(each, f"{path}.{key}")
     elif isinstance(value, list):
         for each in value:
-            _check_whole(each, path)
+            _check_size(each, path)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ArchipelError(f"{path} = {fields.shown(value)}: give a number of at most 64 bits.")
+    elif isinstance(value, float) and 3e38 < abs(value) < math.inf:
+        raise ArchipelError(f"{path} = {value}: give a number below 3e38.")
 
 
 def sentence(error: ValidationError) -> ArchipelError:

@@ -12,7 +12,8 @@ import copy
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -51,7 +52,7 @@ from archipel.sections import (
     read_tables,
     sentence,
 )
-from archipel.simulate import Options, Watch, simulate
+from archipel.simulation import Options, Watch, simulate
 from archipel.store.folder import Folder, reserve, runs_in
 
 
@@ -109,7 +110,7 @@ class Study(BaseModel):
         return study
 
     @classmethod
-    def of(cls, algorithm: str = "fedavg", base: Path | None = None, **sections: Any) -> Self:
+    def of(cls, algorithm: str = "fedavg", /, base: Path | None = None, **sections: Any) -> Self:
         """Make a study of an algorithm's name and sections, `data={"name": "mnist"}`."""
         method = {"name": algorithm, **sections.pop("algorithm", {})}
         return cls.parse({"algorithm": method, **sections}, base)
@@ -143,6 +144,10 @@ class Study(BaseModel):
 
     def federation(self) -> Federation:
         """Load the data."""
+        with _said_of("data"):
+            return self._federation()
+
+    def _federation(self) -> Federation:
         data, seed, dealt = self.data, self.study.seed, False
         table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
         table |= {} if data.test is None else {"test": data.test}
@@ -170,7 +175,7 @@ class Study(BaseModel):
                 seed=seed,
                 folder=None if data.folder is None else self._base / data.folder,
                 test_fraction=data.test,
-                **data.given,
+                **self._options("data"),
             )
         else:
             make = plugins.find("data", data.name, self._base)
@@ -187,8 +192,7 @@ class Study(BaseModel):
             fed = fields.build("data", make, taken | data.given)
             if not isinstance(fed, Federation):
                 raise ArchipelError(
-                    f"data.name = '{data.name}': returns a {type(fed).__name__}; return a "
-                    "Federation."
+                    f"data.name = '{data.name}': returns {type(fed).__name__}, not a Federation."
                 )
         if data.partition is not None and not dealt:
             fed = fed.repartition(data.partition, data.parties or fed.training, seed)
@@ -196,6 +200,10 @@ class Study(BaseModel):
 
     def build_model(self, data: Federation) -> Model:
         """Build the network for the data."""
+        with _said_of("model"):
+            return self._build_model(data)
+
+    def _build_model(self, data: Federation) -> Model:
         name, seed = self.model.name, self.study.seed
         if name is not None and name not in models.MODELS:
             make = plugins.find("model", name, self._base)
@@ -204,8 +212,12 @@ class Study(BaseModel):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 net = fields.build("model", make, {k: v for k, v in given.items() if k in known})
+            if not isinstance(net, torch.nn.Module | Model):
+                raise ArchipelError(
+                    f"model.name = '{name}': returns {type(net).__name__}, not a torch.nn.Module."
+                )
             return build_model(net, data, self.model.loss, seed)
-        return build_model(name, data, self.model.loss, seed, self.model.given)
+        return build_model(name, data, self.model.loss, seed, self._options("model"))
 
     def options(self) -> Options:
         """What `simulate` is told."""
@@ -231,12 +243,10 @@ class Study(BaseModel):
         """The tables with every default, and the print of each file they name."""
         tables = self.model_dump(exclude_none=True)
         algorithm = self.algorithm_object
-        tables["algorithm"] = {
-            "name": self.algorithm.name,
-            **{
-                name: fields.write(getattr(algorithm, name))
-                for name in fields.hints(type(algorithm))
-            },
+        tables["algorithm"] = {"name": self.algorithm.name} | {
+            name: fields.write(value)
+            for name, hint in fields.hints(type(algorithm)).items()
+            if fields.holds(hint, value := getattr(algorithm, name))
         }
         prints = {name: sha256(content).hexdigest() for name, content in self.sources().items()}
         return {**tables, "sources": prints} if prints else tables
@@ -355,7 +365,8 @@ class Study(BaseModel):
     def _check(self) -> None:
         """What can be said without loading data."""
         data = self.data
-        known = self._check_named("data", data.name, data.given, ("seed", "test_fraction"))
+        known = self._takes("data")
+        self._options("data")
         if data.name is None and data.file is None and data.folder is None:
             raise ArchipelError('data.name is missing: give one, such as "heart_disease".')
         if data.file is not None and (data.name is not None or data.folder is not None):
@@ -378,12 +389,12 @@ class Study(BaseModel):
                 f"data.parties = {data.parties}: the data has parties of its own; say "
                 'data.partition = "iid" as well, or leave it out.'
             )
-        if data.test is not None and data.name and not known & {"test", "test_fraction"}:
+        if data.test is not None and data.name and not known.keys() & {"test", "test_fraction"}:
             raise ArchipelError(f"data.test: '{data.name}' has its own test points; leave it out.")
         for field in ("by", "target", "drop"):
             if getattr(data, field) and data.name is not None:
                 raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
-        self._check_named("model", self.model.name, self.model.given, ("shape", "outputs"))
+        self._options("model")
         if self.model.loss is not None and self.model.loss not in LOSSES:
             raise unknown("model.loss", self.model.loss, LOSSES)
         if (
@@ -399,7 +410,7 @@ class Study(BaseModel):
             except ArchipelError as error:
                 raise ArchipelError(f"simulate.away.{party}: {error}") from None
         Participation(**self.round.model_dump(), **{**self.simulate.model_dump(), "away": {}})
-        self._check_named("algorithm", self.algorithm.name, self.algorithm.given, ())
+        self._options("algorithm")
         self._check_rate()
 
     def _check_rate(self) -> None:
@@ -418,23 +429,40 @@ class Study(BaseModel):
                     f"round {t + 1}; change its fields."
                 )
 
-    def _check_named(
-        self, section: plugins.Kind, name: str | None, given: dict[str, Any], own: tuple[str, ...]
-    ) -> set[str]:
-        """Options beside a name: those of what it names, and of their kinds; return what it takes.
+    def _takes(self, section: plugins.Kind) -> dict[str, Any]:
+        """What the thing that a section names takes, and the kind of each."""
+        name = getattr(self, section).name
+        return {} if name is None else fields.hints(plugins.find(section, name, self._base))
 
-        `own` are those that other keys of the study stand for.
-        """
-        hints = {} if name is None else fields.hints(plugins.find(section, name, self._base))
-        known = {k: hint for k, hint in hints.items() if k not in (*own, "dtype")}
-        for key, value in given.items():
+    def _options(self, section: plugins.Kind) -> dict[str, Any]:
+        """The options beside a name: those of what it names, and of their kinds."""
+        known = {k: v for k, v in self._takes(section).items() if k not in _NOT_OPTIONS[section]}
+        options = {}
+        for key, value in getattr(self, section).given.items():
             if key not in known:
                 raise unknown(f"key of [{section}]", key, {*known, *keys(section)})
-            fields.read(section, key, known[key], value)
-        return set(hints)
+            options[key] = fields.read(section, key, known[key], value)
+        return options
 
 
+_NOT_OPTIONS = {  # given by other keys, or by the data
+    "data": ("seed", "test_fraction", "dtype"),
+    "model": ("shape", "outputs"),
+    "algorithm": (),
+}
 _METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
+
+
+@contextmanager
+def _said_of(section: str) -> Iterator[None]:
+    """Have every error be one line that names the section."""
+    try:
+        yield
+    except ArchipelError as error:
+        said = str(error) if section in str(error) else f"[{section}] {error}"
+        raise type(error)(one_line(said)) from error
+    except Exception as error:
+        raise ArchipelError(one_line(f"[{section}] {plugins.reason(error)}.")) from error
 
 
 def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

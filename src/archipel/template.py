@@ -51,10 +51,11 @@ def template(given: Mapping[str, Mapping[str, Any]], schema: str | None = None) 
 
 def _fields_of(algorithm: Any) -> dict[str, tuple[Any, str]]:
     """Default and kind of each field; None where it has none that a file holds."""
-    hints, found = fields.hints(algorithm), {}
-    for each in dataclasses.fields(algorithm):
-        default = None if each.default is dataclasses.MISSING else fields.write(each.default)
-        found[each.name] = (default, fields.wanted(hints[each.name]))
+    defaults = {each.name: each.default for each in dataclasses.fields(algorithm)}
+    found = {}
+    for name, hint in fields.hints(algorithm).items():
+        held = fields.holds(hint, defaults[name])
+        found[name] = (fields.write(defaults[name]) if held else None, fields.wanted(hint))
     return found
 
 

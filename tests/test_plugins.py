@@ -1,0 +1,188 @@
+"""Algorithms, models and data of the user's own: in a file, or in an installed package."""
+
+import re
+import sys
+
+import pytest
+
+from archipel import plugins
+from archipel.algorithms import FedAvg
+from archipel.data import load
+from archipel.errors import ArchipelError
+from archipel.study import Study
+
+ALGORITHM = '''\
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Halves:
+    """Half of the mean step."""
+
+    lr: float = 0.1
+
+    def init(self, w):
+        return w, None
+
+    def party(self, me, w, _):
+        return -self.lr * me.grad(w), None
+
+    def server(self, w, uploads):
+        return w + 0.5 * uploads.mean()
+'''
+NET = """\
+from torch import nn
+
+def net(shape: tuple[int, ...], outputs: int, width: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], width), nn.Tanh(), nn.Linear(width, outputs))
+"""
+DATA = """\
+import torch
+from archipel.data import Federation
+
+def points(parties: int = 3, n: int = 12, seed: int = 0) -> Federation:
+    draw = torch.Generator().manual_seed(seed)
+    xs = [torch.randn(n, 2, generator=draw) for _ in range(parties)]
+    return Federation.from_arrays(xs, [(x[:, 0] > 0).long() for x in xs], test=0.25)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in {"halves.py": ALGORITHM, "net.py": NET, "points.py": DATA}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_an_algorithm_in_fifteen_lines(folder):
+    assert len(ALGORITHM.splitlines()) <= 17  # with two blank lines
+    assert plugins.find("algorithm", "halves.py", folder).__name__ == "Halves"
+    assert plugins.find("algorithm", "halves.py:Halves", folder)().lr == 0.1
+    assert plugins.find("algorithm", str(folder / "halves.py"))().lr == 0.1
+    assert plugins.find("algorithm", "fedavg") is FedAvg
+
+
+def test_a_file_is_loaded_once_and_again_when_it_changes(folder):
+    first = plugins.find("algorithm", "halves.py", folder)
+    again = plugins.find("algorithm", "halves.py", folder)
+    (folder / "halves.py").write_text(ALGORITHM.replace("0.1", "0.7"))
+
+    assert first is again
+    assert plugins.find("algorithm", "halves.py", folder)().lr == 0.7
+
+
+def test_a_file_imports_its_neighbours_and_leaves_no_trace(folder):
+    (folder / "neighbour_of_mine.py").write_text("rate = 0.3")
+    text = "from neighbour_of_mine import rate\n" + ALGORITHM.replace("0.1", "rate")
+    (folder / "halves.py").write_text(text)
+
+    assert plugins.find("algorithm", "halves.py", folder)().lr == 0.3
+    assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1", "one class with a method party is wanted, and the file has none."),
+        (ALGORITHM + ALGORITHM.replace("Halves", "Thirds"), "has Halves, Thirds: say which"),
+        ("import nothing_like_it", "line 1: ModuleNotFoundError"),
+        ("a = 1\nb = (", "line 2: SyntaxError"),
+        ("\n\nraise ValueError('two\\nlines')", "line 3: ValueError: two lines."),
+        ("def f():\n    g()\ndef g():\n    1 / 0\nf()", "line 4: ZeroDivisionError"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("\0", "cannot be loaded"),
+        (ALGORITHM.replace("@dataclass(frozen=True)", ""), "give a dataclass"),
+        (ALGORITHM.replace("def init", "def start"), "Halves has no method init"),
+        (ALGORITHM.replace("lr: float = 0.1", "lr: float"), "algorithm.lr is missing"),
+        (ALGORITHM.replace("lr: float = 0.1", "lr: float = -1"), "give a learning rate from 0"),
+    ],
+)
+def test_files_that_hold_no_algorithm(tmp_path, text, said):
+    (tmp_path / "mine.py").write_text(text)
+
+    with pytest.raises(ArchipelError, match=re.escape(said)) as caught:
+        Study.of("mine.py", tmp_path, data={"name": "heart_disease"})
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("name", ["no.py", "~nobody-there/a.py", "a\0b.py", "x" * 300 + ".py"])
+def test_files_that_are_not_there(tmp_path, name):
+    with pytest.raises(ArchipelError, match=r"algorithm '.*': cannot be read"):
+        plugins.find("algorithm", name, tmp_path)
+
+
+def test_another_class_than_those_in_the_file(folder):
+    with pytest.raises(ArchipelError, match=r"algorithm in halves.py 'Halvs': did you mean"):
+        plugins.find("algorithm", "halves.py:Halvs", folder)
+
+
+def test_own_model_and_own_data_by_path(folder):
+    study = Study.of(
+        "halves.py",
+        folder,
+        data={"name": "points.py", "parties": 4, "n": 16},
+        model={"name": "net.py:net", "width": 5},
+        study={"rounds": 2, "seed": 9},
+    )
+    run = study.run(None, workers=1, baselines=False)
+
+    assert run.data.parties == 4 and int(run.data.n.sum() + run.data.n_test.sum()) == 64
+    assert run.task_model.module[0].out_features == 5
+    again = study.run(None, workers=1, baselines=False)
+    assert run.vector.equal(again.vector)  # the network's first weights come from the seed
+    other = study.with_set({"study.seed": 10}).run(None, workers=1, baselines=False)
+    assert not run.data.x.equal(other.data.x)
+
+
+def test_options_of_own_parts_are_checked(folder):
+    def study(**sections):
+        return Study.of("halves.py", folder, **sections)
+
+    with pytest.raises(ArchipelError, match=r"unknown key of \[model\] 'widht': did you mean"):
+        study(data={"name": "points.py"}, model={"name": "net.py", "widht": 5})
+    with pytest.raises(ArchipelError, match=r'model.width = "a": give a whole number'):
+        study(data={"name": "points.py"}, model={"name": "net.py", "width": "a"})
+    with pytest.raises(ArchipelError, match=r"data\.test: 'points.py' has its own test points"):
+        study(data={"name": "points.py", "test": 0.5})
+
+
+def test_own_parts_that_go_wrong_say_where(folder):
+    (folder / "net.py").write_text(NET.replace("    return", "    return 3 or"))
+    (folder / "points.py").write_text(DATA.replace("    draw =", "    1 / 0\n    draw ="))
+    study = Study.of("halves.py", folder, data={"name": "points.py"})
+
+    with pytest.raises(ArchipelError, match=r"data: .*line 5: ZeroDivisionError"):
+        study.federation()
+    with pytest.raises(ArchipelError, match=r"model.name = 'net.py': returns int, not a torch"):
+        study.with_set({"model.name": "net.py"}).build_model(load("heart_disease"))
+
+
+@pytest.fixture
+def package(folder, monkeypatch):
+    """A package in an own folder, as pip would install it."""
+    site = folder / "site"
+    info = site / "archipel_halves-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "archipel_halves.py").write_text(ALGORITHM + NET + DATA)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: archipel-halves\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[archipel.algorithms]\nhalves = archipel_halves:Halves\nbroken = archipel_no:Thing\n"
+        "[archipel.models]\nsmall = archipel_halves:net\n"
+        "[archipel.data]\npoints = archipel_halves:points\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    yield site
+    sys.modules.pop("archipel_halves", None)
+
+
+def test_names_that_a_package_adds(package):
+    assert "halves" in plugins.names("algorithm") and "fedavg" in plugins.names("algorithm")
+    study = Study.of(
+        "halves", data={"name": "points", "n": 8}, model={"name": "small"}, study={"rounds": 1}
+    )
+
+    assert study.run(None, workers=1, baselines=False).done == 1
+    assert study.algorithm_object.lr == 0.1
+    with pytest.raises(ArchipelError, match="'broken' of the package archipel_no:Thing cannot be"):
+        Study.of("broken", data={"name": "points"})
+    with pytest.raises(ArchipelError, match="unknown algorithm 'halvs': did you mean 'halves'"):
+        Study.of("halvs", data={"name": "points"})
