@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from archipel.data.federation import Federation
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange import Anatomy
+from archipel.exchange import Anatomy, is_peer
 from archipel.metrics import PRIMARY, larger_is_better
 from archipel.model import Model
 from archipel.participation import Cohort
@@ -114,6 +115,31 @@ class Run:
         from archipel.scorecard import scorecard
 
         return scorecard(self)
+
+    @property
+    def by_party(self) -> bool:
+        """Whether baselines are compared as means over parties, each tested on its own points.
+
+        Over all points at once, models that parties trained alone would seem better than they are:
+        they know how their parties differ. Where each of them was tested on all points as well
+        (`elsewhere`), one model for everybody is compared with that.
+        """
+        return bool(self.baselines) and (not self.elsewhere or is_peer(self.algorithm))
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """What the metric is compared with, on the same points: alone and pooled."""
+        training, found = self.data.training, {}
+        if self.by_party:
+            for label, name in (("alone", "local"), ("pooled", "central")):
+                if name in self.baselines and self.metric in self.baselines[name].parties:
+                    values = self.baselines[name].parties[self.metric][:training]
+                    found[label] = float(values.nanmean())
+        elif self.baselines:
+            found["alone"] = float(self.elsewhere[self.metric][:training].nanmean())
+            if "central" in self.baselines:
+                found["pooled"] = self.baselines["central"].pooled[self.metric]
+        return {label: value for label, value in found.items() if math.isfinite(value)}
 
     def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
         """Rounds and values of a metric."""

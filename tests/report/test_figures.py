@@ -48,8 +48,13 @@ def test_png_and_svg_are_written_and_repeat(hospitals, tmp_path):
 
 
 def test_the_curve_compares_like_with_like(hospitals):
-    what, lines, levels = series(hospitals)
+    what, lines, levels = series(hospitals)  # one model against each own model, on all points
+    assert what == "all test points"
+    assert lines["together"][-1] == hospitals.metrics["auc"]
+    assert levels["each alone"] == pytest.approx(float(hospitals.elsewhere["auc"].mean()))
+    assert levels["data pooled"] == hospitals.baselines["central"].pooled["auc"]
 
+    what, lines, levels = series(replace(hospitals, elsewhere={}))
     assert what == "mean over parties"
     assert lines["together"][-1] == pytest.approx(float(hospitals.parties["auc"].nanmean()))
     local = hospitals.baselines["local"].parties["auc"]
@@ -107,7 +112,7 @@ def test_parties_one_by_one_or_as_a_histogram(hospitals, parties):
 def test_a_level_without_measure_leaves_the_curve_readable(hospitals):
     far = Evaluation({"auc": torch.full((4,), 3e13).double()}, {}, {})
 
-    axes = figures(replace(hospitals, baselines={"local": far}))["curve"].axes[0]
+    axes = figures(replace(hospitals, baselines={"local": far}, elsewhere={}))["curve"].axes[0]
 
     assert axes.get_ylim()[1] < 1
     assert "each alone 3e+13" in [text.get_text() for text in axes.texts]

@@ -69,32 +69,28 @@ def encode(figure: Figure, form: str, background: str = "none") -> bytes:
 def series(run: Run) -> tuple[str, dict[str, Floats], dict[str, float]]:
     """What the curve shows: of what, lines over evaluated rounds by name, and levels by name.
 
-    With baselines, means over parties, which can be compared; without, all test points at once.
+    All test points at once or, where `Run.by_party` says so, means over parties.
     """
-    metric, training = run.metric, run.data.training
+    metric = run.metric
     if not run.history or run.history[-1]["seen_parties"] is None:
         return "", {}, {}
-    levels: dict[str, float] = {}
-    if run.baselines:
+    labels = {"alone": "each alone", "pooled": "data pooled"}
+    levels = {labels[name]: level for name, level in run.levels.items()}
+    if run.by_party:
         what = "mean over parties"
         found = {"together": "seen_parties", "new parties": "new_parties"}
-        for label, name in (("each alone", "local"), ("data pooled", "central")):
-            if name in run.baselines and metric in run.baselines[name].parties:
-                values = run.baselines[name].parties[metric][:training]
-                levels[label] = float(values.nanmean())
-        levels = {label: level for label, level in levels.items() if np.isfinite(level)}
     else:
         what = "all test points"
         together = "own" if run.history[-1]["own"] else "metrics"
         found = {"together": together, "new parties": "new"}
-    key = "mean" if run.baselines else metric
+    key = "mean" if run.by_party else metric
     lines = {
         label: _finite([(entry[part] or {}).get(key) for entry in run.history])
         for label, part in found.items()
     }
     if run.target is not None:
         levels["target"] = run.target
-        if run.baselines:  # what the target is meant for
+        if run.by_party:  # what the target is meant for
             lines["all test points"] = _finite(
                 [entry["metrics"].get(metric) for entry in run.history]
             )

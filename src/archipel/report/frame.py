@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # readable on dark and on light, told apart by everybody
 TOGETHER, ALONE, POOLED, NEW, BAD = "#2b8cc4", "#d9770a", "#1f9e77", "#b5609b", "#d64545"
-BASELINES = {"central": ("pooled", POOLED), "local": ("alone", ALONE)}
+BASELINES = {"pooled": POOLED, "alone": ALONE}
 CAUSES = {  # why a party is missing: mark and colour
     "dropped out": ("x", BAD),
     "diverged": ("!", BAD),
@@ -129,19 +129,13 @@ def title(run: Run) -> str:
 def levels(run: Run) -> list[Level]:
     """What the curve is compared with: the baselines or, where there are none, the target."""
     found = [] if run.target is None or run.baselines else [Level("target", AXIS, run.target)]
-    for name, scores in run.baselines.items():
-        values = scores.parties.get(run.metric)
-        if name in BASELINES and values is not None:
-            mean = float(values[: run.data.training].nanmean())
-            found.append(Level(*BASELINES[name], mean))
-    return [level for level in found if isfinite(level.value)]
+    return [*found, *(Level(name, BASELINES[name], value) for name, value in run.levels.items())]
 
 
 class Series(NamedTuple):
     """The metric of each evaluated round, NaN where it has no value.
 
-    With baselines, the curve is the mean over parties: models that parties trained alone know how
-    their parties differ, which over all points at once would pass for skill.
+    The curve is of all test points or, where `Run.by_party` says so, the mean over parties.
     """
 
     rounds: list[int]
@@ -154,7 +148,7 @@ class Series(NamedTuple):
         """Take the run's metric out of so much of its history."""
         parts, key = ("metrics", "new"), run.metric
         points = [entry["metrics"].get(key, nan) for entry in history]
-        if run.baselines:
+        if run.by_party:
             parts, key = ("seen_parties", "new_parties"), "mean"
         curve, new = (
             [entry[part].get(key, nan) if entry[part] else nan for entry in history]
@@ -237,7 +231,7 @@ def standing(still: Still, series: Series) -> Line:
         none = "no value" if still.evaluated else "not evaluated yet"
         return [(f"{run.metric}: {none}", AXIS)]
     (last, now), (best, when) = known[-1], (max if up else min)(known, key=lambda pair: pair[0])
-    what = f"mean {run.metric}" if run.baselines else run.metric
+    what = f"mean {run.metric}" if run.by_party else run.metric
     phrases = [(f"{what} {number(last)}", f"bold {TOGETHER}")]
     if now < series.rounds[-1]:
         phrases = [(f"{what} diverged", f"bold {BAD}")]
@@ -246,7 +240,7 @@ def standing(still: Still, series: Series) -> Line:
         word, style = ("better", POOLED) if gain > 0 else ("worse", ALONE)
         by = f"{word} than alone by {_difference(run.metric, abs(gain))}"
         phrases.append((by if gain else "as good as alone", f"bold {style}"))
-    if run.baselines:
+    if run.by_party:
         phrases.append((f"all test points {number(series.points[-1])}", ""))
     if run.target is not None:
         phrases.append((_target(run.target, series, up), ""))
