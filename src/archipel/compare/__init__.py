@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare algorithms, or settings of one, over seeds on the same splits, with shared baselines.
+
+>>> found = compare(["fedavg", "scaffold"], "heart_disease", seeds=2, rounds=2, out=None, workers=1)
+>>> [row.label for row in found.rows]
+['fedavg', 'scaffold']
+"""
+
+from archipel.compare.design import read_grid
+from archipel.compare.results import Comparison, Result, Row, Stat
+from archipel.compare.work import Stopped, compare, resume_comparison
+
+__all__ = [
+    "Comparison",
+    "Result",
+    "Row",
+    "Stat",
+    "Stopped",
+    "compare",
+    "read_grid",
+    "resume_comparison",
+]

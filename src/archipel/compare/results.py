@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of a comparison: every run, and rows of means and deviations over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.metrics import larger_is_better
+from archipel.run import Round
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+LOCAL, CENTRAL = "every party alone", "data pooled"
+RANKS = ("auc", "c_index")  # need one model: scores of different models have no common order
+NEAR = 0.95  # of the best final value: the target where the study names none
+
+_QUANTILES = 101
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A number of each seed, None where there is none."""
+
+    values: tuple[float | None, ...]
+
+    @property
+    def known(self) -> list[float]:
+        return [each for each in self.values if each is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """None unless every seed has a number: a mean over those that got there would flatter."""
+        return fmean(self.known) if self.values and len(self.known) == len(self.values) else None
+
+    @property
+    def sd(self) -> float | None:
+        """Of a sample (n - 1); None for one seed."""
+        return stdev(self.known) if self.mean is not None and len(self.values) > 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "sd": self.sd, "values": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run, or one baseline, of one seed, as plain values."""
+
+    label: str
+    seed: int
+    run: str | None = None  # the folder's name in the comparison's
+    algorithm: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)  # every field of the algorithm
+    chosen: dict[str, Any] = field(default_factory=dict)  # those that the grid chose
+    edges: dict[str, str] = field(default_factory=dict)  # where that was the largest or smallest
+    own_models: bool = False  # each party uses its own model
+    history: list[Round] = field(default_factory=list)
+    spread: list[float] = field(default_factory=list)  # of the seen parties' last values, sorted
+    bytes: dict[str, int] | None = None  # up, down
+    gradients: int | None = None
+    seconds: float | None = None
+    notes: list[str] = field(default_factory=list)
+    failed: str | None = None  # why
+
+    @property
+    def last(self) -> Round:
+        return self.history[-1] if self.history and self.failed is None else {}
+
+    def score(self, part: str, name: str) -> float | None:
+        """A number of the last evaluation."""
+        value = (self.last.get(part) or {}).get(name)
+        return None if value is None else float(value)
+
+    def points(self, metric: str) -> float | None:
+        """Over all test points, with the models that parties use."""
+        if self.own_models and metric in RANKS:
+            return None
+        return self.at(self.last, metric)
+
+    def at(self, entry: Round, metric: str) -> float | None:
+        """A point of the curve; of peers that cannot be ranked together, their mean model's."""
+        own = self.own_models and metric not in RANKS
+        value = (entry.get("own" if own else "metrics") or {}).get(metric)
+        return None if value is None else float(value)
+
+    def carried(self, entry: Round) -> int:
+        """Bytes over the network up to a round: what one peer sends, another receives."""
+        sent: Mapping[str, int] = entry["bytes"]
+        return sent["up"] if self.own_models else sent["up"] + sent["down"]
+
+    def rounds_to(self, target: float, metric: str) -> float | None:
+        """Rounds to a target: the best value so far, interpolated; None if never."""
+        sign = 1 if larger_is_better(metric) else -1
+        before, best = 0.0, -math.inf
+        for entry in self.history if self.failed is None and self.bytes is not None else []:
+            t, value = entry["round"], self.at(entry, metric)
+            if value is None:
+                continue
+            if sign * value >= sign * target:
+                if best == -math.inf:
+                    return float(t)
+                share = (sign * target - best) / (sign * value - best)
+                return before + float(t - before) * share
+            best, before = max(best, sign * value), float(t)
+        return None
+
+    def bytes_to(self, target: float, metric: str) -> float | None:
+        rounds = self.rounds_to(target, metric)
+        if rounds is None:
+            return None
+        at = [0, *(entry["round"] for entry in self.history)]
+        return float(np.interp(rounds, at, [0, *map(self.carried, self.history)]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    label: str
+    results: Sequence[Result]  # one per seed
+    figures: Mapping[str, Stat]
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Seeds whose run failed, and why."""
+        return {each.seed: each.failed for each in self.results if each.failed is not None}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Algorithms on the same splits, seed by seed; made by `archipel.compare`."""
+
+    name: str
+    folder: Path | None
+    facts: dict[str, Any]  # data, partition, parties, new_parties, model, rounds, sample
+    metric: str
+    asked: float | None  # the study's target
+    seeds: tuple[int, ...]
+    grid: dict[str, list[Any]]
+    work: str | None  # what the baselines train with
+    results: tuple[Result, ...]  # algorithm by algorithm, seed by seed
+    levels: tuple[Result, ...] = ()  # the baselines
+
+    @property
+    def rows(self) -> list[Row]:
+        """The algorithms, in the order they were named."""
+        return self._rows(self.results)
+
+    @property
+    def baselines(self) -> list[Row]:
+        """Every party alone, and all data in one place."""
+        return self._rows(self.levels)
+
+    @property
+    def target(self) -> float | None:
+        """The study's, or one near the best final mean over all test points."""
+        if self.asked is not None:
+            return float(self.asked)
+        up = larger_is_better(self.metric)
+        final = self._stats(self.results, lambda each: each.at(each.last, self.metric))
+        means = [stat.mean for stat in final.values() if stat.mean is not None]
+        if not means:
+            return None
+        best = max(means) if up else min(means)
+        return float(f"{best - (1 if up else -1) * (1 - NEAR) * abs(best):.3g}")
+
+    @property
+    def failed(self) -> bool:
+        """Whether a run failed."""
+        return any(each.failed is not None for each in self.results)
+
+    def _stats(
+        self, results: Sequence[Result], value: Callable[[Result], float | None]
+    ) -> dict[str, Stat]:
+        labels = dict.fromkeys(each.label for each in results)
+        return {
+            label: Stat(tuple(value(each) for each in results if each.label == label))
+            for label in labels
+        }
+
+    def _rows(self, results: Sequence[Result]) -> list[Row]:
+        found = {name: self._stats(results, value) for name, value in self._figures().items()}
+        return [
+            Row(
+                label,
+                [each for each in results if each.label == label],
+                {name: stats[label] for name, stats in found.items()},
+            )
+            for label in dict.fromkeys(each.label for each in results)
+        ]
+
+    def _figures(self) -> dict[str, Callable[[Result], float | None]]:
+        """The numbers of a row, each from one run."""
+        metric, target = self.metric, self.target
+
+        def to_target(way: Callable[[Result, float, str], float | None]) -> Any:
+            return lambda each: None if target is None else way(each, target, metric)
+
+        return {
+            "points": lambda each: each.points(metric),
+            "parties": lambda each: each.score("seen_parties", "mean"),
+            "worst_tenth": lambda each: each.score("seen_parties", "worst_tenth"),
+            "new_parties": lambda each: each.score("new_parties", "mean"),
+            "new_worst_tenth": lambda each: each.score("new_parties", "worst_tenth"),
+            "mean_model": lambda each: (
+                each.score("metrics", metric) if each.own_models and each.bytes else None
+            ),
+            "rounds_to_target": to_target(Result.rounds_to),
+            "bytes_to_target": to_target(Result.bytes_to),
+            "bytes": lambda each: (
+                None if each.failed or not each.bytes else each.carried({"bytes": each.bytes})
+            ),
+            "gradients": lambda each: None if each.failed else each.gradients,
+            "seconds": lambda each: None if each.failed else each.seconds,
+        }
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def table(self, form: str = "md") -> str:
+        """The table as "md", "csv" or "latex"."""
+        from archipel.compare.table import table
+
+        return table(self).render(form)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the metric against rounds with bands over seeds, and its spread over parties."""
+        from archipel.report.comparison import curves_and_spread
+
+        return curves_and_spread(self, path)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values: the rows, and every run with its history."""
+        levels = {row.label: self._row_json(row) for row in self.baselines}
+        document: dict[str, Any] = {
+            "comparison": self.name,
+            "folder": None if self.folder is None else str(self.folder),
+            **self.facts,
+            "metric": self.metric,
+            "larger_is_better": larger_is_better(self.metric),
+            "target": {"value": self.target, "of_the_study": self.asked is not None},
+            "seeds": list(self.seeds),
+            "grid": self.grid,
+            "algorithms": [self._row_json(row) for row in self.rows],
+            "baselines": {
+                "work": self.work,
+                "local": levels.get(LOCAL),
+                "central": levels.get(CENTRAL),
+            },
+        }
+        return document
+
+    def _row_json(self, row: Row) -> dict[str, Any]:
+        names = dict.fromkeys(
+            name for each in row.results for name in (each.last.get("metrics") or {})
+        )
+        figures = {name: stat.to_json() for name, stat in row.figures.items()}
+        sent = {
+            way: Stat(tuple((each.bytes or {}).get(way) for each in row.results)).to_json()
+            for way in ("up", "down")
+        }
+        return {
+            "label": row.label,
+            "metrics": {
+                name: Stat(tuple(each.score("metrics", name) for each in row.results)).to_json()
+                for name in names
+            },
+            "points": figures["points"],
+            "seen_parties": {"mean": figures["parties"], "worst_tenth": figures["worst_tenth"]},
+            "new_parties": {
+                "mean": figures["new_parties"],
+                "worst_tenth": figures["new_worst_tenth"],
+            },
+            "bytes": {
+                **sent,
+                "carried": figures["bytes"],
+                "to_target": figures["bytes_to_target"],
+            },
+            "rounds_to_target": figures["rounds_to_target"],
+            "gradients": figures["gradients"],
+            "seconds": figures["seconds"],
+            "failed": {str(seed): why for seed, why in row.failed.items()},
+            "runs": [asdict(each) for each in row.results],
+        }
+
+    @classmethod
+    def of_json(cls, document: Mapping[str, Any], folder: Path | None) -> Self:
+        """Read back what `to_json` wrote."""
+        target, levels = document["target"], document["baselines"]
+        facts = ("data", "partition", "parties", "new_parties", "model", "rounds", "sample")
+        return cls(
+            document["comparison"],
+            folder,
+            {name: document[name] for name in facts},
+            document["metric"],
+            target["value"] if target["of_the_study"] else None,
+            tuple(document["seeds"]),
+            document["grid"],
+            levels["work"],
+            tuple(Result(**each) for row in document["algorithms"] for each in row["runs"]),
+            tuple(
+                Result(**each)
+                for name in ("local", "central")
+                if levels[name] is not None
+                for each in levels[name]["runs"]
+            ),
+        )
+
+    def __rich__(self) -> RenderableType:
+        from archipel.compare.table import table
+
+        return table(self)
+
+    def __repr__(self) -> str:
+        return self.table("md")
+
+
+def quantiles(values: Tensor) -> list[float]:
+    """Parties' values, sorted; of many parties, every hundredth part."""
+    known = values[torch.isfinite(values)].double().sort().values
+    if len(known) > _QUANTILES:
+        known = known.quantile(torch.linspace(0, 1, _QUANTILES, dtype=torch.float64))
+    return [float(each) for each in known]
+
+
+def plain(value: Any) -> Any:
+    """A value as strict JSON has it: None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def dumps(document: Mapping[str, Any]) -> bytes:
+    """Strict JSON."""
+    return (json.dumps(document, allow_nan=False) + "\n").encode()

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table of results as Markdown, CSV, LaTeX, or for the terminal.
+
+Columns fall into blocks, drawn one under the other with the names of the rows repeated: two narrow
+tables fit where one wide one does not. CSV holds the numbers themselves, in one table.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from archipel.errors import unknown
+
+_GAP = 2  # between columns in the terminal
+
+
+class Column(NamedTuple):
+    """A heading, its name in CSV, and the block it belongs to."""
+
+    title: str
+    key: str
+    block: int = 0
+    left: bool = False  # words rather than numbers
+
+
+class Cell(NamedTuple):
+    """What is shown, and the number behind it."""
+
+    text: str
+    value: float | None = None
+    sd: float | None = None
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in sections; the first column names the row and opens every block."""
+
+    title: str
+    columns: Sequence[Column]
+    sections: Sequence[Sequence[Sequence[Cell]]]
+    notes: Sequence[str] = ()
+
+    def render(self, form: str) -> str:
+        """Return the table as "md", "csv" or "latex".
+
+        >>> table = Table("T", [Column("", "name")], [[[Cell("fed_avg")]]])
+        >>> print(table.render("csv").strip())
+        name
+        fed_avg
+        """
+        if form not in FORMATS:
+            raise unknown("format", form, FORMATS)
+        return FORMATS[form](self)
+
+    def blocks(self) -> list[list[int]]:
+        """The columns of each block, by number."""
+        named = range(1, len(self.columns))
+        numbers = sorted({self.columns[c].block for c in named}) or [0]
+        return [[0, *(c for c in named if self.columns[c].block == b)] for b in numbers]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Blocks as wide as the terminal, so that no number is broken in two."""
+        yield Text(_line(self.title), style="bold")
+        for block in self.blocks():
+            for part in self._fitting(block, options.max_width):
+                yield Text()
+                yield self._shown(part)
+        yield Text()
+        for note in self.notes:
+            yield Text(_line(note), style="dim")
+
+    def _width(self, c: int) -> int:
+        """Of a column whose heading is broken at spaces, and whose cells are not."""
+        title = _line(self.columns[c].title)
+        cells = [_line(row[c].text) for section in self.sections for row in section]
+        return max(*map(cell_len, [*title.split(), *cells]), 1, cell_len(title) // 3 + 2)
+
+    def _fitting(self, block: Sequence[int], width: int) -> list[list[int]]:
+        """Cut a block where the next column would not fit."""
+        parts = [[0]]
+        for c in block[1:]:
+            taken = sum(self._width(each) + _GAP for each in parts[-1])
+            if len(parts[-1]) > 1 and taken + self._width(c) > width:
+                parts.append([0])
+            parts[-1].append(c)
+        return parts
+
+    def _shown(self, columns: Sequence[int]) -> RichTable:
+        shown = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+        for c in columns:
+            left = self.columns[c].left or c == 0
+            shown.add_column(
+                escape(_line(self.columns[c].title)),
+                justify="left" if left else "right",
+                vertical="bottom",
+                width=self._width(c),
+            )
+        for number, section in enumerate(self.sections):
+            if number:
+                shown.add_row()
+            for row in section:
+                shown.add_row(*(_rich(row[c]) for c in columns))
+        return shown
+
+
+def markdown(table: Table) -> str:
+    """For a README or an issue."""
+    parts = [f"**{_markdown(table.title)}**"]
+    for block in table.blocks():
+        titles = [_markdown(table.columns[c].title) for c in block]
+        rules = [":---" if table.columns[c].left or c == 0 else "---:" for c in block]
+        lines = [titles, rules]
+        lines += [
+            [_strong(row[c], _markdown, "**{}**") for c in block]
+            for section in table.sections
+            for row in section
+        ]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    if table.notes:
+        parts.append("\n".join(f"- {_markdown(note)}" for note in table.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(table: Table) -> str:
+    """For a paper: `\\usepackage{booktabs}`; a table environment per block."""
+    parts = []
+    for number, block in enumerate(table.blocks()):
+        kinds = "".join("l" if table.columns[c].left or c == 0 else "r" for c in block)
+        caption = table.title + (" (continued)" if number else "")
+        last = number == len(table.blocks()) - 1
+        sections = [
+            "\n".join(
+                " & ".join(_strong(row[c], _latex, r"\textbf{{{}}}") for c in block) + r" \\"
+                for row in section
+            )
+            for section in table.sections
+        ]
+        head = " & ".join(_latex(table.columns[c].title) for c in block) + r" \\"
+        parts.append(
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    r"\centering\small",
+                    rf"\caption{{{_latex(caption)}.}}",
+                    rf"\begin{{tabular}}{{{kinds}}}",
+                    r"\toprule",
+                    head,
+                    r"\midrule",
+                    "\n\\midrule\n".join(section for section in sections if section),
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                    *(_latex_notes(table.notes) if last and table.notes else []),
+                    r"\end{table}",
+                ]
+            )
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def comma_separated(table: Table) -> str:
+    """For a spreadsheet or a script: plain numbers, and the sd in columns of their own."""
+    rows = [row for section in table.sections for row in section]
+    spread = [any(row[c].sd is not None for row in rows) for c in range(len(table.columns))]
+    head: list[str] = []
+    for column, has_sd in zip(table.columns, spread, strict=True):
+        head += [column.key, f"{column.key}_sd"] if has_sd else [column.key]
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        line: list[str | float | None] = []
+        for c, (cell, has_sd) in enumerate(zip(row, spread, strict=True)):
+            words = c == 0 or table.columns[c].left
+            line.append(_line(cell.text) if words else cell.value)
+            line += [cell.sd] if has_sd else []
+        writer.writerow(line)
+    return text.getvalue()
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "md": markdown,
+    "csv": comma_separated,
+    "latex": latex,
+}
+
+
+def _line(text: str) -> str:
+    """Text on one line, whatever somebody named a study."""
+    return " ".join(text.split())
+
+
+def _rich(cell: Cell) -> Text:
+    return Text(_line(cell.text), style="bold" if cell.strong else "")
+
+
+def _strong(cell: Cell, write: Callable[[str], str], form: str) -> str:
+    text = write(cell.text)
+    return form.format(text) if cell.strong else text
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\|*`<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", _line(text))
+
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{each: f"\\{each}" for each in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "²": r"$^2$",
+        "†": r"\dag{}",
+        "\N{EN DASH}": "--",
+        "\N{MINUS SIGN}": "$-$",
+    }
+)
+
+
+def _latex(text: str) -> str:
+    return _line(text).translate(_LATEX)
+
+
+def _latex_notes(notes: Sequence[str]) -> list[str]:
+    text = " ".join(map(_latex, notes))
+    return [r"\par\smallskip", rf"\parbox{{\linewidth}}{{\footnotesize {text}}}"]
