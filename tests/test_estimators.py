@@ -21,7 +21,7 @@ from archipel.algorithms import DSGD, FedAvg, Scaffold
 from archipel.data import Federation
 from archipel.errors import ArchipelError
 from archipel.estimators import FederatedClassifier, FederatedRegressor
-from archipel.simulate import simulate
+from archipel.simulation import simulate
 
 FULL = FedAvg(lr=0.3, local_steps=1, batch_size=None)  # one step on all of a party's rows
 

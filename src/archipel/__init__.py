@@ -7,16 +7,46 @@
 True
 """
 
-from archipel.algorithms import DSGD, Alone, FedAvg, FedOpt, FedProx, FedSGD, Scaffold
-from archipel.core import Batch, Descent, Each, Party, PeerAlgorithm, ServerAlgorithm, Uploads
-from archipel.data import Federation, load
-from archipel.engines.local import LocalEngine
-from archipel.engines.plan import Plan
-from archipel.errors import ArchipelError
-from archipel.model import Model
-from archipel.optimisers import SGD, Adam
-from archipel.schedules import Cosine, Decay, Inverse
-from archipel.simulate import Run, simulate, sweep
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from archipel.algorithms import DSGD, Alone, FedAvg, FedOpt, FedProx, FedSGD, Scaffold
+    from archipel.compare import Comparison, compare
+    from archipel.core import Batch, Descent, Each, Party, PeerAlgorithm, ServerAlgorithm, Uploads
+    from archipel.data import Federation, load
+    from archipel.engines.local import LocalEngine
+    from archipel.engines.plan import Plan
+    from archipel.errors import ArchipelError
+    from archipel.estimators import FederatedClassifier, FederatedRegressor
+    from archipel.model import Model
+    from archipel.optimisers import SGD, Adam
+    from archipel.run import Run
+    from archipel.runs import list_runs, open_run, resume
+    from archipel.schedules import Cosine, Decay, Inverse
+    from archipel.simulation import simulate, sweep
+    from archipel.study import Study
+
+_HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
+    "archipel.algorithms": "DSGD Alone FedAvg FedOpt FedProx FedSGD Scaffold",
+    "archipel.compare": "Comparison compare",
+    "archipel.core": "Batch Descent Each Party PeerAlgorithm ServerAlgorithm Uploads",
+    "archipel.data": "Federation load",
+    "archipel.engines.local": "LocalEngine",
+    "archipel.engines.plan": "Plan",
+    "archipel.errors": "ArchipelError",
+    "archipel.estimators": "FederatedClassifier FederatedRegressor",
+    "archipel.model": "Model",
+    "archipel.optimisers": "SGD Adam",
+    "archipel.run": "Run",
+    "archipel.runs": "list_runs open_run resume",
+    "archipel.schedules": "Cosine Decay Inverse",
+    "archipel.simulation": "simulate sweep",
+    "archipel.study": "Study",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "DSGD",
@@ -25,6 +55,7 @@ __all__ = [
     "Alone",
     "ArchipelError",
     "Batch",
+    "Comparison",
     "Cosine",
     "Decay",
     "Descent",
@@ -33,6 +64,8 @@ __all__ = [
     "FedOpt",
     "FedProx",
     "FedSGD",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Federation",
     "Inverse",
     "LocalEngine",
@@ -43,8 +76,25 @@ __all__ = [
     "Run",
     "Scaffold",
     "ServerAlgorithm",
+    "Study",
     "Uploads",
+    "compare",
+    "list_runs",
     "load",
+    "open_run",
+    "resume",
     "simulate",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'archipel' has no attribute '{name}'")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -33,7 +33,7 @@ from archipel.losses import Loss, default_loss
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.schedules import Cosine
-from archipel.simulate import Options, Run, simulate
+from archipel.simulation import Options, Run, simulate
 
 Array = npt.NDArray[Any]
 _FLOATS = (np.float64, np.float32)  # types of X that stay; others become the first

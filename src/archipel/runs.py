@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from archipel.errors import ArchipelError
 from archipel.run import Run
-from archipel.simulate import Watch, recall
+from archipel.simulation import Watch, recall
 from archipel.store.folder import Folder, runs_in
 from archipel.study import Study
 

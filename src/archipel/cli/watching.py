@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from archipel.run import Run
-    from archipel.simulate import Watch
+    from archipel.simulation import Watch
 
 
 class Stoppable:
