@@ -23,11 +23,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from archipel import data as datasets
-from archipel import fields, models, plugins
+from archipel import fields, metrics, models, plugins
 from archipel.core import Algorithm
 from archipel.data import frames
 from archipel.data.federation import Federation
-from archipel.engines.checks import check_algorithm_fields
+from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.losses import LOSSES
@@ -342,10 +342,12 @@ class Study(BaseModel):
         if workers is not None:
             options["workers"] = workers
         data = self.federation()
+        model = self.build_model(data)
+        self._check_metric(data, model)
         return simulate(
             self.algorithm_object,
             data,
-            self.build_model(data),
+            model,
             out=path,
             study=self,
             baselines=baselines,
@@ -364,6 +366,8 @@ class Study(BaseModel):
 
     def _check(self) -> None:
         """What can be said without loading data."""
+        self._options("algorithm")
+        self._check_rate()
         data = self.data
         known = self._takes("data")
         self._options("data")
@@ -410,8 +414,16 @@ class Study(BaseModel):
             except ArchipelError as error:
                 raise ArchipelError(f"simulate.away.{party}: {error}") from None
         Participation(**self.round.model_dump(), **{**self.simulate.model_dump(), "away": {}})
-        self._options("algorithm")
-        self._check_rate()
+
+    def _check_metric(self, data: Federation, model: Model) -> None:
+        """Whether the task has the metric, before anything is trained."""
+        if self.study.metric is None:
+            return
+        check_fit(model, data)
+        outputs = model.predict(model.w, data.x[:2], model.buffers)
+        known = metrics.pool(data.task, outputs, data.y[:2], model.loss_function)
+        if self.study.metric not in known:
+            raise unknown(f"study.metric of '{data.about.name}'", self.study.metric, known)
 
     def _check_rate(self) -> None:
         """A learning rate that changes has a value in the first rounds and in the last."""
