@@ -265,7 +265,7 @@ SENTENCES = {
     "[study]\nrounds = 2.0": "study.rounds = 2.0: give a whole number.",
     "[study]\nrounds = true": "study.rounds = true: give a whole number.",
     "[study]\nname = ''": 'study.name = "": give a text with a length from 1.',
-    "[simulate]\naway = {a = 1}": "simulate.away.a = 1: give a text.",
+    "[simulate]\naway = {a = 1.5}": "simulate.away.a = 1.5: give a text.",
     "[simulate]\ndropouts = '0.1'": 'simulate.dropouts = "0.1": give a number.',
     "[round]\nsample = 'all'": 'round.sample = "all": give a number.',
     "[round]\non_missing = 'stop'": 'give "continue", "wait" or "abort".',
@@ -411,10 +411,10 @@ def test_a_table_by_partition(base):
 
 def test_set_reaches_into_tables():
     tables = {"algorithm": {"optimiser": {"name": "adam"}}}
-    done = changed(tables, {"algorithm.optimiser.beta1": 0.5, "simulate.away.a": "1-2"})
+    done = changed(tables, {"algorithm.optimiser.beta1": 0.5, 'simulate.away."St. A"': "1-2"})
 
     assert done["algorithm"]["optimiser"] == {"name": "adam", "beta1": 0.5}
-    assert done["simulate"] == {"away": {"a": "1-2"}}
+    assert done["simulate"] == {"away": {"St. A": "1-2"}}
     assert tables == {"algorithm": {"optimiser": {"name": "adam"}}}
     for path, wanted in {
         "lr": "'lr': write section.field=value",

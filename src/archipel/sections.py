@@ -9,12 +9,21 @@ import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    ValidationError,
+)
 
 from archipel import fields
 from archipel.errors import ArchipelError, unknown
 
 Number = StrictInt | StrictFloat
+Rounds = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
 
 
 class Section(BaseModel):
@@ -134,7 +143,7 @@ class Simulated(Section):
     ] = 0.0
     availability: Annotated[float | str, Field(description='chance to be there, or "day:24"')] = 1.0
     away: Annotated[
-        dict[str, str], Field(description='party = rounds, such as cleveland = "11-20"')
+        dict[str, Rounds], Field(description='party = rounds, such as cleveland = "11-20"')
     ] = {}
     speed: Annotated[
         float | None, Field(description="examples a party works through per second")
@@ -182,6 +191,23 @@ def _loaded(text: str) -> dict[str, Any]:
         raise _not_toml(text, str(error)) from None
     except RecursionError:
         raise ArchipelError("not TOML that can be read: lists are nested too deep.") from None
+
+
+def split_key(path: str) -> list[str]:
+    """The parts of a dotted key, quoted where a dot belongs to a name.
+
+    >>> split_key('simulate.away."St. Mary"')
+    ['simulate', 'away', 'St. Mary']
+    """
+    try:
+        inside: Any = tomllib.loads(f"{path} = 0")
+    except tomllib.TOMLDecodeError:
+        return path.split(".")
+    parts = []
+    while isinstance(inside, dict):
+        ((key, inside),) = inside.items()
+        parts.append(key)
+    return parts
 
 
 def _not_toml(text: str, said: str) -> ArchipelError:

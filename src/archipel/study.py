@@ -51,6 +51,7 @@ from archipel.sections import (
     one_line,
     read_tables,
     sentence,
+    split_key,
 )
 from archipel.simulation import Options, Watch, simulate
 from archipel.store.folder import Folder, reserve, runs_in
@@ -481,7 +482,7 @@ def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     """Return the tables of a study with fields set, `{"algorithm.lr": 0.05}`."""
     result = copy.deepcopy(dict(tables))
     for path, value in changes.items():
-        section, *parents, field = path.split(".") if "." in path else (path, "")
+        section, *parents, field = split_key(path) if "." in path else (path, "")
         if not field:
             raise ArchipelError(f"'{path}': write section.field=value, algorithm.lr=0.05.")
         if section not in SECTIONS:
