@@ -27,8 +27,8 @@ LAYERS = [
     {"recording"},
     {"simulation"},
     {"plugins", "fields", "sections", "study", "runs", "estimators"},
-    {"compare", "template", "demo"},
-    {"cli"},
+    {"comparison", "template", "demo"},
+    {"cli", "__main__"},
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 

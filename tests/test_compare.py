@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from archipel import baselines
 from archipel.algorithms import FedAvg, FedProx
-from archipel.compare import (
+from archipel.comparison import (
     Comparison,
     Stat,
     Stopped,
@@ -27,9 +27,9 @@ from archipel.compare import (
     resume_comparison,
     tuning,
 )
-from archipel.compare import levels as levels_module
-from archipel.compare.design import read_spec
-from archipel.compare.results import CENTRAL, LOCAL, Result, quantiles
+from archipel.comparison import levels as levels_module
+from archipel.comparison.design import read_spec
+from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.errors import ArchipelError, RunFailed
 from archipel.report.tables import Cell, Column, Table
 from archipel.runs import list_runs, open_run
@@ -405,7 +405,7 @@ def test_resume_finds_the_same_design_and_nothing_else(tmp_path):
 def test_kill_9_and_resume(tmp_path):
     program = (
         "import os, signal\n"
-        "from archipel.compare import compare\n"
+        "from archipel.comparison import compare\n"
         "class Watch:\n"
         "    def say(self, text): self.text = text\n"
         "    def __call__(self, run):\n"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archipel.algorithms import DSGD, Alone, FedAvg, FedOpt, FedProx, FedSGD, Scaffold
-    from archipel.compare import Comparison, compare
+    from archipel.comparison import Comparison, compare
     from archipel.core import Batch, Descent, Each, Party, PeerAlgorithm, ServerAlgorithm, Uploads
     from archipel.data import Federation, load
     from archipel.engines.local import LocalEngine
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "DSGD Alone FedAvg FedOpt FedProx FedSGD Scaffold",
-    "archipel.compare": "Comparison compare",
+    "archipel.comparison": "Comparison compare",
     "archipel.core": "Batch Descent Each Party PeerAlgorithm ServerAlgorithm Uploads",
     "archipel.data": "Federation load",
     "archipel.engines.local": "LocalEngine",

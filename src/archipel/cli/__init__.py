@@ -12,6 +12,7 @@ import sys
 import typer
 
 from archipel.cli import later
+from archipel.cli.compare import compare
 from archipel.cli.demo import demo
 from archipel.cli.listing import data, list_, show
 from archipel.cli.new import new
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(new)
 app.command()(run)
+app.command()(compare)
 app.command("list")(list_)
 app.command()(show)
 app.command()(data)

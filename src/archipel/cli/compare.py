@@ -18,7 +18,7 @@ from archipel.cli import options as o
 from archipel.errors import unknown
 
 if TYPE_CHECKING:
-    from archipel.compare import Comparison
+    from archipel.comparison import Comparison
     from archipel.run import Run
     from archipel.study import Study
 
@@ -84,8 +84,8 @@ def compare(
     o.check_engine(engine)
     if form is not None and form not in ("md", "csv", "latex"):
         raise unknown("format", form, ("md", "csv", "latex"))
-    from archipel.compare import compare as run_all
-    from archipel.compare import read_grid
+    from archipel.comparison import compare as run_all
+    from archipel.comparison import read_grid
 
     shared = [each for each in sets or [] if each.startswith("algorithm.")]
     flags: dict[str, Any] = {
@@ -188,6 +188,6 @@ def progress() -> Iterator[Line]:
         try:
             yield Line(bar)
         except KeyboardInterrupt:
-            from archipel.compare import Stopped
+            from archipel.comparison import Stopped
 
             raise Stopped("stopped: the same command with --resume goes on.") from None

@@ -69,8 +69,17 @@ def resume(name: o.RunName = "last", out: o.Out = Path("runs"), as_json: o.Json 
       archipel resume
       archipel resume heart-001
     """
+    from archipel.cli.compare import progress
+    from archipel.cli.compare import tell as tell_comparison
+    from archipel.comparison import find_comparison, resume_comparison
     from archipel.runs import resume as go_on
 
+    compared = find_comparison(name, out)
+    if compared is not None:
+        with progress() as line:
+            found = resume_comparison(compared, line)
+        tell_comparison(found, None, as_json)
+        return
     with watching() as watch:
         done = go_on(name, out, watch=watch)
     tell(done, out, as_json)

@@ -32,9 +32,12 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
         console.print(f"No run in '{escape(str(out))}' yet: archipel demo, or archipel run.")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "state", "rounds", "algorithm", "data", "seed", "result", "started"):
-        right = heading in ("rounds", "seed")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading == "run")
+    longest = max(len(each.name) for each in listed)
+    table.add_column("run", no_wrap=True, min_width=min(longest, console.width // 2))
+    for heading in ("state", "rounds", "result", "started"):
+        right = "right" if heading == "rounds" else "left"
+        table.add_column(heading, justify=right, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("what", overflow="ellipsis", no_wrap=True)
     colours = {"done": "green", "running": "cyan", "failed": "red"}
     for each in listed:
         about, colour = each.summary, colours.get(each.state, "yellow")
@@ -43,11 +46,9 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
             escape(each.name),
             f"[{colour}]{each.state}[/{colour}]",
             f"{each.done}/{each.rounds}",
-            escape(about["algorithm"]),
-            escape(about["data"]),
-            str(about["seed"]),
-            "" if value is None else f"{about['metric']} {value:.4g}",
-            each.started.replace("T", " ").removesuffix("+00:00"),
+            "" if value is None else f"{about['metric']} {value:.3f}",
+            each.started[5:16].replace("T", " "),
+            escape(f"{about['algorithm']} on {about['data']}, seed {about['seed']}"),
         )
     console.print(table)
 

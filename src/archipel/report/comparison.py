@@ -15,7 +15,7 @@ from archipel.report.style import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PINK, b
 from archipel.scorecard.words import metric_name
 
 if TYPE_CHECKING:
-    from archipel.compare import Comparison, Row
+    from archipel.comparison import Comparison, Row
 
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, AMBER, "#56b4e9", "#6a3d9a", INK)
 _STYLES = ("-", "--", "-.", ":")

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from archipel.compare.results import CENTRAL, LOCAL, NEAR, RANKS, Comparison, Row, Stat
-from archipel.compare.tuning import FRACTION
+from archipel.comparison.results import CENTRAL, LOCAL, NEAR, RANKS, Comparison, Row, Stat
+from archipel.comparison.tuning import FRACTION
 from archipel.metrics import larger_is_better
 from archipel.report.tables import Cell, Column, Table
 from archipel.scorecard.words import NOTHING, amount, duration, metric_name, number, plural, size

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from archipel.compare.design import Settings, chosen
+from archipel.comparison.design import Settings, chosen
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import is_peer

@@ -139,7 +139,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Algorithms on the same splits, seed by seed; made by `archipel.compare`."""
+    """Algorithms on the same splits, seed by seed; made by `archipel.comparison`."""
 
     name: str
     folder: Path | None
@@ -229,7 +229,7 @@ class Comparison:
 
     def table(self, form: str = "md") -> str:
         """The table as "md", "csv" or "latex"."""
-        from archipel.compare.table import table
+        from archipel.comparison.table import table
 
         return table(self).render(form)
 
@@ -317,7 +317,7 @@ class Comparison:
         )
 
     def __rich__(self) -> RenderableType:
-        from archipel.compare.table import table
+        from archipel.comparison.table import table
 
         return table(self)
 

@@ -15,10 +15,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from archipel.compare.design import Design, Entry, Settings, chosen, design
-from archipel.compare.levels import Levels, worker
-from archipel.compare.results import Comparison, Result, dumps, plain, quantiles
-from archipel.compare.tuning import Choice, at_edge, choose
+from archipel.comparison.design import Design, Entry, Settings, chosen, design
+from archipel.comparison.levels import Levels, worker
+from archipel.comparison.results import Comparison, Result, dumps, plain, quantiles
+from archipel.comparison.tuning import Choice, at_edge, choose
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
@@ -30,7 +30,7 @@ from archipel.run import Run
 from archipel.sections import About
 from archipel.simulation import Loop, Options, Watch, simulate
 from archipel.store.files import write
-from archipel.store.folder import reserve
+from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import Study, changed
 
 FILE = "comparison.json"
@@ -116,6 +116,14 @@ def resume_comparison(
     if stored["state"] == "done":
         return Comparison.of_json(stored["results"], folder.absolute())
     return _Work(Design.of_json(stored["design"]), folder, watch, workers).go()
+
+
+def find_comparison(name: str, out: Path) -> Path | None:
+    """The comparison that a name means: a folder, a name in `out`, or the "last" thing there."""
+    folders = [Path(name), out / name]
+    if name == "last" and runs_in(out):
+        folders.append(Folder.find(name, out).path.parent)
+    return next((folder for folder in folders if (folder / FILE).is_file()), None)
 
 
 def check(plan: Design, workers: int | None = None) -> None:

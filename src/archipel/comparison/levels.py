@@ -9,8 +9,8 @@ from typing import Any
 
 from archipel import baselines
 from archipel.algorithms.fedavg import FedAvg
-from archipel.compare.design import Design, Entry, chosen
-from archipel.compare.results import CENTRAL, LOCAL, Result, plain, quantiles
+from archipel.comparison.design import Design, Entry, chosen
+from archipel.comparison.results import CENTRAL, LOCAL, Result, plain, quantiles
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
 from archipel.engines.evaluation import Evaluation

@@ -6,9 +6,9 @@
 ['fedavg', 'scaffold']
 """
 
-from archipel.compare.design import read_grid
-from archipel.compare.results import Comparison, Result, Row, Stat
-from archipel.compare.work import Stopped, compare, resume_comparison
+from archipel.comparison.design import read_grid
+from archipel.comparison.results import Comparison, Result, Row, Stat
+from archipel.comparison.work import Stopped, compare, find_comparison, resume_comparison
 
 __all__ = [
     "Comparison",
@@ -17,6 +17,7 @@ __all__ = [
     "Stat",
     "Stopped",
     "compare",
+    "find_comparison",
     "read_grid",
     "resume_comparison",
 ]
