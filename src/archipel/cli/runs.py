@@ -32,23 +32,25 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
         console.print(f"No run in '{escape(str(out))}' yet: archipel demo, or archipel run.")
         return
     table = Table(box=None, pad_edge=False)
-    longest = max(len(each.name) for each in listed)
-    table.add_column("run", no_wrap=True, min_width=min(longest, console.width // 2))
-    for heading in ("state", "rounds", "result", "started"):
+    table.add_column("run", overflow="fold")
+    for heading in ("state", "rounds", "result", "started (UTC)"):
         right = "right" if heading == "rounds" else "left"
         table.add_column(heading, justify=right, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("what", overflow="ellipsis", no_wrap=True)
+    room = console.width - max(len(each.name) for each in listed) - 52
+    if room >= 20:
+        table.add_column("what", overflow="ellipsis", no_wrap=True)
     colours = {"done": "green", "running": "cyan", "failed": "red"}
     for each in listed:
         about, colour = each.summary, colours.get(each.state, "yellow")
         value = about["value"]
+        what = escape(f"{about['algorithm']} on {about['data']}, seed {about['seed']}")
         table.add_row(
             escape(each.name),
             f"[{colour}]{each.state}[/{colour}]",
             f"{each.done}/{each.rounds}",
             "" if value is None else f"{about['metric']} {value:.3f}",
             each.started[5:16].replace("T", " "),
-            escape(f"{about['algorithm']} on {about['data']}, seed {about['seed']}"),
+            *([what] if room >= 20 else []),
         )
     console.print(table)
 
