@@ -74,16 +74,17 @@ def leftovers(folder):
 def process(tmp_path):
     """Call the installed command as a process of its own."""
 
-    def call(*arguments, **options):
+    def call(*arguments, stderr=subprocess.PIPE, **options):
         done = subprocess.run(
             [COMMAND, *map(str, arguments)],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             cwd=tmp_path,
             timeout=120,
             **options,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return Done(done.returncode, done.stdout, done.stderr or "")
 
     return call
 

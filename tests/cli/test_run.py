@@ -1,6 +1,8 @@
 """`archipel run`: what it records and prints, flags over files, and how it ends."""
 
-import json
+import os
+from contextlib import suppress
+from threading import Thread
 
 import pytest
 import torch
@@ -182,12 +184,27 @@ def test_every_algorithm_by_name(archipel, algorithm):
     assert done.code == 0 and done.json["rounds"] == 2
 
 
-def test_the_installed_command(process):
-    done = process(*HEART, "--json")
+def test_in_a_terminal_the_picture_goes_to_standard_error(process, tmp_path, patients):
+    ours, theirs = os.openpty()
+    drawn = []
 
-    assert done.code == 0 and done.err == ""
-    assert done.json["run"] == "fedavg-heart_disease-001"
-    json.loads(done.out)
+    def read():
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 4096):
+                drawn.append(part)
+
+    reader = Thread(target=read)
+    reader.start()
+    done = process(
+        "run", "fedavg", "--data", patients, "--set", "data.by=hospital", "--set",
+        "data.target=died", "--set", "data.test=0.3", "--set", "simulate.dropouts=0.3",
+        "--rounds", "30", "--json", stderr=theirs, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    reader.join()
+
+    assert done.code == 0 and done.json["rounds"] == 30
+    assert b"30" in b"".join(drawn) and b"Traceback" not in b"".join(drawn)
 
 
 def test_values_of_set_are_toml(archipel):
