@@ -21,7 +21,6 @@ from archipel.data.federation import Federation
 from archipel.descent import Work, work_of
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.local import LocalEngine
-from archipel.engines.plan import Plan
 from archipel.losses import Loss
 from archipel.model import Model
 from archipel.participation import Participation
@@ -101,11 +100,10 @@ def pooled(
     task_model = build_model(model, data, loss, seed)
     together = data.select(np.arange(data.training)).pooled()
     algorithm, times = _pooled_work(work_of(work), data, rounds, sample)
-    plan = Plan("one", 1, 1)
-    with LocalEngine(algorithm, together, task_model, seed=seed, plan=plan) as engine:
+    with LocalEngine(algorithm, together, task_model, seed=seed, workers=1) as engine:
         for t in range(times):
             engine.round(t, [0])
-        w = engine.vector()
+        w, plan = engine.vector(), engine.plan
     with LocalEngine(algorithm, data, task_model, seed=seed, plan=plan) as engine:
         return engine.evaluate(w)
 
