@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -359,8 +359,12 @@ class Study(BaseModel):
 
     def _begun(self, out: Path) -> Path | None:
         """The last run of this very study."""
-        digest = self.hash
-        found = [path for path in runs_in(out) if Folder(path).journal.row()["hash"] == digest]
+        digest, found = self.hash, []
+        for path in runs_in(out):
+            journal = Folder(path).journal
+            with suppress(ArchipelError):  # another run's journal may be broken
+                found += [path] if journal.row()["hash"] == digest else []
+            journal.close()
         return max(found, key=lambda path: path.stat().st_mtime) if found else None
 
     # -- checks ------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def demo(
     with err.status(f"{splits} splits of the patients") if err.is_terminal else _Quiet():
         gain = measure(run, splits)
     if plot is not None:
-        draw(gain, plot)
+        with o.writing(plot):
+            draw(gain, plot)
     report = run.report()
     if as_json:
         document = {**gain.to_json(), "report": str(report), "identical_after_kill": same}

@@ -117,7 +117,8 @@ def data(
     )
     fed = study.federation()
     if plot is not None:
-        fed.plot(plot)
+        with o.writing(plot):
+            fed.plot(plot)
     if as_json:
         o.print_json(_facts(fed) | {"plot": None if plot is None else str(plot)})
     else:

@@ -50,9 +50,10 @@ def new(
     study = o.study_of_flags(algorithm, data=data, name=path.stem, sets=sets)
     text = template(study.given(), SCHEMA if schema else None)
     Study.parse(text, Path.cwd())
-    write(path, text.encode())
-    if schema:
-        write(Path(SCHEMA), json.dumps(Study.json_schema(), indent=1).encode())
+    with o.writing(path):
+        write(path, text.encode())
+        if schema:
+            write(Path(SCHEMA), json.dumps(Study.json_schema(), indent=1).encode())
     if as_json:
         o.print_json({"study": str(path), "schema": SCHEMA if schema else None})
     else:

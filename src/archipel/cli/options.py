@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,6 +160,18 @@ def check_engine(engine: str) -> None:
         raise ArchipelError(f"--engine {engine}: comes in a later version; use --engine local.")
     if engine != "local":
         raise unknown("engine", engine, ("local",))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Have what keeps a file from being written be one sentence."""
+    try:
+        yield
+    except ArchipelError:
+        raise
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ArchipelError(f"'{path}': cannot be written ({why}); name another.") from None
 
 
 def print_json(document: Mapping[str, Any]) -> None:

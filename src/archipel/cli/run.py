@@ -88,6 +88,7 @@ def resume(name: o.RunName = "last", out: o.Out = Path("runs"), as_json: o.Json 
 def tell(run: Run, out: Path, as_json: bool) -> None:
     """Print what came of a run; exit with 130 if it was stopped."""
     assert run.folder is not None
+    where = "" if out == Path("runs") else escape(f" --out {out}")
     if as_json:
         o.print_json(run.to_json())
     else:
@@ -96,7 +97,6 @@ def tell(run: Run, out: Path, as_json: bool) -> None:
         place = run.folder if not run.folder.is_relative_to(Path.cwd()) else (
             run.folder.relative_to(Path.cwd())
         )  # fmt: skip
-        where = "" if out == Path("runs") else f" --out {out}"
         console.print(
             f"{escape(str(place))} keeps the journal, the model and the study.\n"
             f"  archipel report {escape(run.name)}{where}    one page to send to a colleague",
@@ -106,7 +106,7 @@ def tell(run: Run, out: Path, as_json: bool) -> None:
     if run.state == "stopped":
         Console(stderr=True).print(
             f"Stopped after round {run.done} of {run.rounds}; go on with: "
-            f"archipel resume {escape(run.name)}",
+            f"archipel resume {escape(run.name)}{where}",
             highlight=False,
             soft_wrap=True,
         )

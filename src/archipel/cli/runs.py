@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,18 +28,19 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
     if as_json:
         o.print_json({"runs": [each._asdict() for each in listed]})
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 200)
     if not listed:
         console.print(f"No run in '{escape(str(out))}' yet: archipel demo, or archipel run.")
         return
     table = Table(box=None, pad_edge=False)
-    table.add_column("run", overflow="fold")
+    longest = max(len(each.name) for each in listed)
+    table.add_column("run", overflow="fold", min_width=min(longest, max(10, console.width - 52)))
     for heading in ("state", "rounds", "result", "started (UTC)"):
         right = "right" if heading == "rounds" else "left"
         table.add_column(heading, justify=right, no_wrap=True)  # type: ignore[arg-type]
-    room = console.width - max(len(each.name) for each in listed) - 52
+    room = console.width - longest - 52
     if room >= 20:
-        table.add_column("what", overflow="ellipsis", no_wrap=True)
+        table.add_column("what", overflow="ellipsis", no_wrap=True, max_width=room)
     colours = {"done": "green", "running": "cyan", "failed": "red"}
     for each in listed:
         about, colour = each.summary, colours.get(each.state, "yellow")
@@ -75,9 +77,12 @@ def report(
     from archipel.runs import open_run
 
     run = open_run(name, out)
-    written = run.report(to)
+    assert run.folder is not None
+    with o.writing(to or run.folder):
+        written = run.report(to)
     if figures is not None:
-        save_figures(run, figures)
+        with o.writing(figures):
+            save_figures(run, figures)
     if as_json:
         o.print_json(
             {"run": run.name, "report": str(written), "scorecard": run.scorecard.to_json()}
@@ -106,7 +111,8 @@ def export(
 
     run = open_run(name, out)
     target = to or Path(f"{run.name}-export")
-    files = write(run, target)
+    with o.writing(target):
+        files = write(run, target)
     if as_json:
         o.print_json({"run": run.name, "to": str(target), "files": files})
     else:
