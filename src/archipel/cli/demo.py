@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +64,7 @@ def demo(
     if run.state == "stopped":
         raise KeyboardInterrupt
     same = _compare(run, err) if kill else None
-    with err.status(f"{splits} splits of the patients") if err.is_terminal else _Quiet():
+    with err.status(f"{splits} splits of the patients") if err.is_terminal else nullcontext():
         gain = measure(run, splits)
     if plot is not None:
         with o.writing(plot):
@@ -75,11 +76,6 @@ def demo(
     else:
         show(gain)
         _next_steps(run, report)
-
-
-class _Quiet:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _kill(path: Path, err: Console) -> None:
