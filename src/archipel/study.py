@@ -323,12 +323,16 @@ class Study(BaseModel):
         path = self._begun(Path(out)) if resume else None
         if path is not None:
             return self.run_in(path, baselines, watch, workers, checkpoint_seconds)
+        is_new = not Path(out).exists()
         path = reserve(Path(out), self.name)
         try:
             return self.run_in(path, baselines, watch, workers, checkpoint_seconds)
         finally:
             if not Folder.exists(path):
                 path.rmdir()
+                if is_new:
+                    with suppress(OSError):  # somebody else has a run in it by now
+                        Path(out).rmdir()
 
     def run_in(
         self,
@@ -490,7 +494,7 @@ def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         if not field:
             raise ArchipelError(f"'{path}': write section.field=value, algorithm.lr=0.05.")
         if section not in SECTIONS:
-            raise unknown("section", section, SECTIONS)
+            raise unknown("section", one_line(section), SECTIONS)
         table = result.setdefault(section, {})
         for parent in parents:
             table = table.setdefault(parent, {})

@@ -102,6 +102,7 @@ def test_ctrl_c_ends_after_the_round_and_resume_goes_on(archipel, start, tmp_pat
     assert all(ends[0][name].equal(ends[1][name]) for name in ends[1])
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_at_once(start, tmp_path):
     process = start(*RUN, "--no-baselines")
     process.send_signal(signal.SIGTERM)

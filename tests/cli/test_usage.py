@@ -105,6 +105,8 @@ RUN = ["run", "fedavg", "--data", "heart_disease"]
         ([*RUN, "--engine", "rai"], "unknown engine 'rai'"),
         ([*RUN, "--set", "lr=1"], "'lr': write section.field=value"),
         ([*RUN, "--set", "algorithm.lr"], "--set algorithm.lr: write section.field=value"),
+        ([*RUN, "--set", "algorithm.lr=" + "[" * 3000], "algorithm.lr = "),
+        ([*RUN, "--set", "a\nb.c=1"], "unknown section 'a\\nb'"),
         ([*RUN, "--set", "algorithm.lr=fast"], 'algorithm.lr = "fast": give a number'),
         ([*RUN, "--set", "study.metric=auk"], "unknown study.metric 'auk': did you mean 'auc'?"),
         ([*RUN, "--set", "study.metric=rmse"], "unknown study.metric of 'heart_disease' 'rmse'"),
@@ -117,6 +119,8 @@ RUN = ["run", "fedavg", "--data", "heart_disease"]
         (["show", "no.py"], "cannot be read (No such file"),
         (["data", "mnits"], "unknown dataset 'mnits': did you mean 'mnist'?"),
         (["data", "no.toml"], "study 'no.toml': cannot be read"),
+        (["new", "."], "'.': name a study with letters, digits"),
+        (["run", "fedavg", "--data", ""], "unknown dataset ''"),
         (["new", "a/b"], "'a/b': name a study with letters, digits"),
         (["new", "wrong"], "'wrong.toml' is there already: name another, or remove it."),
         (["new", "x", "--algorithm", "no"], "unknown algorithm 'no'"),
@@ -124,14 +128,16 @@ RUN = ["run", "fedavg", "--data", "heart_disease"]
         (["resume", "x", "--out", "elsewhere"], "no run in 'elsewhere'"),
         (["export", "x"], "no run in 'runs'"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(archipel, tmp_path, arguments, said):
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "binary.toml").write_bytes(bytes(range(256)))
     (tmp_path / "wrong.toml").write_text("[study]\nround = 3\n")
     (tmp_path / "a-file").write_text("")
-    before = {path.name for path in tmp_path.iterdir()} | {"runs"}
+    before = {path.name for path in tmp_path.iterdir()}
+    if arguments[1:2] == ["dsgd"]:
+        before.add("runs")  # the run had begun
     done = archipel(*arguments, "--json")
 
     assert done.code == 2 and done.out == ""
@@ -146,7 +152,7 @@ def test_completion_scripts(process, shell):
     assert done.code == 0 and "_ARCHIPEL_COMPLETE" in done.out
 
 
-def test_completion_knows_algorithms_data_and_runs(process):
+def test_completion_knows_names(process):
     def complete(*words):
         words = ["archipel", *words]
         variables = {
@@ -157,4 +163,3 @@ def test_completion_knows_algorithms_data_and_runs(process):
         return process(env={**os.environ, **variables}).out.split()
 
     assert complete("run", "fedavg", "--data", "heart") == ["heart_disease"]
-    assert complete("report", "la") == ["last"]

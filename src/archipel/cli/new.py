@@ -42,7 +42,7 @@ def new(
     from archipel.study import Study
     from archipel.template import template
 
-    if not re.fullmatch(r"[\w.-]{1,80}", name.removesuffix(".toml")):
+    if not re.fullmatch(r"\w[\w.-]{0,79}", name.removesuffix(".toml")):
         raise ArchipelError(f"'{name}': name a study with letters, digits, '-', '_' and '.'.")
     path = Path(f"{name.removesuffix('.toml')}.toml")
     if path.exists():

@@ -141,9 +141,10 @@ def value_of(text: str) -> Any:
     (0.1, [1, 2], 'ring')
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
+    return found["value"] if len(found) == 1 else text
 
 
 def _data(data: str | None) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def _data(data: str | None) -> dict[str, Any]:
         return {}
     if data.endswith((".csv", ".parquet")):
         return {"data.file": data}
-    return {"data.folder": data} if Path(data).is_dir() else {"data.name": data}
+    return {"data.folder": data} if data and Path(data).is_dir() else {"data.name": data}
 
 
 def check_engine(engine: str) -> None:
