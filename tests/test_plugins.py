@@ -9,6 +9,7 @@ from archipel import plugins
 from archipel.algorithms import FedAvg
 from archipel.data import load
 from archipel.errors import ArchipelError
+from archipel.runs import resume
 from archipel.study import Study
 
 ALGORITHM = '''\
@@ -186,3 +187,39 @@ def test_names_that_a_package_adds(package):
         Study.of("broken", data={"name": "points"})
     with pytest.raises(ArchipelError, match="unknown algorithm 'halvs': did you mean 'halves'"):
         Study.of("halvs", data={"name": "points"})
+
+
+class Until:
+    """Looks on, and stops the run after a round."""
+
+    def __init__(self, last):
+        self.last = last
+
+    def __call__(self, run):
+        return run.done == self.last
+
+    def say(self, text):
+        pass
+
+
+def test_a_package_s_algorithm_is_stopped_and_resumed(package, tmp_path):
+    study = Study.of("halves", data={"name": "points"}, study={"rounds": 6, "name": "halves"})
+    stopped = study.run(tmp_path / "runs", workers=1, baselines=False, watch=Until(2))
+    (package / "archipel_halves.py").write_text("changed after it was loaded")
+    whole = study.run(None, workers=1, baselines=False)
+    resumed = resume("last", tmp_path / "runs")
+
+    assert stopped.state == "stopped" and stopped.done == 2
+    assert resumed.state == "done" and resumed.vector.equal(whole.vector)
+    assert [e["metrics"] for e in resumed.history] == [e["metrics"] for e in whole.history]
+
+
+def test_a_file_s_algorithm_is_stopped_changed_and_refused(folder):
+    study = Study.of("halves.py", folder, data={"name": "points.py"}, study={"rounds": 6})
+    study.run(folder / "runs", workers=1, baselines=False, watch=Until(2))
+    (folder / "points.py").write_text(DATA + "# more")
+
+    with pytest.raises(ArchipelError, match=r"sources\.points\.py differ"):
+        resume("last", folder / "runs")
+    (folder / "points.py").write_text(DATA)
+    assert resume("last", folder / "runs").done == 6

@@ -198,7 +198,8 @@ def test_in_a_terminal_the_picture_goes_to_standard_error(process, tmp_path, pat
     done = process(
         "run", "fedavg", "--data", patients, "--set", "data.by=hospital", "--set",
         "data.target=died", "--set", "data.test=0.3", "--set", "simulate.dropouts=0.3",
-        "--rounds", "30", "--no-baselines", "--json", stderr=theirs, env={**os.environ, "TERM": "xterm"},
+        "--rounds", "30", "--no-baselines", "--json",
+        stderr=theirs, env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip
     os.close(theirs)
     reader.join()
