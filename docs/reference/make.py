@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the reference from the code: python docs/reference/make.py
+
+A test makes the pages anew and fails where they differ from those in the repository.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tomli_w
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import archipel
+from archipel import fields
+from archipel.algorithms import ALGORITHMS
+from archipel.cli import app
+from archipel.data import DATASETS
+from archipel.graphs import TOPOLOGIES
+from archipel.losses import LOSSES
+from archipel.metrics import PRIMARY
+from archipel.models import MODELS
+from archipel.optimisers import SGD, Adam
+from archipel.schedules import Cosine, Decay, Inverse
+from archipel.sections import SECTIONS
+from archipel.simulation import Options
+from archipel.study import _NOT_OPTIONS
+
+HERE = Path(__file__).parent
+SOURCE = "../../src/archipel"
+MADE = "<!-- made by docs/reference/make.py; do not edit -->\n\n"
+
+NAMES = {  # the public names, by what one wants to do
+    "Run": "simulate sweep Study Run list_runs open_run resume",
+    "Compare": "compare Comparison",
+    "Data and models": "Federation load Model",
+    "scikit-learn": "FederatedClassifier FederatedRegressor",
+    "Write an algorithm": "ServerAlgorithm PeerAlgorithm Party Uploads Each Batch Descent",
+    "Algorithms": "Alone DSGD FedAvg FedOpt FedProx FedSGD Scaffold",
+    "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
+    "Underneath": "LocalEngine Plan ArchipelError",
+}
+NOT_CALLED = ("Study", "Run", "Comparison", "Federation", "ArchipelError")
+
+
+def pages() -> dict[str, str]:
+    """Every page of the reference by its file name."""
+    made = {
+        "study.md": study(),
+        "cli.md": cli(),
+        "python.md": python(),
+        "algorithms.md": algorithms(),
+    }
+    return {name: MADE + text.rstrip() + "\n" for name, text in made.items()}
+
+
+# -- the study -------------------------------------------------------------------------------------
+
+
+def study() -> str:
+    lines = [
+        "# The study file",
+        "",
+        "One TOML file with these sections; all may be left out but the data. `archipel new NAME` "
+        "writes one with every key. A key that is not listed is an error that names the nearest "
+        'right one. On the command line, `--set section.key=value`. The word `"none"` is '
+        "Python's `None`; an object is a table with a name, "
+        '`optimiser = {name = "adam", beta1 = 0.8}`.',
+        "",
+    ]
+    for section, kind in SECTIONS.items():
+        lines += [f"## [{section}]", "", "| key | kind | default | |", "|---|---|---|---|"]
+        for key, info in kind.model_fields.items():
+            wanted = re.sub("a whole number(,| or) a number", "a number", _wanted(info.annotation))
+            default = "" if info.default is None else f"`{_toml(info.default)}`"
+            about = _escaped(info.description or "")
+            lines.append(f"| `{key}` | {_escaped(wanted)}{_limits(info)} | {default} | {about} |")
+        lines += ["", *_further(section)]
+    return "\n".join(lines)
+
+
+def _wanted(hint: Any) -> str:
+    return fields.wanted(hint).removesuffix(' or "none"')
+
+
+def _limits(info: Any) -> str:
+    words = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
+    found = [
+        f"{word} {getattr(each, limit):,}"
+        for each in info.metadata
+        for limit, word in words.items()
+        if getattr(each, limit, None) is not None and getattr(each, limit) != 2**63
+    ]
+    return f", {' '.join(found)}" if found else ""
+
+
+def _further(section: str) -> Iterator[str]:
+    """What depends on the section's `name`."""
+    if section == "data":
+        yield from _options_of("data", {name: make for name, (make, _) in DATASETS.items()})
+        yield "`partition`: see [partitions](#partitions)."
+    elif section == "model":
+        yield from _options_of("model", MODELS)
+        yield f"`loss` is one of {', '.join(f'`{name}`' for name in LOSSES)}."
+    elif section == "algorithm":
+        yield "The other keys are the fields of the algorithm that `name` names."
+        for name, cls in ALGORITHMS.items():
+            yield from ["", f"### {name}", "", *_fields(cls)]
+        yield from ["", "### Tables with a name", "", "What `lr` and `optimiser` may be.", ""]
+        yield from ["| name | keys | |", "|---|---|---|"]
+        for cls in (SGD, Adam, Cosine, Decay, Inverse):
+            own = ", ".join(f"`{_key(each)}`" for each in dataclasses.fields(cls))
+            yield f"| `{cls.__name__.lower()}` | {own} | {_first_paragraph(cls)} |"
+    elif section == "study":
+        tasks = ", ".join(f"{metric} for {task}" for task, metric in PRIMARY.items())
+        yield f"Without `metric`, a run is judged by {tasks}."
+    elif section == "topology":
+        yield f"Names: {', '.join(f'`{form}`' for form in TOPOLOGIES.values())}."
+    else:
+        return
+    yield ""
+    if section == "data":
+        yield from ["### Partitions", "", "```text", _partitions(), "```", ""]
+
+
+def _partitions() -> str:
+    doc = inspect.getdoc(sys.modules["archipel.data.partition"]) or ""
+    return doc.partition("\n\n")[2]
+
+
+def _options_of(section: str, makers: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
+    """A line for each thing that takes options of its own."""
+    given = {*SECTIONS[section].model_fields, *_NOT_OPTIONS[section]}
+    rows = []
+    for name, make in makers.items():
+        parameters = inspect.signature(make).parameters
+        options = [
+            f"`{key} = {_toml(parameters[key].default)}`"
+            for key in fields.hints(make)
+            if key not in given
+        ]
+        if options:
+            rows.append(f"| `{name}` | {', '.join(options)} |")
+    if rows:
+        yield from ["Further keys, by `name`, with their defaults:", ""]
+        yield from ["| name | keys |", "|---|---|", *rows, ""]
+
+
+def _fields(cls: type) -> Iterator[str]:
+    """A dataclass's fields, with the comments that stand beside them."""
+    hints, said = fields.hints(cls), _comments(cls)
+    yield from ["| key | kind | default | |", "|---|---|---|---|"]
+    for each in dataclasses.fields(cls):
+        default = "" if each.default is dataclasses.MISSING else _toml(fields.write(each.default))
+        wanted = _escaped(fields.wanted(hints[each.name]))
+        yield f"| `{each.name}` | {wanted} | `{default}` | {_escaped(said.get(each.name, ''))} |"
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    missing = field.default is dataclasses.MISSING
+    return field.name if missing else f"{field.name} = {_toml(field.default)}"
+
+
+def _comments(cls: Any) -> dict[str, str]:
+    """The comment on the line of each field."""
+    found = re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(cls), re.MULTILINE)
+    return dict(found)
+
+
+def _toml(value: Any) -> str:
+    """A value on one line, as a study file has it."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def cli() -> str:
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    shown = [name for name, command in commands.items() if not command.hidden]
+    later = [name for name, command in commands.items() if command.hidden]
+    parts = [
+        "# The command line",
+        "",
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 below quorum, 4 privacy budget spent, 130 "
+        "stopped. Progress and errors go to standard error; with `--json`, one JSON document goes "
+        f"to standard output. In a later version: {', '.join(f'`{name}`' for name in later)}.",
+    ]
+    for name in ["", *shown]:
+        parts += ["", f"## archipel {name}".rstrip(), "", "```text", help_of(name).rstrip(), "```"]
+    return "\n".join(parts)
+
+
+def help_of(verb: str) -> str:
+    """What `archipel VERB --help` prints, 80 columns wide."""
+    arguments = [*verb.split(), "--help"]
+    size = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
+    shown = CliRunner().invoke(app, arguments, prog_name="archipel", env=size)
+    assert shown.exit_code == 0, shown.output
+    return "\n".join(line.rstrip() for line in shown.output.splitlines()) + "\n"
+
+
+# -- Python ----------------------------------------------------------------------------------------
+
+
+def python() -> str:
+    listed = [name for names in NAMES.values() for name in names.split()]
+    assert sorted(listed) == sorted(archipel.__all__), set(listed) ^ set(archipel.__all__)
+    parts = ["# Python", "", "`import archipel as ar`; every name is `ar.NAME`."]
+    for heading, names in NAMES.items():
+        parts += ["", f"## {heading}"]
+        for name in names.split():
+            parts += ["", *_name(name, getattr(archipel, name), brief=heading == "Algorithms")]
+            if name == "Study":
+                parts += ["", "The sections and their keys: [the study file](study.md)."]
+            if name == "simulate":
+                parts += ["", "Options:", "", *_options()]
+    return "\n".join(parts)
+
+
+def _options() -> Iterator[str]:
+    said = {
+        key: info.description or ""
+        for section in ("round", "simulate")
+        for key, info in SECTIONS[section].model_fields.items()
+    }
+    said |= _comments(Options)
+    yield from ["| option | kind | |", "|---|---|---|"]
+    for key, hint in Options.__annotations__.items():
+        kind = getattr(hint, "__forward_arg__", hint)
+        yield f"| `{key}` | `{_escaped(str(kind))}` | {_escaped(said.get(key, ''))} |"
+
+
+def _name(name: str, thing: Any, brief: bool) -> Iterator[str]:
+    """A public name: how it is called, what it is for, what it has."""
+    yield f"### {name}"
+    yield ""
+    if brief:
+        page = f"algorithms.md#{name.lower()}"
+        yield f"{_first_paragraph(thing)} [Fields and source]({page})."
+        return
+    called = name not in NOT_CALLED and not getattr(thing, "_is_protocol", False)
+    if called:
+        yield from ["```text", _signature(name, thing), "```", ""]
+    yield _words(thing)
+    if inspect.isclass(thing):
+        rows = list(_members(thing, commented=called))
+        if rows:
+            yield from ["", "| | |", "|---|---|", *rows]
+
+
+def _signature(name: str, thing: Any) -> str:
+    signature = inspect.signature(thing)
+    parts = []
+    for each in signature.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        star = "**" if each.kind is each.VAR_KEYWORD else ""
+        default = "" if each.default is each.empty else f" = {each.default!r}"
+        parts.append(f"{star}{each.name}: {_kind(each.annotation)}{default}")
+    returns = signature.return_annotation
+    arrow = "" if inspect.isclass(thing) else f" -> {_kind(returns)}"
+    text = f"{name}({', '.join(parts)}){arrow}"
+    if len(text) <= 96:
+        return text
+    lines = "".join(f"    {part},\n" for part in parts)
+    return f"{name}(\n{lines}){arrow}"
+
+
+def _kind(hint: Any) -> str:
+    """An annotation as the source has it."""
+    text = getattr(hint, "__forward_arg__", hint)
+    return text if isinstance(text, str) else inspect.formatannotation(text)
+
+
+def _members(cls: type, commented: bool) -> Iterator[str]:
+    """What a class has of its own: fields, properties, methods.
+
+    With `commented`, only fields that a comment says more of: the signature has the others.
+    """
+    said = _comments(cls)
+    hints = {} if cls is archipel.Study else inspect.get_annotations(cls)
+    for name, hint in hints.items():
+        if not name.startswith("_") and (name in said or not commented):
+            yield f"| `{name}: {_escaped(_kind(hint))}` | {_escaped(said.get(name, ''))} |"
+    for name, member in vars(cls).items():
+        inner = getattr(member, "__func__", member)
+        if name.startswith("_") or name in hints or not getattr(inner, "__doc__", None):
+            continue
+        if not getattr(inner, "__module__", "archipel").startswith("archipel"):
+            continue
+        if isinstance(member, property):
+            yield f"| `.{name}` | {_escaped(_first_paragraph(member))} |"
+        elif inspect.isfunction(inner):
+            call = _call(inner, static=isinstance(member, staticmethod))
+            yield f"| `.{name}{_escaped(call)}` | {_escaped(_first_paragraph(inner))} |"
+
+
+def _call(function: Any, static: bool) -> str:
+    """What a method takes, without the kinds."""
+    names = list(inspect.signature(function).parameters.values())[0 if static else 1 :]
+    shown = []
+    for each in names:
+        star = "**" if each.kind is each.VAR_KEYWORD else ""
+        default = "" if each.default is each.empty else f"={each.default!r}"
+        shown.append(f"{star}{each.name}{default}")
+    return f"({', '.join(shown)})"
+
+
+def _first_paragraph(thing: Any) -> str:
+    doc = inspect.getdoc(thing) or ""
+    return " ".join(doc.partition("\n\n")[0].split())
+
+
+def _words(thing: Any) -> str:
+    """A docstring without its example."""
+    doc = inspect.getdoc(thing) or ""
+    return doc.partition("\n>>>")[0].strip()
+
+
+# -- algorithms ------------------------------------------------------------------------------------
+
+
+def algorithms() -> str:
+    parts = [
+        "# Algorithms",
+        "",
+        "One file per paper; `archipel show NAME` prints it. Fields are spelt the same in a study "
+        "file, on the command line and in Python.",
+        "",
+        "| name | class | |",
+        "|---|---|---|",
+    ]
+    for name, cls in ALGORITHMS.items():
+        link = f"[`{cls.__name__}`](#{cls.__name__.lower()})"
+        parts.append(f"| `{name}` | {link} | {_first_paragraph(cls)} |")
+    for cls in ALGORITHMS.values():
+        module: ModuleType = sys.modules[cls.__module__]
+        path = Path(inspect.getsourcefile(module) or "")
+        code = path.read_text().partition('"""\n\n')[2]
+        parts += ["", f"## {cls.__name__}", "", (inspect.getdoc(module) or "").strip(), ""]
+        parts += [*_fields(cls), "", f"[{path.name}]({SOURCE}/algorithms/{path.name}):", ""]
+        parts += ["```py", code.rstrip(), "```"]
+    return "\n".join(parts)
+
+
+def main(to: Path) -> None:
+    for name, text in pages().items():
+        (to / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(HERE)
