@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -21,6 +23,9 @@ from pydantic import (
 
 from archipel import fields
 from archipel.errors import ArchipelError, unknown
+from archipel.graphs import TOPOLOGIES
+from archipel.losses import LOSSES
+from archipel.participation import Participation, absences
 
 Number = StrictInt | StrictFloat
 Rounds = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
@@ -169,6 +174,65 @@ SECTIONS: dict[str, type[Section]] = {
 def keys(section: str) -> list[str]:
     """The keys of a section that do not depend on what its `name` names."""
     return list(SECTIONS[section].model_fields)
+
+
+# -- what a section says that cannot be ------------------------------------------------------------
+
+
+def check_data(data: Data, base: Path, takes: Set[str]) -> None:
+    """Where the data comes from; `takes` is what the thing takes that its name names."""
+    if data.name is None and data.file is None and data.folder is None:
+        raise ArchipelError('data.name is missing: give one, such as "heart_disease".')
+    if data.file is not None:
+        if data.name is not None or data.folder is not None:
+            raise ArchipelError(f'data.file = "{data.file}": leave data.name and data.folder out.')
+        if data.target is None:
+            raise ArchipelError("data.target is missing: name the column to predict.")
+        if data.by is None and data.partition is None:
+            raise ArchipelError(
+                "data.by is missing: name the column that says whose row it is, or deal the rows "
+                "out with data.partition."
+            )
+        if not os.path.isfile(base / data.file):  # noqa: PTH113, takes names that no path may have
+            raise ArchipelError(f'data.file = "{data.file}": no such file in {base}.')
+    if data.folder is not None and not os.path.isdir(base / data.folder):  # noqa: PTH112
+        raise ArchipelError(f'data.folder = "{data.folder}": no such folder in {base}.')
+    if data.parties is not None and data.partition is None and "parties" not in takes:
+        raise ArchipelError(
+            f"data.parties = {data.parties}: the data has parties of its own; say "
+            'data.partition = "iid" as well, or leave it out.'
+        )
+    if data.name is not None:
+        for field in ("by", "target", "drop"):
+            if getattr(data, field):
+                raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
+        if data.test is not None and not takes & {"test", "test_fraction"}:
+            raise ArchipelError(f"data.test: '{data.name}' has its own test points; leave it out.")
+
+
+def check_names(about: About, network: Network, graph: Graph) -> None:
+    """Metric, loss and topology by name."""
+    if about.metric is not None and about.metric not in _METRICS:
+        raise unknown("study.metric", about.metric, _METRICS)
+    if network.loss is not None and network.loss not in LOSSES:
+        raise unknown("model.loss", network.loss, LOSSES)
+    if graph.name is not None and graph.name.partition(":")[0] not in TOPOLOGIES:
+        raise unknown("topology.name", graph.name, TOPOLOGIES)
+
+
+def check_policy(policy: Round, simulated: Simulated) -> None:
+    """Who takes part."""
+    for party, rounds in simulated.away.items():
+        try:
+            absences(rounds)
+        except ArchipelError as error:
+            raise ArchipelError(f"simulate.away.{party}: {error}") from None
+    Participation(**policy.model_dump(), **{**simulated.model_dump(), "away": {}})
+
+
+_METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
+
+# -- reading, and what a reader is told ------------------------------------------------------------
 
 
 def read_tables(content: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -29,10 +29,7 @@ from archipel.data import frames
 from archipel.data.federation import Federation
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
-from archipel.graphs import TOPOLOGIES
-from archipel.losses import LOSSES
 from archipel.model import Model
-from archipel.participation import Participation, absences
 from archipel.parts import build_model
 from archipel.run import Run
 from archipel.schedules import Schedule
@@ -47,6 +44,9 @@ from archipel.sections import (
     Round,
     Simulated,
     Wire,
+    check_data,
+    check_names,
+    check_policy,
     keys,
     one_line,
     read_tables,
@@ -377,52 +377,11 @@ class Study(BaseModel):
         """What can be said without loading data."""
         self._options("algorithm")
         self._check_rate()
-        data = self.data
-        known = self._takes("data")
         self._options("data")
-        if data.name is None and data.file is None and data.folder is None:
-            raise ArchipelError('data.name is missing: give one, such as "heart_disease".')
-        if data.file is not None and (data.name is not None or data.folder is not None):
-            raise ArchipelError(f'data.file = "{data.file}": leave data.name and data.folder out.')
-        if data.file is not None and data.target is None:
-            raise ArchipelError("data.target is missing: name the column to predict.")
-        if data.file is not None and data.by is None and data.partition is None:
-            raise ArchipelError(
-                "data.by is missing: name the column that says whose row it is, or deal the rows "
-                "out with data.partition."
-            )
-        for field, path, is_there in (
-            ("file", data.file, os.path.isfile),
-            ("folder", data.folder, os.path.isdir),
-        ):
-            if path is not None and not is_there(self._base / path):
-                raise ArchipelError(f'data.{field} = "{path}": no such {field} in {self._base}.')
-        if data.parties is not None and data.partition is None and "parties" not in known:
-            raise ArchipelError(
-                f"data.parties = {data.parties}: the data has parties of its own; say "
-                'data.partition = "iid" as well, or leave it out.'
-            )
-        if data.test is not None and data.name and not known.keys() & {"test", "test_fraction"}:
-            raise ArchipelError(f"data.test: '{data.name}' has its own test points; leave it out.")
-        for field in ("by", "target", "drop"):
-            if getattr(data, field) and data.name is not None:
-                raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
+        check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
-        if self.model.loss is not None and self.model.loss not in LOSSES:
-            raise unknown("model.loss", self.model.loss, LOSSES)
-        if (
-            self.topology.name is not None
-            and self.topology.name.partition(":")[0] not in TOPOLOGIES
-        ):
-            raise unknown("topology.name", self.topology.name, TOPOLOGIES)
-        if self.study.metric is not None and self.study.metric not in _METRICS:
-            raise unknown("study.metric", self.study.metric, _METRICS)
-        for party, rounds in self.simulate.away.items():
-            try:
-                absences(rounds)
-            except ArchipelError as error:
-                raise ArchipelError(f"simulate.away.{party}: {error}") from None
-        Participation(**self.round.model_dump(), **{**self.simulate.model_dump(), "away": {}})
+        check_names(self.study, self.model, self.topology)
+        check_policy(self.round, self.simulate)
 
     def _check_metric(self, data: Federation, model: Model) -> None:
         """Whether the task has the metric, before anything is trained."""
@@ -471,7 +430,6 @@ _NOT_OPTIONS = {  # given by other keys, or by the data
     "model": ("shape", "outputs"),
     "algorithm": (),
 }
-_METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
 
 
 @contextmanager
