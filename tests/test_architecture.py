@@ -24,9 +24,9 @@ LAYERS = [
     {"parts"},
     {"baselines", "conformance"},
     {"run", "scorecard", "report"},
-    {"recording"},
+    {"recording", "identity"},
     {"simulation"},
-    {"plugins", "fields", "sections", "study", "runs", "estimators"},
+    {"plugins", "fields", "sections", "loading", "study", "runs", "estimators"},
     {"comparison", "template", "demo"},
     {"cli", "__main__"},
 ]

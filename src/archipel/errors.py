@@ -12,6 +12,9 @@ class ArchipelError(ValueError):
 
     exit_code = 2  # of the command line
 
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
 
 class RunFailed(ArchipelError):
     """The input was right, but the run did not reach its end: it diverged, a worker died."""
@@ -25,6 +28,12 @@ class BelowQuorum(ArchipelError):
     exit_code = 3
 
 
+def one_line(text: str) -> str:
+    """A message without line ends and the like, cut in the middle where it is endless."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}"
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> ArchipelError:
     """Return the error for a name that is not among `choices`, with the nearest right one.
 
@@ -32,6 +41,8 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> ArchipelError:
     unknown algorithm 'fedavgg': did you mean 'fedavg'? Known: fedavg, scaffold.
     """
     known = sorted(choices)
-    near = get_close_matches(name.lower(), known, n=1)
+    near = get_close_matches(name.lower(), known, n=1) or [
+        each for each in known if len(name) > 2 and each.startswith(name.lower())
+    ]
     hint = f"did you mean '{near[0]}'? " if near else ""
     return ArchipelError(f"unknown {kind} '{name}': {hint}Known: {', '.join(known)}.")

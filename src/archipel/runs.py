@@ -17,12 +17,12 @@ class Listed(NamedTuple):
     """One line of a list of runs."""
 
     name: str
-    state: str  # running, done, stopped, failed, or interrupted: killed, to be resumed
+    state: str  # running, done, stopped, failed, interrupted (killed: resume it) or broken
     done: int
     rounds: int
     started: str
     seconds: float
-    summary: dict[str, Any]  # algorithm, data, parties, seed, metric, value
+    summary: dict[str, Any]  # algorithm, data, parties, seed, metric, value; empty if broken
 
 
 def list_runs(out: str | Path = "runs") -> list[Listed]:
@@ -30,7 +30,11 @@ def list_runs(out: str | Path = "runs") -> list[Listed]:
     listed = []
     for path in runs_in(Path(out)):
         folder = Folder(path)
-        row = folder.journal.row()
+        try:
+            row = folder.journal.row()
+        except ArchipelError:
+            listed.append(Listed(str(path.relative_to(out)), "broken", 0, 0, "", 0.0, {}))
+            continue
         listed.append(
             Listed(
                 str(path.relative_to(out)),
@@ -90,5 +94,10 @@ def study_of(folder: Folder) -> Study:
             f"run '{folder.path.name}' was made from objects in Python: call ar.simulate with the "
             f"same ones and out='{folder.path}' to open it or to go on."
         )
+    sources = tables.get("sources", {})
     tables = {name: table for name, table in tables.items() if name != "sources"}
-    return Study.parse(tables, Path(row["environment"]["folder"]))
+    base = Path(row["environment"]["folder"])
+    code = [name for name in sources if name.endswith(".py")]
+    if code and not all((base / name).is_file() for name in code):
+        base = folder.path  # which keeps a copy of the code
+    return Study.parse(tables, base)

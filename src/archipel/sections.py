@@ -85,8 +85,13 @@ class Data(Open):
         int | None, Field(ge=1, le=100_000_000, description="how many to deal points out to")
     ] = None
     new: Annotated[
-        Number, Field(ge=0, description="parties (number or share) kept for evaluation only")
+        Number | Literal["partial", "none"],
+        Field(description="parties (number or share) kept for evaluation only"),
     ] = 0
+    standardise: Annotated[
+        bool | None,
+        Field(description="features to mean 0, variance 1; tables are, unless false"),
+    ] = None
 
 
 class Network(Open):
@@ -202,6 +207,8 @@ def check_data(data: Data, base: Path, takes: Set[str]) -> None:
             f"data.parties = {data.parties}: the data has parties of its own; say "
             'data.partition = "iid" as well, or leave it out.'
         )
+    if isinstance(data.new, str) and "new" not in takes:
+        raise ArchipelError(f'data.new = "{data.new}": give a number or a share of the parties.')
     if data.name is not None:
         for field in ("by", "target", "drop"):
             if getattr(data, field):
@@ -330,9 +337,3 @@ _LIMITS = {  # pydantic's names
     "min_length": "with a length from",
     "max_length": "with a length up to",
 }
-
-
-def one_line(text: str) -> str:
-    """A message without line ends and the like, cut in the middle where it is endless."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}"

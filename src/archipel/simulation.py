@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
-from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
@@ -17,7 +15,7 @@ import torch
 from torch import nn
 
 from archipel import baselines as baseline
-from archipel import recording
+from archipel import identity, recording
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.descent import work_of
@@ -107,10 +105,10 @@ def simulate(
         fed, task_model = _parts(data, model, options)
         if out is not None:
             path = Path(out).absolute()
-            described = _describe(algorithm, fed, task_model, options, study)
+            described = identity.describe(algorithm, fed, task_model, options, study)
             if Folder.exists(path):
                 folder = stack.enter_context(Folder.open(path))
-                _check_same(folder, described)
+                identity.check_same(folder, described)
                 options["plan"] = recording.plan_of(folder)
         loop = Loop(algorithm, fed, task_model, {}, options)
         run = loop.runs[0]
@@ -120,7 +118,7 @@ def simulate(
             if folder is None:
                 files = {} if study is None else study.files()
                 row: dict[str, Any] = {"description": {**described, "baselines": baselines}}
-                row["hash"] = _digest(described)
+                row["hash"] = identity.digest(described)
                 made = recording.create(path, run, row, files)
                 folder = stack.enter_context(made)
                 begins = ("started", f"{run.rounds} rounds of {algorithm!r}")
@@ -406,66 +404,3 @@ def _entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Roun
         "seen_parties": spread(per_party[:training], better),
         "new_parties": spread(per_party[training:], better),
     }
-
-
-# -- the same run again ----------------------------------------------------------------------------
-
-
-def _describe(
-    algorithm: Algorithm,
-    fed: Federation,
-    model: Model,
-    options: Options,
-    study: Description | None,
-) -> dict[str, Any]:
-    """All that a run's result depends on: its study, or a print of the objects it was given."""
-    if study is not None:
-        return {"study": study.resolved()}
-    data = blake2b(digest_size=16)
-    for tensor in (fed.offsets, fed.test_from, fed.x, fed.y):
-        data.update(np.ascontiguousarray(tensor.numpy()).data)
-    net = blake2b(str(model.module).encode(), digest_size=16)
-    net.update(model.w.numpy().tobytes())
-    chosen = {
-        name: value if isinstance(value, int | float | str) else repr(value)
-        for name, value in sorted(options.items())
-        if name not in ("workers", "plan")
-    }
-    return {
-        "objects": {
-            "algorithm": repr(algorithm),
-            "data": f"{fed.about.name} {data.hexdigest()}",
-            "model": f"{type(model.module).__name__} {net.hexdigest()}",
-            "loss": model.loss_function.name,
-            "options": chosen,
-        }
-    }
-
-
-def _digest(description: Mapping[str, Any]) -> str:
-    (content,) = description.values()
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _check_same(folder: Folder, description: Mapping[str, Any]) -> None:
-    """Refuse to go on with another study than the one that began."""
-    row = folder.journal.row()
-    if row["hash"] == _digest(description):
-        return
-    before = {name: row["description"].get(name) for name in description}
-    changed = _differences(before, description)
-    raise ArchipelError(
-        f"out = '{folder.path}': the run there is another one ({', '.join(changed[:5])} differ); "
-        "name another folder."
-    )
-
-
-def _differences(before: Any, after: Any, path: str = "") -> list[str]:
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        return [
-            found
-            for key in sorted({*before, *after})
-            for found in _differences(before.get(key), after.get(key), f"{path}.{key}")
-        ]
-    name = path.removeprefix(".").removeprefix("study.").removeprefix("objects.")
-    return [] if before == after else [name]

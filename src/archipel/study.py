@@ -19,18 +19,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
-import torch
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
-from archipel import data as datasets
-from archipel import fields, metrics, models, plugins
+from archipel import fields, metrics, plugins
 from archipel.core import Algorithm
 from archipel.data import frames
 from archipel.data.federation import Federation
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
+from archipel.loading import federation_of, model_of
 from archipel.model import Model
-from archipel.parts import build_model
 from archipel.run import Run
 from archipel.schedules import Schedule
 from archipel.sections import (
@@ -48,7 +46,6 @@ from archipel.sections import (
     check_names,
     check_policy,
     keys,
-    one_line,
     read_tables,
     sentence,
     split_key,
@@ -107,7 +104,7 @@ class Study(BaseModel):
             study._check()
         except (ValidationError, ArchipelError) as error:
             found = sentence(error) if isinstance(error, ValidationError) else error
-            raise type(found)(one_line(str(found))) from error
+            raise type(found)(str(found)) from error
         return study
 
     @classmethod
@@ -146,79 +143,13 @@ class Study(BaseModel):
     def federation(self) -> Federation:
         """Load the data."""
         with _said_of("data"):
-            return self._federation()
-
-    def _federation(self) -> Federation:
-        data, seed, dealt = self.data, self.study.seed, False
-        table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
-        table |= {} if data.test is None else {"test": data.test}
-        if data.file is not None:
-            dealt = data.by is None
-            fed = Federation.from_frame(
-                frames.read_table(self._base / data.file),
-                target=data.target or "",
-                by=data.by,
-                partition=data.partition if dealt else None,
-                parties=data.parties or 10,
-                about=datasets.About(Path(data.file).stem),
-                **table,
-            )
-        elif data.name is None:
-            fed = Federation.from_folder(
-                self._base / str(data.folder), target=data.target or "y", **table
-            )
-        elif data.name in datasets.DATASETS:
-            dealt = True
-            fed = datasets.load(
-                data.name,
-                partition=data.partition,
-                parties=data.parties,
-                seed=seed,
-                folder=None if data.folder is None else self._base / data.folder,
-                test_fraction=data.test,
-                **self._options("data"),
-            )
-        else:
-            make = plugins.find("data", data.name, self._base)
-            known = fields.hints(make)
-            dealt = "partition" in known
-            offered = {
-                "seed": seed,
-                "partition": data.partition,
-                "parties": data.parties,
-                "test": data.test,
-                "folder": None if data.folder is None else str(self._base / data.folder),
-            }
-            taken = {k: v for k, v in offered.items() if k in known and v is not None}
-            fed = fields.build("data", make, taken | data.given)
-            if not isinstance(fed, Federation):
-                raise ArchipelError(
-                    f"data.name = '{data.name}': returns {type(fed).__name__}, not a Federation."
-                )
-        if data.partition is not None and not dealt:
-            fed = fed.repartition(data.partition, data.parties or fed.training, seed)
-        return fed.with_new(data.new, seed) if data.new else fed
+            return federation_of(self.data, self._base, self.study.seed, self._options("data"))
 
     def build_model(self, data: Federation) -> Model:
         """Build the network for the data."""
         with _said_of("model"):
-            return self._build_model(data)
-
-    def _build_model(self, data: Federation) -> Model:
-        name, seed = self.model.name, self.study.seed
-        if name is not None and name not in models.MODELS:
-            make = plugins.find("model", name, self._base)
-            known = fields.hints(make)
-            given = {"shape": list(data.shape), "outputs": data.classes or 1, **self.model.given}
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                net = fields.build("model", make, {k: v for k, v in given.items() if k in known})
-            if not isinstance(net, torch.nn.Module | Model):
-                raise ArchipelError(
-                    f"model.name = '{name}': returns {type(net).__name__}, not a torch.nn.Module."
-                )
-            return build_model(net, data, self.model.loss, seed)
-        return build_model(name, data, self.model.loss, seed, self._options("model"))
+            options = self._options("model")
+            return model_of(self.model, data, self._base, self.study.seed, options)
 
     def options(self) -> Options:
         """What `simulate` is told."""
@@ -439,9 +370,9 @@ def _said_of(section: str) -> Iterator[None]:
         yield
     except ArchipelError as error:
         said = str(error) if section in str(error) else f"[{section}] {error}"
-        raise type(error)(one_line(said)) from error
+        raise type(error)(said) from error
     except Exception as error:
-        raise ArchipelError(one_line(f"[{section}] {plugins.reason(error)}.")) from error
+        raise ArchipelError(f"[{section}] {plugins.reason(error)}.") from error
 
 
 def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -452,7 +383,7 @@ def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         if not field:
             raise ArchipelError(f"'{path}': write section.field=value, algorithm.lr=0.05.")
         if section not in SECTIONS:
-            raise unknown("section", one_line(section), SECTIONS)
+            raise unknown("section", section, SECTIONS)
         table = result.setdefault(section, {})
         for parent in parents:
             table = table.setdefault(parent, {})

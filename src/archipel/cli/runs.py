@@ -44,15 +44,15 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
     colours = {"done": "green", "running": "cyan", "failed": "red"}
     for each in listed:
         about, colour = each.summary, colours.get(each.state, "yellow")
-        value = about["value"]
-        what = escape(f"{about['algorithm']} on {about['data']}, seed {about['seed']}")
+        value = about.get("value")
+        what = f"{about['algorithm']} on {about['data']}, seed {about['seed']}" if about else ""
         table.add_row(
             escape(each.name),
             f"[{colour}]{each.state}[/{colour}]",
             f"{each.done}/{each.rounds}",
             "" if value is None else f"{about['metric']} {value:.3f}",
             each.started[5:16].replace("T", " "),
-            *([what] if room >= 20 else []),
+            *([escape(what)] if room >= 20 else []),
         )
     console.print(table)
 

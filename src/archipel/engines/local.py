@@ -114,7 +114,7 @@ class LocalEngine:
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
         self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
-        self.anatomy, mixed = self._examine(draws)
+        self.anatomy, mixed = self._examine(draws, topology is not None)
         self._mixed_bytes = sum(mixed) * model.w.element_size()
         shared, own = self._first_states()
         output = model.predict(model.w, data.x[:1], model.buffers)[0]
@@ -357,7 +357,7 @@ class LocalEngine:
 
     # -- before the start --------------------------------------------------------------------------
 
-    def _examine(self, draws: bool) -> tuple[Anatomy, list[int]]:
+    def _examine(self, draws: bool, joined: bool) -> tuple[Anatomy, list[int]]:
         """Run one round on one small party; return its anatomy and the lengths it mixes."""
         if len(self._eligible) == 0:
             raise ArchipelError("no training party has a training point: check the train split.")
@@ -383,6 +383,11 @@ class LocalEngine:
         )
         with threads(1):
             anatomy = examine(self.algorithm, me, self.model.w.clone(), len(self._eligible))
+        if mixed and not joined:
+            raise ArchipelError(
+                f"{type(self.algorithm).__name__} mixes with its neighbours: name a topology, such "
+                "as topology.name = \"ring\" in a study, or topology='ring' in Python."
+            )
         return anatomy, mixed
 
     def _first_states(self) -> tuple[Any, Any]:

@@ -93,6 +93,10 @@ def choose(
     """Time the ways that are right and return the quickest, remembered per model shape."""
     if workers is not None and workers < 1:
         raise ArchipelError(f"workers = {workers}: give at least 1, or leave it out for all cores.")
+    if workers is not None and workers > 64 * cores():
+        raise ArchipelError(
+            f"workers = {workers}: this machine has {cores()} cores; give at most {64 * cores()}."
+        )
     count = cores() if workers is None else workers
     key = _key(model, data, _points(data, batch_size))
     plan = _remembered(key)

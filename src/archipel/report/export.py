@@ -46,7 +46,7 @@ def contents(run: Run) -> dict[str, bytes]:
         state = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
         files["model.safetensors"] = safetensors.torch.save(state)
     if run.study is not None:
-        files["study.toml"] = run.study.toml().encode()
+        files |= run.study.files()
     files["scorecard.json"] = json.dumps(run.scorecard.to_json(), indent=1).encode()
     files["history.csv"] = _csv(_history(run))
     files["parties.csv"] = _csv(_parties(run))

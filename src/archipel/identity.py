@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether two runs are the same run: what a run was asked to do, in full, and its print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b, sha256
+from typing import Any
+
+import numpy as np
+
+from archipel.core import Algorithm
+from archipel.data.federation import Federation
+from archipel.errors import ArchipelError
+from archipel.model import Model
+from archipel.run import Description
+from archipel.store.folder import Folder
+
+
+def describe(
+    algorithm: Algorithm,
+    fed: Federation,
+    model: Model,
+    options: Mapping[str, Any],
+    study: Description | None,
+) -> dict[str, Any]:
+    """All that a run's result depends on: its study, or a print of the objects it was given."""
+    if study is not None:
+        return {"study": study.resolved()}
+    data = blake2b(digest_size=16)
+    for tensor in (fed.offsets, fed.test_from, fed.x, fed.y):
+        data.update(np.ascontiguousarray(tensor.numpy()).data)
+    net = blake2b(str(model.module).encode(), digest_size=16)
+    net.update(model.w.numpy().tobytes())
+    chosen = {
+        name: value if isinstance(value, int | float | str) else repr(value)
+        for name, value in sorted(options.items())
+        if name not in ("workers", "plan")
+    }
+    return {
+        "objects": {
+            "algorithm": repr(algorithm),
+            "data": f"{fed.about.name} {data.hexdigest()}",
+            "model": f"{type(model.module).__name__} {net.hexdigest()}",
+            "loss": model.loss_function.name,
+            "options": chosen,
+        }
+    }
+
+
+def digest(description: Mapping[str, Any]) -> str:
+    (content,) = description.values()
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_same(folder: Folder, description: Mapping[str, Any]) -> None:
+    """Refuse to go on with another study than the one that began."""
+    row = folder.journal.row()
+    if row["hash"] == digest(description):
+        return
+    before = {name: row["description"].get(name) for name in description}
+    changed = _differences(before, description)
+    raise ArchipelError(
+        f"out = '{folder.path}': the run there is another one ({', '.join(changed[:5])} differ); "
+        "put them back, or name another folder."
+    )
+
+
+def _differences(before: Any, after: Any, path: str = "") -> list[str]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        return [
+            found
+            for key in sorted({*before, *after})
+            for found in _differences(before.get(key), after.get(key), f"{path}.{key}")
+        ]
+    name = path.removeprefix(".").removeprefix("study.").removeprefix("objects.")
+    return [] if before == after else [name]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data and the model that a study names: bundled, in tables, in a file, or in a package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archipel import data as datasets
+from archipel import fields, models, plugins
+from archipel.data import frames
+from archipel.data.federation import Federation
+from archipel.errors import ArchipelError
+from archipel.model import Model
+from archipel.parts import build_model
+from archipel.sections import Data, Network
+
+
+def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any]) -> Federation:
+    """Load what [data] names; `options` are those of the dataset."""
+    dealt = False
+    own_new: dict[str, Any] = {"new": data.new} if isinstance(data.new, str) else {}
+    table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
+    table |= {} if data.test is None else {"test": data.test}
+    if data.file is not None:
+        dealt = data.by is None
+        fed = Federation.from_frame(
+            frames.read_table(base / data.file),
+            target=data.target or "",
+            by=data.by,
+            partition=data.partition if dealt else None,
+            parties=data.parties or 10,
+            about=datasets.About(Path(data.file).stem),
+            **table,
+        )
+    elif data.name is None:
+        fed = Federation.from_folder(base / str(data.folder), target=data.target or "y", **table)
+    elif data.name in datasets.DATASETS:
+        dealt = True
+        fed = datasets.load(
+            data.name,
+            partition=data.partition,
+            parties=data.parties,
+            seed=seed,
+            folder=None if data.folder is None else base / data.folder,
+            test_fraction=data.test,
+            **own_new,
+            **options,
+        )
+    else:
+        make = plugins.find("data", data.name, base)
+        known = fields.hints(make)
+        dealt = "partition" in known
+        offered = {
+            "seed": seed,
+            "partition": data.partition,
+            "parties": data.parties,
+            "test": data.test,
+            "folder": None if data.folder is None else str(base / data.folder),
+        }
+        taken = {k: v for k, v in offered.items() if k in known and v is not None}
+        fed = fields.build("data", make, taken | dict(options))
+        if not isinstance(fed, Federation):
+            raise ArchipelError(
+                f"data.name = '{data.name}': returns {type(fed).__name__}, not a Federation."
+            )
+    if data.partition is not None and not dealt:
+        fed = fed.repartition(data.partition, data.parties or fed.training, seed)
+    if data.new and not isinstance(data.new, str):
+        fed = fed.with_new(data.new, seed)
+    standardise = data.standardise
+    if standardise is None:
+        standardise = data.name is None and fed.x.is_floating_point()  # tables
+    return fed.standardised() if standardise else fed
+
+
+def model_of(
+    network: Network, data: Federation, base: Path, seed: int, options: Mapping[str, Any]
+) -> Model:
+    """Build what [model] names; `options` are those of the model."""
+    name = network.name
+    if name is not None and name not in models.MODELS:
+        make = plugins.find("model", name, base)
+        known = fields.hints(make)
+        given = {"shape": list(data.shape), "outputs": data.classes or 1, **network.given}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = fields.build("model", make, {k: v for k, v in given.items() if k in known})
+        if not isinstance(net, torch.nn.Module | Model):
+            raise ArchipelError(
+                f"model.name = '{name}': returns {type(net).__name__}, not a torch.nn.Module."
+            )
+        return build_model(net, data, network.loss, seed)
+    return build_model(name, data, network.loss, seed, options)
