@@ -41,6 +41,7 @@ PRELOADED = [
     "archipel.report.figures",
     "archipel.runs",
     "pandas",
+    "torch._dynamo",
 ]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(PRELOADED)
@@ -229,6 +230,14 @@ def test_reference_is_up_to_date(name, made):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_architecture_names_every_file():
+    page = (ROOT / "docs/architecture.md").read_text()
+    for path in (ROOT / "src/archipel").iterdir():
+        name = path.name if path.suffix == ".py" else f"{path.name}/"
+        if not name.startswith("__") and (path.suffix == ".py" or path.is_dir()):
+            assert f"`{name}" in page, name
 
 
 def anchors(page):

@@ -12,8 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import tomli_w
 from typer.main import get_command
@@ -88,7 +88,10 @@ def study() -> str:
 
 
 def _wanted(hint: Any) -> str:
-    return fields.wanted(hint).removesuffix(' or "none"')
+    """The kind of a key in words; a key without a value is left out, not "none"."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    optional = get_origin(hint) in (Union, UnionType) and len(kinds) < len(get_args(hint))
+    return fields.wanted(Union[tuple(kinds)] if optional else hint)  # noqa: UP007
 
 
 def _limits(info: Any) -> str:
