@@ -39,7 +39,7 @@ SOURCE = "../../src/archipel"
 MADE = "<!-- made by docs/reference/make.py; do not edit -->\n\n"
 
 NAMES = {  # the public names, by what one wants to do
-    "Run": "simulate sweep Study Run list_runs open_run resume",
+    "Run": "simulate sweep Study Run list_runs live_view open_run resume",
     "Compare": "compare Comparison",
     "Data and models": "Federation load Model",
     "scikit-learn": "FederatedClassifier FederatedRegressor",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from archipel.estimators import FederatedClassifier, FederatedRegressor
     from archipel.model import Model
     from archipel.optimisers import SGD, Adam
+    from archipel.report.live import live_view
     from archipel.run import Run
     from archipel.runs import list_runs, open_run, resume
     from archipel.schedules import Cosine, Decay, Inverse
@@ -40,6 +41,7 @@ _HOMES = {  # where each public name lives; loaded when first asked for, so that
     "archipel.estimators": "FederatedClassifier FederatedRegressor",
     "archipel.model": "Model",
     "archipel.optimisers": "SGD Adam",
+    "archipel.report.live": "live_view",
     "archipel.run": "Run",
     "archipel.runs": "list_runs open_run resume",
     "archipel.schedules": "Cosine Decay Inverse",
@@ -80,6 +82,7 @@ __all__ = [
     "Uploads",
     "compare",
     "list_runs",
+    "live_view",
     "load",
     "open_run",
     "resume",

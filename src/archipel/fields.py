@@ -91,8 +91,8 @@ def holds(hint: Any, value: Any) -> bool:
         return False
 
 
-def wanted(hint: Any) -> str:
-    """An annotation in words.
+def wanted(hint: Any, none: bool = True) -> str:
+    """An annotation in words, with or without the word "none".
 
     >>> wanted(int | float | None)
     'a whole number, a number or "none"'
@@ -104,6 +104,8 @@ def wanted(hint: Any) -> str:
     parts: list[str] = []
     objects: list[str] = []
     for each in _members(hint):
+        if each is type(None) and not none:
+            continue
         if get_origin(each) is Literal:
             parts += [json.dumps(choice) for choice in get_args(each)]
         elif found := _objects([each]):

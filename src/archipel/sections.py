@@ -52,8 +52,8 @@ class About(Section):
         str, Field(min_length=1, max_length=80, description="names the run's folder")
     ] = "study"
     purpose: Annotated[str, Field(description="why, for those who are asked to take part")] = ""
-    rounds: Annotated[int, Field(ge=1, le=10_000_000)] = 100
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Annotated[int, Field(ge=1, le=10_000_000, description="how many")] = 100
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="of all that a simulation draws")] = 0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds")] = 1
     metric: Annotated[str | None, Field(description="by which the run is judged; the task's")] = (
         None
@@ -320,14 +320,14 @@ def sentence(error: ValidationError) -> ArchipelError:
     hint = SECTIONS[section].model_fields[field].annotation
     if inside and get_origin(hint) in (dict, list):
         field, hint = f"{field}.{inside[0]}", get_args(hint)[-1]
-    wanted = re.sub("a whole number(,| or) a number", "a number", fields.wanted(hint))
+    wanted = re.sub("a whole number(,| or) a number", "a number", fields.wanted(hint, none=False))
     limits = "".join(
         f" {word} {first['ctx'][limit]}"
         for limit, word in _LIMITS.items()
         if limit in first.get("ctx", {})
     )
-    wanted = wanted.removesuffix(' or "none"') + limits
-    return ArchipelError(f"{section}.{field} = {fields.shown(first['input'])}: give {wanted}.")
+    value = fields.shown(first["input"])
+    return ArchipelError(f"{section}.{field} = {value}: give {wanted}{limits}.")
 
 
 _LIMITS = {  # pydantic's names

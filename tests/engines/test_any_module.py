@@ -168,7 +168,7 @@ def build(name):
 def test_every_way_gives_the_same(name):
     data, model = federation(), build(name)
     alg = ar.FedAvg(lr=0.1, local_epochs=2, batch_size=3)
-    right = ways(model, data)
+    right = ways(model, data, "vmapped")
     expected = learn(alg, data, model, rounds=2, plan=Plan("one", 1, 1))
 
     assert ("stacked" in right) == (name in STACKED)

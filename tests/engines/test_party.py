@@ -49,7 +49,7 @@ def test_fused_descent_equals_plain_steps(
         "pull": pull,
         "towards": centre if towards else None,
     }
-    way = ways(model, data)[way]
+    way = ways(model, data, way)[way]
     ids = list(range(parties))
     fused = stack(data, model, way, ids, seed, block=block, effort=effort)
     plain = stack(data, model, model.one, ids, seed, effort=effort)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from archipel.algorithms import FedAvg
 from archipel.report.frame import Clock, Pace, Still, lines
-from archipel.report.live import LiveView, picture, render, view_for_here
+from archipel.report.live import LiveView, live_view, picture, render
 from archipel.simulation import simulate
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -264,7 +264,7 @@ def test_nothing_is_written_where_there_is_no_terminal(capfd, monkeypatch):
     for name, value in (("FORCE_COLOR", "1"), ("TTY_COMPATIBLE", "1"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     use(LiveView())
-    use(view_for_here())
+    use(live_view())
     file = StringIO()
     monkeypatch.undo()
     use(LiveView(Console(file=file)))
@@ -401,11 +401,11 @@ def test_a_picture_needs_nothing_from_elsewhere(tmp_path):
 
 
 def test_the_view_fits_the_place(monkeypatch):
-    assert isinstance(view_for_here(), LiveView)
+    assert isinstance(live_view(), LiveView)
 
     for kernel, kind in ((None, "LiveView"), (object(), "NotebookView")):
         shell = SimpleNamespace(kernel=kernel)
         here = SimpleNamespace(get_ipython=lambda shell=shell: shell)
         monkeypatch.setitem(sys.modules, "IPython", here)
         monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=print))
-        assert type(view_for_here()).__name__ == kind
+        assert type(live_view()).__name__ == kind

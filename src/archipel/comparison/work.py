@@ -344,7 +344,7 @@ def _fields(section: str, value: str | Mapping[str, Any] | None) -> dict[str, An
 def _name(plan: Design) -> str:
     study = plan.entries[0].study
     if study.name != About().name and all(each.study.name == study.name for each in plan.entries):
-        return study.name
+        return f"compare-{study.name}"
     data = study.data.name or study.data.file or study.data.folder or "data"
     return f"compare-{Path(data.partition('.py')[0]).stem}"
 

@@ -109,7 +109,7 @@ class LocalEngine:
         check_fit(model, data)
         batch_size = getattr(algorithm, "batch_size", None)
         self.plan = plan or planning.choose(model, data, batch_size, workers)
-        right = planning.ways(model, data)
+        right = planning.ways(model, data, self.plan.way)
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)

@@ -47,15 +47,19 @@ class Plan:
     workers: int
 
 
-def ways(model: Model, data: Federation) -> dict[str, Way]:
-    """The ways that are right for this model: equal to one party at a time on a probe."""
+def ways(model: Model, data: Federation, wanted: str | None = None) -> dict[str, Way]:
+    """The ways that are right for this model: equal to one party at a time on a probe.
+
+    "vmapped" is never quicker than "stacked", and torch takes seconds to get it ready: it is left
+    out where both are right, unless it is wanted.
+    """
     right: dict[str, Way] = {"one": model.one}
     candidates: dict[str, Way] = {}
     if any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
         candidates["channels_last"] = OneByOne(model, channels_last=True)
     if model.separable:
         stacked = Stacked.of(model)
-        candidates |= {"vmapped": Vmapped(model)} | ({"stacked": stacked} if stacked else {})
+        candidates |= ({"stacked": stacked} if stacked else {}) | {"vmapped": Vmapped(model)}
     points = _probe(model, data)
     w = model.w + 0.01 * torch.randn(
         3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
@@ -67,6 +71,8 @@ def ways(model: Model, data: Federation) -> dict[str, Way]:
         except ArchipelError:  # BatchNorm without statistics refuses the party with one point
             return right
         for name, way in candidates.items():
+            if name == "vmapped" and "stacked" in right and wanted != "vmapped":
+                continue
             try:
                 got = way.grad(w, points)
             except Exception:  # torch.func has no rule for some layer: one party at a time then
@@ -118,8 +124,6 @@ def _calibrate(model: Model, data: Federation, batch_size: int | float | None) -
                 seconds = _time(model, data, way, work, 1, 2 * least)
                 if seconds < least:
                     best, least = Plan(name, _one_block(model), 1), seconds  # type: ignore[arg-type]
-                continue
-            if name == "vmapped" and "stacked" in right:  # never the quicker of the two
                 continue
             worse = 0
             for block in BLOCKS if name == "stacked" else BLOCKS[2:]:

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 
 from archipel.metrics import larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
+from archipel.scorecard.words import metric_name
 
 if TYPE_CHECKING:
     from archipel.participation import Cohort
@@ -229,9 +230,10 @@ def standing(still: Still, series: Series) -> Line:
     known = [(v, t) for v, t in zip(series.values, series.rounds, strict=True) if isfinite(v)]
     if not known:
         none = "no value" if still.evaluated else "not evaluated yet"
-        return [(f"{run.metric}: {none}", AXIS)]
+        return [(f"{metric_name(run.metric)}: {none}", AXIS)]
     (last, now), (best, when) = known[-1], (max if up else min)(known, key=lambda pair: pair[0])
-    what = f"mean {run.metric}" if run.by_party else run.metric
+    name = metric_name(run.metric)
+    what = f"mean {name}" if run.by_party else name
     phrases = [(f"{what} {number(last)}", f"bold {TOGETHER}")]
     if now < series.rounds[-1]:
         phrases = [(f"{what} diverged", f"bold {BAD}")]

@@ -146,7 +146,7 @@ def _can_draw(console: Console, own: bool) -> bool:
     return console.is_terminal and not console.is_dumb_terminal and utf
 
 
-def view_for_here(console: Console | None = None) -> LiveView | NotebookView:
+def live_view(console: Console | None = None) -> LiveView | NotebookView:
     """Return the view that fits where this runs: a notebook, a terminal, or neither."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
