@@ -14,6 +14,7 @@ import archipel as ar
 from archipel.engines.evaluation import Evaluation
 from archipel.participation import Cohort
 from archipel.scorecard import scorecard
+from archipel.scorecard.card import KWH_PER_GB
 from archipel.scorecard.measure import energy, flops_of_one_gradient
 from problems import classification, linear, network, regression
 
@@ -110,9 +111,9 @@ def test_energy_is_a_range_between_its_assumptions():
     e = energy(flops=3.6e15, carried=1e9)
 
     assert (e.compute_low, e.compute_high) == pytest.approx((20, 1000))
-    assert (e.network_low, e.network_high) == pytest.approx((7, 120))
-    assert (e.low, e.high) == pytest.approx((27, 1120))
-    assert any("Aslan" in text for text in e.assumptions)
+    assert (e.network_low, e.network_high) == pytest.approx((10.6066, 120))
+    assert (e.low, e.high) == pytest.approx((30.6066, 1120))
+    assert any("0.011 to 0.12 kWh per GB: fixed lines in 2020" in each for each in e.assumptions)
 
 
 def test_peers_send_each_byte_once():
@@ -123,7 +124,17 @@ def test_peers_send_each_byte_once():
     e, p = scorecard(run).efficiency, run.task_model.p
 
     assert e.bytes_up == e.bytes_down == 3 * 4 * 2 * p * 8  # rounds, parties, neighbours
-    assert e.energy.network_low == pytest.approx(1000 * 0.007 * e.bytes_up / 1e9)
+    assert e.energy.network_low == pytest.approx(1000 * KWH_PER_GB[0] * e.bytes_up / 1e9)
+
+
+def test_rounds_after_the_last_evaluation_count_too(run):
+    del run.history[-1]
+
+    e = scorecard(run).efficiency
+
+    assert e.rounds == 2
+    assert e.bytes_up == 2 * 3 * 4 * 8
+    assert e.gradients == 2 * int(run.data.n.sum())
 
 
 def test_target_in_rounds_and_bytes(run):

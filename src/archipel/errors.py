@@ -28,9 +28,24 @@ class BelowQuorum(ArchipelError):
     exit_code = 3
 
 
+def clean(text: str, escaped: bool = False) -> str:
+    """Text on one line without anything that a terminal would obey.
+
+    Each such character becomes a space, or where `escaped` the code that Python writes for it.
+
+    >>> clean("a\\x1b[2Jb"), clean("a\\x1b[2Jb", escaped=True)
+    ('a [2Jb', 'a\\\\x1b[2Jb')
+    """
+    return "".join(c if c.isprintable() else _code(c) if escaped else " " for c in text)
+
+
+def _code(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
 def one_line(text: str) -> str:
-    """A message without line ends and the like, cut in the middle where it is endless."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """A message that shows line ends and the like, cut in the middle where it is endless."""
+    line = clean(text, escaped=True)
     return line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}"
 
 

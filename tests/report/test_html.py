@@ -28,6 +28,9 @@ class Study:
     def toml(self):
         return f'[study]\nname = "</pre>{EVIL}"\n'
 
+    def resolved(self):
+        return {"data": {"name": "heart_disease"}, "sources": {}}
+
 
 def hospitals(data="heart_disease", **options):
     options = {"rounds": 4, "plan": PLAN, "baselines": True, "metric": "auc"} | options
@@ -213,6 +216,64 @@ def test_study_and_ways_to_repeat_it():
     assert "archipel run study.toml" in text
     assert "0123abcd" in text
     assert "&lt;/pre&gt;" in text
+
+
+def repeated(run):
+    """The words around the commands."""
+    return unescape(re.sub(r"<[^>]*>", "", render(run).partition('id="repeat"')[2]))
+
+
+def test_repeating_names_the_files_that_the_study_names(tmp_path):
+    run = hospitals()
+    run.study = Study()
+    assert "as study.toml. Then:" in repeated(run)
+
+    named = {"mine.py": "0", "tables/<b>.csv": "1", f"..{tmp_path}/out.csv": "2"}
+    run.study.resolved = lambda: {"data": {"name": "mine.py"}, "sources": named}
+    assert "study.toml, with the files that it names: mine.py, tables/<b>.csv, out.csv. Then:" in (
+        repeated(run)
+    )
+    assert str(tmp_path) not in render(run)
+
+    run.study.resolved = lambda: {"sources": {f"{i}.csv": "" for i in range(1_000)}}
+    assert "9.csv and 990 more. Then:" in repeated(run)
+
+
+def test_a_study_of_tables_and_code_says_all_of_this(tmp_path):
+    rows = ["hospital,age,died"] + [f"{'ab'[i % 2]},{40 + i % 31},{i % 3 % 2}" for i in range(60)]
+    (tmp_path / "patients.csv").write_text("\n".join(rows))
+    net = "import torch\ndef net(shape, outputs):\n    return torch.nn.Linear(*shape, outputs)\n"
+    (tmp_path / "net.py").write_text(net)
+    data = {"file": "patients.csv", "by": "hospital", "target": "died", "missing": "mean"}
+
+    def page(**more):
+        study = ar.Study.of(
+            base=tmp_path, study={"rounds": 1}, data=data | more, model={"name": "net.py"}
+        )
+        return render(study.run(None, baselines=False, workers=1))
+
+    text = page()
+    assert "<code>net.py</code>, <code>patients.csv</code>" in text
+    assert "(3 numbers)" in text and "Empty cells were filled with means" in text
+    assert "mean 0 and variance 1" not in page(standardise=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("hospitals", 27), ("new parties", 27), ("alone", 27), ("survival", 79),
+     ("one party", 0), ("a thousand parties", 0), ("text", 0)],
+)  # fmt: skip
+def test_standardising_is_told_as_an_exchange(pages, name, told):
+    sentence = "features were given mean 0 and variance 1 over the training points of all"
+
+    assert (sentence in pages[name]) == (told > 0)
+    assert (f"({told} numbers)" in pages[name]) == (told > 0)
+
+
+def test_data_that_were_not_standardised_say_nothing():
+    assert "mean 0 and variance 1" not in render(
+        hospitals(data=ar.load("heart_disease", standardise=False))
+    )
 
 
 def test_the_folder_of_the_machine_is_not_told(tmp_path):

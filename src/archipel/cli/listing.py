@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from archipel.cli import options as o
+from archipel.errors import clean
 
 
 class Kind(StrEnum):
@@ -45,7 +46,7 @@ def list_(
         console.print("There are no wire steps in this version.")
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, about in rows:
-        table.add_row(f"[bold]{escape(name)}[/bold]", escape(about))
+        table.add_row(Text(clean(name), "bold"), Text(clean(about)))
     console.print(table)
 
 
@@ -82,7 +83,7 @@ def show(
         return
     console = Console()
     if console.is_terminal:
-        console.print(Syntax(source, "python", theme="ansi_dark", word_wrap=True))
+        console.print(Syntax(_lines(source), "python", theme="ansi_dark", word_wrap=True))
     else:
         print(source, end="")
 
@@ -122,9 +123,9 @@ def data(
     if as_json:
         o.print_json(_facts(fed) | {"plot": None if plot is None else str(plot)})
     else:
-        print(fed.summary())
+        print(_lines(fed.summary()))
         if plot is not None:
-            print(f"drawn: {plot}")
+            print(clean(f"drawn: {plot}"))
 
 
 def _facts(fed: Any) -> dict[str, Any]:
@@ -164,6 +165,11 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
         ]
     singular: plugins.Kind = "algorithm" if kind is Kind.algorithms else "model"
     return [(name, _first_line(plugins.find(singular, name))) for name in plugins.names(singular)]
+
+
+def _lines(text: str) -> str:
+    """Text of several lines, each of them clean."""
+    return "\n".join(map(clean, text.expandtabs().split("\n")))
 
 
 def _first_line(found: object) -> str:

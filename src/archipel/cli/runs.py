@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from archipel.cli import options as o
+from archipel.errors import clean
 
 
 def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
@@ -30,7 +32,7 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
         return
     console = Console(width=None if sys.stdout.isatty() else 200)
     if not listed:
-        console.print(f"No run in '{escape(str(out))}' yet: archipel demo, or archipel run.")
+        console.print(f"No run in '{escape(clean(str(out)))}' yet: archipel demo, or archipel run.")
         return
     table = Table(box=None, pad_edge=False)
     longest = max(len(each.name) for each in listed)
@@ -47,12 +49,12 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
         value = about.get("value")
         what = f"{about['algorithm']} on {about['data']}, seed {about['seed']}" if about else ""
         table.add_row(
-            escape(each.name),
-            f"[{colour}]{each.state}[/{colour}]",
+            Text(clean(each.name)),
+            Text(clean(each.state), colour),
             f"{each.done}/{each.rounds}",
-            "" if value is None else f"{about['metric']} {value:.3f}",
-            each.started[5:16].replace("T", " "),
-            *([escape(what)] if room >= 20 else []),
+            Text("" if value is None else clean(f"{about['metric']} {value:.3f}")),
+            Text(clean(each.started[5:16].replace("T", " "))),
+            *([Text(clean(what))] if room >= 20 else []),
         )
     console.print(table)
 
@@ -88,7 +90,7 @@ def report(
             {"run": run.name, "report": str(written), "scorecard": run.scorecard.to_json()}
         )
     else:
-        Console().print(escape(str(written)), soft_wrap=True, highlight=False)
+        Console().print(escape(clean(str(written))), soft_wrap=True, highlight=False)
 
 
 def export(
@@ -116,4 +118,4 @@ def export(
     if as_json:
         o.print_json({"run": run.name, "to": str(target), "files": files})
     else:
-        Console().print(f"{escape(str(target))}: {', '.join(files)}", highlight=False)
+        Console().print(escape(clean(f"{target}: {', '.join(files)}")), highlight=False)

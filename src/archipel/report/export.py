@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 
 from archipel.errors import ArchipelError
+from archipel.report.tables import text_cell
 from archipel.store.files import write
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def export(run: Run, target: Path) -> list[str]:
     else:
         target.mkdir(parents=True)
         for name, content in files.items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             write(target / name, content)
     return list(files)
 
@@ -88,5 +90,7 @@ def _participation(run: Run) -> Iterable[Sequence[Any]]:
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(
+        [text_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     return text.getvalue().encode()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.filesize import decimal
 
+from archipel.errors import clean
 from archipel.metrics import larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
 from archipel.scorecard.words import metric_name
@@ -161,11 +162,6 @@ class Series(NamedTuple):
 def number(value: float) -> str:
     """A metric in a few characters."""
     return f"{value:.3f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
-
-
-def clean(text: str) -> str:
-    """Text without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def fit(line: Line, width: int) -> Line:

@@ -19,6 +19,7 @@ import jinja2
 from markupsafe import Markup, escape
 from torch import nn
 
+from archipel.errors import clean
 from archipel.report import words
 from archipel.report.figures import figures
 from archipel.report.svg import inline
@@ -74,6 +75,7 @@ def render(run: Run) -> str:
         result=words.result(run, card),
         verdict=words.verdict(run, card),
         lesson=words.lesson(run),
+        before=words.before(run),
         one=one,
         many=many,
         figures=pictures,
@@ -83,6 +85,7 @@ def render(run: Run) -> str:
         notes=_notes(run),
         unnoted=max(0, len(run.events) + len(run.notes) - NOTED),
         commands=_commands(run),
+        needs=_needs(run),
         environment={k: v for k, v in run.environment.items() if k in ENVIRONMENT},
         script=Markup(script),
         script_hash=base64.b64encode(sha256(script.encode()).digest()).decode(),
@@ -200,7 +203,7 @@ def _parties(run: Run) -> list[PartyRow]:
     none = [""] * fed.parties
     return [
         PartyRow(
-            fed.name(k),
+            clean(fed.name(k)),
             k >= fed.training,
             int(fed.n[k]),
             int(fed.n_test[k]),
@@ -230,6 +233,12 @@ def _notes(run: Run) -> list[tuple[str, str]]:
         for event in run.events
     ]
     return (events + notes)[:NOTED]
+
+
+def _needs(run: Run) -> list[str]:
+    """The files that the study file names."""
+    named = {} if run.study is None else run.study.resolved().get("sources", {})
+    return [Path(name).name if name.startswith("..") else name for name in named]
 
 
 def _commands(run: Run) -> str:

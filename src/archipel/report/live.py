@@ -17,8 +17,9 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.style import Style
 
+from archipel.errors import clean
 from archipel.report.braille import Line
-from archipel.report.frame import BAD, TOGETHER, Clock, Pace, Still, clean, fit, lines
+from archipel.report.frame import BAD, TOGETHER, Clock, Pace, Still, fit, lines
 
 if TYPE_CHECKING:
     from types import TracebackType

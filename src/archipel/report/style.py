@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+
+from archipel.errors import clean
 
 # Okabe and Ito's colours, and greys
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
@@ -54,7 +55,7 @@ def short(name: str, most: int = 24) -> str:
     >>> short("St. Elsewhere\\x00 General Teaching Hospital")
     'St. Elsewhere General T…'
     """
-    name = "".join(c for c in name if unicodedata.category(c)[0] != "C").strip()
+    name = " ".join(clean(name).split())
     return name if len(name) <= most else name[: most - 1].rstrip() + "…"
 
 

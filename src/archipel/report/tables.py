@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from archipel.errors import unknown
+from archipel.errors import clean, unknown
 
 _GAP = 2  # between columns in the terminal
 
@@ -183,7 +183,7 @@ def comma_separated(table: Table) -> str:
         line: list[str | float | None] = []
         for c, (cell, has_sd) in enumerate(zip(row, spread, strict=True)):
             words = c == 0 or table.columns[c].left
-            line.append(_line(cell.text) if words else cell.value)
+            line.append(text_cell(cell.text) if words else cell.value)
             line += [cell.sd] if has_sd else []
         writer.writerow(line)
     return text.getvalue()
@@ -198,7 +198,17 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 def _line(text: str) -> str:
     """Text on one line, whatever somebody named a study."""
-    return " ".join(text.split())
+    return " ".join(clean(text).split())
+
+
+def text_cell(text: str) -> str:
+    """Text that a spreadsheet takes as text: with an apostrophe where it could be a formula.
+
+    >>> text_cell("=SUM(A1)"), text_cell("north")
+    ("'=SUM(A1)", 'north')
+    """
+    line = _line(text)
+    return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
 
 
 def _rich(cell: Cell) -> Text:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from archipel.data.federation import Federation
 from archipel.exchange import is_peer
 from archipel.report.figures import series
 from archipel.run import Run
@@ -152,3 +155,46 @@ def lesson(run: Run) -> str:
     if is_peer(run.algorithm):
         return f"No record leaves its {one}. In a round, a {one} exchanges with its neighbours:"
     return f"No record leaves its {one}. In a round, a {one} receives and sends:"
+
+
+def before(run: Run) -> str:
+    """Return what parties told before the first round, to scale features or to fill gaps."""
+    fed, (one, many) = run.data, nouns(run)
+    asked = {} if run.study is None else run.study.resolved().get("data", {})
+    tables = "name" not in asked and bool(asked)
+    if fed.training == 1 or not fed.x.is_floating_point():
+        return ""
+    features, said = int(np.prod(fed.shape)), []
+    if asked.get("standardise", tables) or _standardised(fed):
+        said.append(
+            f"Before the first round, features were given mean 0 and variance 1 over the training "
+            f"points of all {many}. This is an exchange too: each {one} tells how many training "
+            f"points it has and, for each of {plural(features, 'feature')}, the sum and the sum of "
+            f"squares ({1 + 2 * features:,} numbers), and is told the means and variances."
+        )
+    if tables and asked.get("missing") == "mean":
+        said.append(
+            f"Empty cells were filled with means over the training points of all {many}, for which "
+            f"each {one} tells a sum and a count per feature."
+        )
+    return " ".join([*said, "No number of bytes here counts it."]) if said else ""
+
+
+def _standardised(fed: Federation) -> bool:
+    """Whether every feature has mean 0 and variance 1 over training points, or is 0."""
+    owner = torch.repeat_interleave(torch.arange(fed.parties), fed.offsets.diff())
+    train = torch.arange(len(fed.x)) < fed.test_from[owner]
+    return any(_scaled(fed.x.flatten(1), rows) for rows in (train & (owner < fed.training), train))
+
+
+def _scaled(x: Tensor, rows: Tensor) -> bool:
+    varies = False
+    for some in x.split(16, dim=1):  # few at a time: images show at once that they are not
+        values = some[rows].double()
+        if len(values) == 0:
+            return False
+        sd, near = values.std(dim=0, correction=0), 1e-3
+        if not ((values.mean(dim=0).abs() < near) & (((sd - 1).abs() < near) | (sd < near))).all():
+            return False
+        varies = varies or bool((sd > near).any())
+    return varies

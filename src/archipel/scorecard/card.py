@@ -11,7 +11,7 @@ The energy is an estimate between two assumptions, not a measurement.
   GFLOPS/W in Desislavov, Martínez-Plumed and Hernández-Orallo, Sustainable Computing 38, 2023,
   https://doi.org/10.1016/j.suscom.2023.100857), down to 1 GFLOP per joule, our assumption for an
   ordinary processor that small models keep far below its peak.
-- Network: 0.007 kWh/GB, fixed lines in 2020 by the trend of Aslan, Mayers, Koomey and France,
+- Network: 0.011 kWh/GB, fixed lines in 2020 by the trend of Aslan, Mayers, Koomey and France,
   Journal of Industrial Ecology 22(4), 2018, https://doi.org/10.1111/jiec.12630 (0.06 in 2015,
   halved every two years), up to 0.12 kWh/GB, mobile networks in Finland in 2021 (Traficom, 2022).
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from archipel.scorecard.words import Row
 
 JOULES_PER_FLOP = (1 / 50e9, 1 / 1e9)  # low, high
-KWH_PER_GB = (0.007, 0.12)
+KWH_PER_GB = (0.06 * 0.5 ** ((2020 - 2015) / 2), 0.12)  # fixed lines in 2020, mobile in 2021
 ASSUMPTIONS = (
     "computing takes 0.02 to 1 nJ per FLOP: a graphics card at full speed (Desislavov et al. "
     "2023) to an ordinary processor far below its peak (assumed)",
-    "the network takes 0.007 to 0.12 kWh per GB: fixed lines (trend of Aslan et al. 2018) to "
-    "mobile networks (Traficom 2022)",
+    f"the network takes {KWH_PER_GB[0]:.2g} to {KWH_PER_GB[1]:.2g} kWh per GB: fixed lines in 2020 "
+    "(trend of Aslan et al. 2018) to mobile networks in 2021 (Traficom 2022)",
     "evaluation, idle machines, cooling and the making of the machines are left out",
 )
 SHARES = ("accuracy", "auc", "c_index", "r2")  # differences are told in points: hundredths
@@ -95,7 +95,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What it cost, up to the last evaluated round."""
+    """What all rounds cost that were done, also those after the last evaluation."""
 
     rounds: int
     planned: int

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from archipel.errors import clean
 from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
 
 METRIC_NAMES = {"auc": "AUC", "c_index": "C-index", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
@@ -51,7 +52,7 @@ def table(card: Scorecard) -> Table:
 
 def _text(words: str) -> Text:
     """Words that may hold a party's name: no markup, nothing that moves the cursor."""
-    return Text("".join(c if c.isprintable() else " " for c in words))
+    return Text(clean(words))
 
 
 # -- numbers ---------------------------------------------------------------------------------------
