@@ -4,7 +4,9 @@ import re
 import sys
 
 import pytest
+import torch
 
+import archipel as ar
 from archipel import plugins
 from archipel.algorithms import FedAvg
 from archipel.data import load
@@ -219,7 +221,53 @@ def test_a_file_s_algorithm_is_stopped_changed_and_refused(folder):
     study.run(folder / "runs", workers=1, baselines=False, watch=Until(2))
     (folder / "points.py").write_text(DATA + "# more")
 
-    with pytest.raises(ArchipelError, match=r"sources\.points\.py differ"):
+    with pytest.raises(ArchipelError, match=r"points\.py changed since it began"):
         resume("last", folder / "runs")
     (folder / "points.py").write_text(DATA)
     assert resume("last", folder / "runs").done == 6
+
+
+SCALED = """
+from dataclasses import dataclass
+from archipel.algorithms import FedAvg
+from myhelper import SCALE
+
+@dataclass(frozen=True)
+class {name}(FedAvg):
+    def server(self, w, uploads):
+        return w + SCALE * uploads.mean(by_examples=True)
+"""
+
+
+def test_helpers_of_the_same_name_stay_apart_and_belong_to_the_print(tmp_path):
+    for folder, name, scale in (("a", "Mine", 1.0), ("b", "Other", 0.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(SCALED.format(name=name))
+        (tmp_path / folder / "myhelper.py").write_text(f"SCALE = {scale}\n")
+    options = {"data": {"name": "heart_disease"}, "study": {"rounds": 2}}
+    first, second = (
+        Study.of(f"{folder}/mine.py", tmp_path, **options).run(None, workers=1, baselines=False)
+        for folder in "ab"
+    )
+    assert not torch.equal(first.vector, second.vector)
+    assert torch.equal(second.vector, second.task_model.w)  # b's own SCALE is 0
+
+    study = Study.of("a/mine.py", tmp_path, **options)
+    assert {"a/mine.py", "a/myhelper.py"} == set(study.sources())
+    study.run(tmp_path / "runs", workers=1, baselines=False, watch=Until(1))
+    assert (tmp_path / "runs" / "study-001" / "code" / "a" / "myhelper.py").is_file()
+
+
+def test_a_report_tells_of_the_code_that_ran(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(SCALED.format(name="Mine").replace("from myhelper import SCALE", "SCALE = 1.0"))
+    study = Study.of("mine.py", tmp_path, data={"name": "heart_disease"}, study={"rounds": 2})
+    run = study.run(tmp_path / "runs", workers=1, baselines=False)
+    mine.write_text(mine.read_text().replace("Mine", "Changed"))
+
+    opened = ar.open_run("last", tmp_path / "runs")
+    assert type(opened.algorithm).__name__ == "Mine"
+    assert opened.study.hash == run.study.hash and torch.equal(opened.vector, run.vector)
+
+    mine.unlink()
+    assert ar.open_run("last", tmp_path / "runs").study.hash == run.study.hash

@@ -386,8 +386,8 @@ def test_files_of_one_name_are_both_kept(tmp_path):
     )
 
     kept = study.files()
-    assert {*kept} == {"study.toml", "mine.py", "2-mine.py"}
-    assert kept["mine.py"].decode() == MINE and kept["2-mine.py"].decode() == net
+    assert {*kept} == {"study.toml", "code/a/mine.py", "code/b/mine.py"}
+    assert kept["code/a/mine.py"].decode() == MINE and kept["code/b/mine.py"].decode() == net
     assert len(study.resolved()["sources"]) == 2
 
 

@@ -21,6 +21,7 @@ from archipel.data.federation import Federation
 from archipel.descent import Work, work_of
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.local import LocalEngine
+from archipel.engines.plan import Plan
 from archipel.losses import Loss
 from archipel.model import Model
 from archipel.participation import Participation
@@ -62,6 +63,7 @@ def alone_and_elsewhere(
     seed: int = 0,
     loss: str | Loss | None = None,
     workers: int | None = None,
+    plan: Plan | None = None,
     most: int = 20,
 ) -> tuple[Evaluation, dict[str, Tensor]]:
     """The same, and each party's own model `[K]` on the test points of all training parties.
@@ -73,7 +75,9 @@ def alone_and_elsewhere(
     ids = np.flatnonzero(everyone.n.numpy() > 0)
     task_model = build_model(model, data, loss, seed)
     algorithm = Alone(*work_of(work))
-    with LocalEngine(algorithm, everyone, task_model, seed=seed, workers=workers) as engine:
+    with LocalEngine(
+        algorithm, everyone, task_model, seed=seed, workers=workers, plan=plan
+    ) as engine:
         for t in range(ceil(rounds * _rate(data, sample))):
             ids = engine.round(t, ids).arrived  # without those that diverged
         local = engine.evaluate(own=True, training=data.training)
@@ -83,7 +87,9 @@ def alone_and_elsewhere(
             engine.evaluate(w, training=data.training).pooled
             for w in engine.own_models(range(data.parties))
         ]
-        return local, {name: torch.tensor([s[name] for s in scores]) for name in scores[0]}
+        return local, {
+            name: torch.tensor([s[name] for s in scores], dtype=torch.float64) for name in scores[0]
+        }
 
 
 def pooled(
@@ -95,16 +101,18 @@ def pooled(
     sample: float | int = 1.0,
     seed: int = 0,
     loss: str | Loss | None = None,
+    plan: Plan | None = None,
 ) -> Evaluation:
     """Train one model on all training parties' points in one place; test it at every party."""
     task_model = build_model(model, data, loss, seed)
     together = data.select(np.arange(data.training)).pooled()
     algorithm, times = _pooled_work(work_of(work), data, rounds, sample)
-    with LocalEngine(algorithm, together, task_model, seed=seed, workers=1) as engine:
+    single = None if plan is None else Plan(plan.way, 1, 1)
+    with LocalEngine(algorithm, together, task_model, seed=seed, workers=1, plan=single) as engine:
         for t in range(times):
             engine.round(t, [0])
-        w, plan = engine.vector(), engine.plan
-    with LocalEngine(algorithm, data, task_model, seed=seed, plan=plan) as engine:
+        w, single = engine.vector(), engine.plan
+    with LocalEngine(algorithm, data, task_model, seed=seed, plan=single) as engine:
         return engine.evaluate(w)
 
 

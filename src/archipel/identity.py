@@ -13,6 +13,8 @@ import numpy as np
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
+from archipel.graphs import Topology
+from archipel.losses import Loss
 from archipel.model import Model
 from archipel.run import Description
 from archipel.store.folder import Folder
@@ -31,10 +33,13 @@ def describe(
     data = blake2b(digest_size=16)
     for tensor in (fed.offsets, fed.test_from, fed.x, fed.y):
         data.update(np.ascontiguousarray(tensor.numpy()).data)
+    names = None if fed.names is None else list(map(str, fed.names))
+    data.update(repr((fed.training, fed.task, fed.classes, names)).encode())
     net = blake2b(str(model.module).encode(), digest_size=16)
     net.update(model.w.numpy().tobytes())
+    net.update(model.buffers.numpy().tobytes())
     chosen = {
-        name: value if isinstance(value, int | float | str) else repr(value)
+        name: _plain(value)
         for name, value in sorted(options.items())
         if name not in ("workers", "plan")
     }
@@ -47,6 +52,18 @@ def describe(
             "options": chosen,
         }
     }
+
+
+def _plain(value: Any) -> Any:
+    """An option as it reads in every process."""
+    if isinstance(value, Topology):
+        edges = sha256(repr(value.edges(0, np.array([], np.int64))).encode()).hexdigest()[:16]
+        return f"{value.name} over {value.n}, {edges}"
+    if isinstance(value, Loss):
+        return value.name
+    if callable(value):
+        return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}"
+    return value if isinstance(value, int | float | str) else repr(value)
 
 
 def digest(description: Mapping[str, Any]) -> str:

@@ -22,7 +22,10 @@ from archipel.sections import Data, Network
 def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any]) -> Federation:
     """Load what [data] names; `options` are those of the dataset."""
     dealt = False
-    own_new: dict[str, Any] = {"new": data.new} if isinstance(data.new, str) else {}
+    takes = {} if data.name is None else fields.hints(plugins.find("data", data.name, base))
+    own: dict[str, Any] = {"new": data.new} if isinstance(data.new, str) else {}
+    if "standardise" in takes and data.standardise is not None:
+        own["standardise"] = data.standardise
     table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
     table |= {} if data.test is None else {"test": data.test}
     if data.file is not None:
@@ -47,13 +50,12 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             seed=seed,
             folder=None if data.folder is None else base / data.folder,
             test_fraction=data.test,
-            **own_new,
+            **own,
             **options,
         )
     else:
         make = plugins.find("data", data.name, base)
-        known = fields.hints(make)
-        dealt = "partition" in known
+        dealt = "partition" in takes
         offered = {
             "seed": seed,
             "partition": data.partition,
@@ -61,7 +63,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             "test": data.test,
             "folder": None if data.folder is None else str(base / data.folder),
         }
-        taken = {k: v for k, v in offered.items() if k in known and v is not None}
+        taken = {k: v for k, v in (offered | own).items() if k in takes and v is not None}
         fed = fields.build("data", make, taken | dict(options))
         if not isinstance(fed, Federation):
             raise ArchipelError(
@@ -71,8 +73,8 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
         fed = fed.repartition(data.partition, data.parties or fed.training, seed)
     if data.new and not isinstance(data.new, str):
         fed = fed.with_new(data.new, seed)
-    standardise = data.standardise
-    if standardise is None:
+    standardise = data.standardise and "standardise" not in takes
+    if data.standardise is None:
         standardise = data.name is None and fed.x.is_floating_point()  # tables
     return fed.standardised() if standardise else fed
 

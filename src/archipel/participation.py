@@ -32,6 +32,7 @@ class Cohort(NamedTuple):
     missing: dict[int, str]  # party -> cause
     counted: bool = True  # False below the quorum: the round changes nothing
     waited: int = 0  # how often the round was tried before
+    blocked: Mapping[int, str] = {}  # who was missing at the last of these tries
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ class Participation:
         which runs ahead of t once a round was waited for.
         """
         clock = t if clock is None else clock
-        waited = 0
+        waited, blocked = 0, dict[int, str]()
         while True:
             cohort = self._attempt(eligible, seed, t, clock + waited, keeps_partial_work, work)
-            cohort = cohort._replace(waited=waited)
+            cohort = cohort._replace(waited=waited, blocked=blocked)
             if cohort.counted or self.on_missing == "continue":
                 return cohort
             if self.on_missing == "abort" or waited == _WAITS:
@@ -133,7 +134,7 @@ class Participation:
                     + ": lower round.quorum, or say on_missing = 'continue'"
                     + ("." if waited else " or 'wait'.")
                 )
-            waited += 1
+            waited, blocked = waited + 1, cohort.missing
 
     def _attempt(
         self,
@@ -174,7 +175,9 @@ class Participation:
             missing |= dict.fromkeys(sampled[spare].tolist(), "not needed")
             stays &= ~spare
         counted = int(stays.sum()) >= self._needed(len(eligible))
-        return Cohort(sampled, sampled[stays], effort[stays], missing, counted)
+        if stays.all():  # nothing to copy
+            return Cohort(sampled, sampled, _whole(effort), missing, counted)
+        return Cohort(sampled, sampled[stays], _whole(effort[stays]), missing, counted)
 
     def _sample(
         self, eligible: Ints, count: int, seed: int, t: int, clock: int
@@ -241,6 +244,11 @@ def absences(text: str) -> tuple[tuple[int, int], ...]:
             raise ArchipelError(f"away = '{text}': give rounds such as '11-20' or '5, 11-20'.")
         spans.append((int(match[1]), int(match[2] or match[1])))
     return tuple(spans)
+
+
+def _whole(effort: Floats) -> Floats:
+    """The same; ones that take no memory where everybody does all of the work."""
+    return effort if (effort < 1).any() else np.broadcast_to(1.0, effort.shape)
 
 
 def _day(availability: str) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
@@ -29,6 +29,7 @@ Kind = Literal["algorithm", "model", "data"]
 _GROUPS = {"algorithm": "archipel.algorithms", "model": "archipel.models", "data": "archipel.data"}
 
 _PREFIX = "archipel_file_"  # of the modules that files become
+_BESIDE: dict[str, list[Path]] = {}  # by module: files of its own folder that it imports
 
 
 def names(kind: Kind) -> list[str]:
@@ -53,6 +54,12 @@ def find(kind: Kind, name: str, base: Path | None = None) -> Callable[..., Any]:
             f"{kind} '{name}' of the package {added[name].value} cannot be loaded: {reason(error)}."
         ) from error
     return found
+
+
+def files_of(kind: Kind, name: str, base: Path | None = None) -> list[Path]:
+    """The Python file that a name means, and those beside it that it imports."""
+    path = file_of(name, base)
+    return [] if path is None else [path, *_BESIDE[_load(kind, path).__name__]]
 
 
 def file_of(name: str, base: Path | None = None) -> Path | None:
@@ -117,15 +124,29 @@ def _load(kind: Kind, path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
-    sys.path.insert(0, str(path.resolve().parent))
+    folder, before = path.resolve().parent, set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ArchipelError(f"{kind} '{path}' cannot be loaded: {reason(error)}.") from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        sys.path.remove(str(folder))
+        _BESIDE[name] = _forget(folder, before)
     return module
+
+
+def _forget(folder: Path, before: Set[str]) -> list[Path]:
+    """Take what a file imported from its own folder out of sight: another's may be called alike."""
+    files = []
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).is_relative_to(folder):
+            files.append(Path(file))
+            del sys.modules[name]
+    return sorted(files)
 
 
 def reason(error: BaseException) -> str:

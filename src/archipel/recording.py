@@ -23,13 +23,16 @@ from torch import Tensor
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.plan import Plan
 from archipel.engines.pool import cores
+from archipel.errors import BelowQuorum
 from archipel.participation import Cohort
+from archipel.rng import Ints
 from archipel.run import Description, Run, Spent
 from archipel.store.folder import Folder
 from archipel.store.journal import Event, now
 
 State = Callable[[], Mapping[str, Tensor]]
 
+_MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
 _SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
@@ -75,6 +78,11 @@ def plan_of(folder: Folder) -> Plan:
     return Plan(**folder.journal.row()["plan"])
 
 
+def has_baselines(folder: Folder) -> bool:
+    """Whether what the run is compared with was trained, or could not be."""
+    return folder.journal.row()["baselines"] is not None
+
+
 class Recorder:
     """Keeps a run's folder up to date, at a small share of its time."""
 
@@ -82,6 +90,7 @@ class Recorder:
         self._folder, self._run, self._state, self._every = folder, run, state, every
         self._rounds: list[dict[str, Any]] = []
         self._metrics: list[tuple[int, str, Tensor]] = []
+        self._eligible = len(_eligible(run))
         self._entries = len(run.history)
         self._events = len(run.events)
         self._notes = sum(event.kind == "note" for event in run.events)
@@ -112,13 +121,15 @@ class Recorder:
         self._rounds.append(
             {
                 "round": run.done,
-                **_cohort_to_json(run.participation[-1], run),
+                **_cohort_to_json(run.participation[-1], self._eligible),
                 "gradients": spent.gradients,
                 "bytes_up": spent.up,
                 "bytes_down": spent.down,
             }
         )
         self._take_notes()
+        if evaluated and run.data.parties > _MANY:  # the last evaluation's are kept
+            self._metrics = [each for each in self._metrics if each[0] == 0]
         if evaluated:
             self._metrics += [(run.done, name, values) for name, values in run.parties.items()]
         pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
@@ -140,13 +151,15 @@ class Recorder:
         run = self._run
         run.state = state
         self.event(state, text)
-        if run.history:
+        if run.done:
             facts = {"run": run.name, "round": str(run.done), "algorithm": repr(run.algorithm)}
             self._folder.save_model(run.model.state_dict(), facts)
         self.save(state=state, ended=now(), scorecard=scorecard)
 
     def fail(self, error: BaseException) -> None:
-        """Say why a run ended early; its last checkpoint stays what it was."""
+        """Say why a run ended early; in the middle of a round the last checkpoint stays."""
+        if isinstance(error, BelowQuorum):  # between two rounds
+            self.save()
         self._run.state = "failed"
         event = Event(now(), self._run.done, "failed", str(error) or type(error).__name__)
         self._run.events.append(event)
@@ -166,6 +179,7 @@ class Recorder:
             run.history[self._entries :],
             self._metrics,
             run.events[self._events :],
+            keep_last=run.data.parties > _MANY,
         )
         self._rounds, self._metrics = [], []
         self._entries, self._events = len(run.history), len(run.events)
@@ -179,7 +193,8 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     run.environment = row["environment"]
     run.history, run.events = journal.entries(), journal.events()
     rounds = journal.rounds()
-    run.participation = [_cohort_of_json(each, run) for each in rounds]
+    everybody = _eligible(run)
+    run.participation = [_cohort_of_json(each, everybody) for each in rounds]
     run.spent = Spent(
         *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
     )
@@ -202,32 +217,32 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     return folder.load_checkpoint(row["done"]) if row["done"] else {}
 
 
-def _eligible(run: Run) -> Any:
+def _eligible(run: Run) -> Ints:
     return np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)
 
 
-def _cohort_to_json(cohort: Cohort, run: Run) -> dict[str, Any]:
-    late = {
-        str(k): float(effort)
-        for k, effort in zip(cohort.present.tolist(), cohort.effort, strict=True)
-        if effort < 1
-    }
-    everybody = len(cohort.sampled) == len(_eligible(run))
+def _cohort_to_json(cohort: Cohort, eligible: int) -> dict[str, Any]:
+    slow = np.flatnonzero(cohort.effort < 1)
+    late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
     return {
-        "sampled": "all" if everybody else cohort.sampled.tolist(),
+        "sampled": "all" if len(cohort.sampled) == eligible else cohort.sampled.tolist(),
         "missing": {str(k): cause for k, cause in cohort.missing.items()},
         "late": late,
         "counted": cohort.counted,
         "waited": cohort.waited,
+        "blocked": {str(k): cause for k, cause in cohort.blocked.items()},
     }
 
 
-def _cohort_of_json(row: Mapping[str, Any], run: Run) -> Cohort:
-    sampled = _eligible(run) if row["sampled"] == "all" else np.array(row["sampled"], np.int64)
+def _cohort_of_json(row: Mapping[str, Any], everybody: Ints) -> Cohort:
+    sampled = everybody if row["sampled"] == "all" else np.array(row["sampled"], np.int64)
     missing = {int(k): cause for k, cause in row["missing"].items()}
-    present = sampled[~np.isin(sampled, list(missing))]
-    effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
-    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"])
+    present = sampled[~np.isin(sampled, list(missing))] if missing else sampled
+    effort: Any = np.broadcast_to(1.0, present.shape)
+    if row["late"]:
+        effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
+    blocked = {int(k): cause for k, cause in row["blocked"].items()}
+    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"], blocked)
 
 
 def _summary(run: Run) -> dict[str, Any]:

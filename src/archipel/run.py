@@ -142,7 +142,7 @@ class Run:
         return {label: value for label, value in found.items() if math.isfinite(value)}
 
     def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
-        """Rounds and values of a metric."""
+        """Rounds and values of a metric over all test points, of own models where there are."""
         metric = metric or self.metric
         if self.history and metric not in self.metrics:
             if not self.metrics:
@@ -150,7 +150,7 @@ class Run:
             raise unknown("metric", metric, self.metrics)
         return (
             [entry["round"] for entry in self.history],
-            [entry["metrics"][metric] for entry in self.history],
+            [(entry["own"] or entry["metrics"])[metric] for entry in self.history],
         )
 
     def rounds_to(self, target: float, metric: str | None = None) -> float | None:

@@ -61,10 +61,7 @@ def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     """Return a run as its folder tells it: by path, name, part of its name, or "last"."""
     folder = Folder.find(str(name), Path(out))
     study = study_of(folder)
-    data = study.federation()
-    run = recall(
-        folder, study.algorithm_object, data, study.build_model(data), study, **study.options()
-    )
+    run = recall(folder, *study.parts(), study, **study.options())
     run.state = state_of(folder, folder.journal.row())
     return run
 
@@ -78,15 +75,19 @@ def resume(
 ) -> Run:
     """Go on with a run to its end; one that is done is returned as it is."""
     folder = Folder.find(str(name), Path(out))
-    study = study_of(folder)
+    study = study_of(folder, to_go_on=True)
     with_baselines = folder.journal.row()["description"]["baselines"]
     return study.run_in(
         folder.path, with_baselines, watch=watch, checkpoint_seconds=checkpoint_seconds
     )
 
 
-def study_of(folder: Folder) -> Study:
-    """The study that a run follows."""
+def study_of(folder: Folder, to_go_on: bool = False) -> Study:
+    """The study that a run follows, with the code it began with.
+
+    Where a file of the user's own is gone or has changed since, the copy in the run's folder is
+    read; to go on, a change is refused.
+    """
     row = folder.journal.row()
     tables = row["description"].get("study")
     if tables is None:
@@ -96,8 +97,21 @@ def study_of(folder: Folder) -> Study:
         )
     sources = tables.get("sources", {})
     tables = {name: table for name, table in tables.items() if name != "sources"}
-    base = Path(row["environment"]["folder"])
-    code = [name for name in sources if name.endswith(".py")]
-    if code and not all((base / name).is_file() for name in code):
-        base = folder.path  # which keeps a copy of the code
-    return Study.parse(tables, base)
+    base, copies = Path(row["environment"]["folder"]), folder.path / "code"
+    gone = any(not (base / name).is_file() for name in sources)
+    reasons = []
+    for place in [copies] if to_go_on and gone and copies.is_dir() else [base, copies]:
+        try:
+            study = Study.parse(tables, place)
+            if study.hash == row["hash"]:
+                return study
+            found = study.resolved().get("sources", {})
+            reasons.append(", ".join(n for n in sources if found.get(n) != sources[n]) or "it")
+        except ArchipelError as error:
+            reasons.append(str(error))
+        if to_go_on:
+            break
+    raise ArchipelError(
+        f"run '{folder.path.name}': {reasons[0]} changed since it began; put it back, or start a "
+        f"new run ({copies} keeps the code)."
+    )

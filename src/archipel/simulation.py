@@ -125,16 +125,17 @@ def simulate(
             else:
                 loop.restore(recording.restore(folder, run))
                 begins = ("resumed", f"after round {run.done}")
-                if run.state == "done":
+                baselines = baselines and not recording.has_baselines(folder)
+                if run.state == "done" and not baselines:
                     return run
             run.folder, run.state = path, "running"
             loop.recorder = Recorder(folder, run, loop.engine.state, checkpoint_seconds)
             loop.recorder.event(*begins)
         try:
-            if baselines and not run.baselines:
+            if baselines:
                 loop.baselines(watch.say if watch is not None else lambda text: None)
             loop.go(watch, None if on_round is None else lambda runs: on_round(runs[0]))
-        except ArchipelError as error:
+        except Exception as error:
             if loop.recorder is not None:
                 loop.recorder.fail(error)
             raise
@@ -246,8 +247,7 @@ class Loop:
         self._clock = sum(1 + cohort.waited for cohort in run.participation)
         if state:
             self.engine.restore(state)
-        if run.history:
-            run.vector, run.buffers = self.engine.vector().clone(), self.engine.buffers()
+        self._take_model(run, 0)
 
     def baselines(self, say: Callable[[str], None]) -> None:
         """Train what the run is compared with, with the same budget."""
@@ -256,18 +256,19 @@ class Loop:
             work_of(run.algorithm)  # type: ignore[arg-type]
         except ArchipelError:
             run.notes.append("no baselines: the algorithm has no lr to train a party alone with.")
+            if self.recorder is not None:
+                self.recorder.baselines()
             return
         budget: dict[str, Any] = {
             "rounds": self.rounds,
             "sample": self.who.sample,
             "seed": self.seed,
+            "plan": run.plan,
         }
         parts: Any = (run.algorithm, run.data, run.task_model)
         say("training every party alone, to compare with")
         try:
-            run.baselines["local"], run.elsewhere = baseline.alone_and_elsewhere(
-                *parts, **budget, workers=self.engine.plan.workers
-            )
+            run.baselines["local"], run.elsewhere = baseline.alone_and_elsewhere(*parts, **budget)
         except RunFailed as error:
             run.notes.append(f"no baseline of parties alone: {error}")
         say("training on all data in one place, to compare with")
@@ -281,8 +282,8 @@ class Loop:
     def go(self, watch: Watch | None, on_round: Callable[[list[Run]], bool | None] | None) -> None:
         """Do the rounds that are left."""
         run = self.runs[0]
-        began = time.perf_counter() - run.seconds
         stopped = watch is not None and bool(watch(run))
+        began = time.perf_counter() - run.seconds
         for t in range(run.done, self.rounds):
             if stopped:
                 break
@@ -295,10 +296,13 @@ class Loop:
             run.seconds = time.perf_counter() - began
             if self.recorder is not None:
                 self.recorder.round(spent, evaluated)
+            looks = time.perf_counter()
             stopped = evaluated and on_round is not None and bool(on_round(self.runs))
             stopped = (watch is not None and bool(watch(run))) or stopped
-        for each in self.runs:
+            began += time.perf_counter() - looks  # whoever looks on costs the run nothing
+        for index, each in enumerate(self.runs):
             each.state = "done" if each.done == self.rounds else "stopped"
+            self._take_model(each, index)
         if self.recorder is not None:
             text = f"{run.done} of {self.rounds} rounds"
             self.recorder.end(run.state, text, run.scorecard.to_json())
@@ -308,34 +312,44 @@ class Loop:
         data = self.runs[0].data
         cohort = self.who.draw(self.eligible, self.seed, t, self._partial, self._work, self._clock)
         self._clock += 1 + cohort.waited
-        outcome = Outcome(cohort.present, cohort.present[:0], 0)
-        notes = []
+        outcome = Outcome(cohort.present[:0], cohort.present[:0], 0)
+        notes, spent = [], Spent()
         if cohort.counted:
             outcome = self.engine.round(t, cohort.present, cohort.effort)
+            reached = len(cohort.sampled) - list(cohort.missing.values()).count("away")
+            spent = Spent(outcome.gradients, *self.engine.traffic(t, outcome, reached))
+            if len(outcome.arrived) < len(cohort.present):
+                arrived = np.isin(cohort.present, outcome.arrived)
+                cohort = cohort._replace(
+                    present=cohort.present[arrived], effort=cohort.effort[arrived]
+                )
         else:
             notes.append(f"round {t + 1}: below the quorum, not counted.")
         if cohort.waited:
-            notes.append(f"round {t + 1}: tried {cohort.waited + 1} times to reach the quorum.")
+            who = ", ".join(f"{data.name(k)} {cause}" for k, cause in [*cohort.blocked.items()][:5])
+            notes.append(f"round {t + 1}: waited {cohort.waited} times for the quorum ({who}).")
         for k in outcome.diverged.tolist():
             cohort.missing[k] = "diverged"
             notes.append(
                 f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
             )
-        arrived = np.isin(cohort.present, outcome.arrived)
-        cohort = cohort._replace(present=cohort.present[arrived], effort=cohort.effort[arrived])
         for run in self.runs:
             run.participation.append(cohort)
             run.notes += notes
-        return Spent(outcome.gradients, *self.engine.traffic(t, outcome, len(cohort.sampled)))
+        return spent
+
+    def _take_model(self, run: Run, index: int) -> None:
+        run.vector = self.engine.vector(index if self.swept else None).clone()
+        run.buffers = self.engine.buffers()
 
     def _evaluate(self, t: int, seconds: float) -> None:
         """Score every run after round t."""
         engine = self.engine
         for index, run in enumerate(self.runs):
-            run.vector = engine.vector(index if self.swept else None).clone()
+            self._take_model(run, index)
             scores = engine.evaluate(run.vector)
             own = engine.evaluate(own=True) if engine.peer and not self.swept else None
-            run.parties, run.buffers = (own or scores).parties, engine.buffers()
+            run.parties = (own or scores).parties
             if scores.pooled and run.metric not in scores.pooled:
                 raise unknown("metric", run.metric, scores.pooled)
             cohort = run.participation[-1]

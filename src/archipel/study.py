@@ -196,8 +196,17 @@ class Study(BaseModel):
     def sources(self) -> dict[str, bytes]:
         """The files of the user's own that the study names."""
         data = self.data
-        named = [name or "" for name in (self.algorithm.name, self.model.name, data.name)]
-        paths = [path for name in named if (path := plugins.file_of(name, self._base))]
+        named: list[tuple[plugins.Kind, str | None]] = [
+            ("algorithm", self.algorithm.name),
+            ("model", self.model.name),
+            ("data", data.name),
+        ]
+        paths = [
+            path
+            for kind, name in named
+            if name is not None
+            for path in plugins.files_of(kind, name, self._base)
+        ]
         if data.file is not None:
             paths.append(self._base / data.file)
         elif data.folder is not None and data.name is None:
@@ -206,12 +215,12 @@ class Study(BaseModel):
 
     def files(self) -> dict[str, bytes]:
         """What a run's folder keeps of the study: the resolved file, and the code it names."""
-        kept = {"study.toml": self.toml().encode()}
-        for name, content in self.sources().items():
-            if name.endswith(".py"):
-                short = Path(name).name
-                kept[short if short not in kept else f"{len(kept)}-{short}"] = content
-        return kept
+        code = {
+            f"code/{name}": content
+            for name, content in self.sources().items()
+            if name.endswith(".py") and not name.startswith("..")
+        }
+        return {"study.toml": self.toml().encode(), **code}
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -254,16 +263,24 @@ class Study(BaseModel):
         path = self._begun(Path(out)) if resume else None
         if path is not None:
             return self.run_in(path, baselines, watch, workers, checkpoint_seconds)
+        parts = self.parts()
         is_new = not Path(out).exists()
         path = reserve(Path(out), self.name)
         try:
-            return self.run_in(path, baselines, watch, workers, checkpoint_seconds)
+            return self.run_in(path, baselines, watch, workers, checkpoint_seconds, parts)
         finally:
             if not Folder.exists(path):
                 path.rmdir()
                 if is_new:
                     with suppress(OSError):  # somebody else has a run in it by now
                         Path(out).rmdir()
+
+    def parts(self) -> tuple[Algorithm, Federation, Model]:
+        """Make what the study names: algorithm, data and model."""
+        data = self.federation()
+        model = self.build_model(data)
+        self._check_metric(data, model)
+        return self.algorithm_object, data, model
 
     def run_in(
         self,
@@ -272,18 +289,14 @@ class Study(BaseModel):
         watch: Watch | None = None,
         workers: int | None = None,
         checkpoint_seconds: float = 1.0,
+        parts: tuple[Algorithm, Federation, Model] | None = None,
     ) -> Run:
         """Run the study in this folder, from where it is."""
         options = self.options()
         if workers is not None:
             options["workers"] = workers
-        data = self.federation()
-        model = self.build_model(data)
-        self._check_metric(data, model)
         return simulate(
-            self.algorithm_object,
-            data,
-            model,
+            *(parts or self.parts()),
             out=path,
             study=self,
             baselines=baselines,

@@ -103,7 +103,7 @@ def test_an_error_at_a_party_reaches_the_user(workers):
     xs = [torch.ones(4, 2), torch.ones(4, 2), torch.ones(4, 2) * 1000]
     data = ar.Federation.from_arrays(xs, [torch.tensor([0, 1, 0, 1])] * 3, test=0.0)
     engine = ar.LocalEngine(ar.FedAvg(), data, ar.Model(Fragile()), plan=Plan("one", 1, workers))
-    with engine, pytest.raises((RuntimeError, IndexError), match="a bug of the user's"):
+    with engine, pytest.raises((ar.ArchipelError, IndexError), match="a bug of the user's"):
         engine.round(0, range(3))
 
 

@@ -11,6 +11,7 @@ import torch
 
 import archipel as ar
 from archipel.errors import RunFailed
+from archipel.store import folder as folders
 from archipel.store.files import write
 from archipel.store.folder import Folder, reserve, runs_in
 
@@ -189,3 +190,128 @@ def test_a_killed_run_reads_interrupted(tmp_path):
 
     assert ar.resume("last", tmp_path).state == "done"
     assert ar.list_runs(tmp_path)[0].state == "done"
+
+
+def test_a_run_stopped_between_evaluations_keeps_the_model_it_has(tmp_path):
+    import safetensors.torch
+
+    stopped = simulate(tmp_path / "a", evaluate_every=4, watch=StopAfter(5))
+    whole = simulate(None, rounds=5, evaluate_every=1)
+    stored = safetensors.torch.load_file(tmp_path / "a" / "model.safetensors")
+
+    assert torch.equal(stopped.vector, whole.vector)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(stored[name], tensor)
+
+
+def test_baselines_do_not_depend_on_who_reads_them(tmp_path):
+    run = simulate(tmp_path / "a", baselines=True)
+    again = simulate(tmp_path / "a", baselines=True)
+
+    assert again.scorecard.to_json() == run.scorecard.to_json()
+    assert run.elsewhere["auc"].dtype == torch.float64
+
+
+def test_baselines_asked_for_later_are_trained(tmp_path):
+    assert simulate(tmp_path / "a").baselines == {}
+    assert set(simulate(tmp_path / "a", baselines=True).baselines) == {"local", "central"}
+    assert set(simulate(tmp_path / "a").baselines) == {"local", "central"}
+
+
+def test_a_run_below_quorum_is_told_up_to_there(tmp_path):
+    with pytest.raises(ar.ArchipelError, match="below the quorum"):
+        simulate(tmp_path / "a", quorum=4, on_missing="abort", away={"va": "4-5"})
+    row = Folder.open(tmp_path / "a").journal.row()
+
+    assert (row["state"], row["done"]) == ("failed", 3)
+
+
+def test_waiting_is_told_and_costs_nothing_twice(tmp_path):
+    run = simulate(tmp_path / "a", quorum=4, on_missing="wait", away={"va": "2-3"})
+    again = simulate(tmp_path / "a", quorum=4, on_missing="wait", away={"va": "2-3"})
+
+    assert run.participation[1].waited == 2 and run.participation[1].blocked == {3: "away"}
+    assert "waited 2 times for the quorum (va away)" in run.notes[0]
+    assert again.participation[1].blocked == {3: "away"}
+
+
+def test_what_the_rounds_cost(tmp_path):
+    there = simulate(None, rounds=3)
+    away = simulate(None, rounds=3, away={"va": "2"})
+    below = simulate(None, rounds=3, away={"va": "2"}, quorum=4)
+
+    assert away.spent.down == there.spent.down * 11 // 12  # who is away receives nothing
+    assert below.spent.up == there.spent.up * 2 // 3  # a round that does not count costs nothing
+    assert below.participation[1].counted is False
+
+
+def test_another_federation_or_topology_is_another_run(tmp_path):
+    from dataclasses import replace
+
+    from archipel.graphs import topology
+
+    data = ar.load("heart_disease")
+    ring = {"topology": topology("ring", 4), "rounds": 4, "workers": 1}
+    ar.simulate(ar.DSGD(), data, out=tmp_path / "a", watch=StopAfter(2), **ring)
+    assert ar.simulate(ar.DSGD(), data, out=tmp_path / "a", **ring).done == 4
+    with pytest.raises(ar.ArchipelError, match="another one"):
+        star = {**ring, "topology": topology("star", 4)}
+        ar.simulate(ar.DSGD(), data, out=tmp_path / "a", **star)
+    simulate(tmp_path / "b", watch=StopAfter(2))
+    fewer = replace(data, training=3)
+    with pytest.raises(ar.ArchipelError, match=r"data differ"):
+        ar.simulate(ar.Scaffold(lr=0.05), fewer, out=tmp_path / "b", **OPTIONS)
+
+
+def test_a_hostile_checkpoint_is_refused(tmp_path):
+    import safetensors.torch
+
+    simulate(tmp_path / "a", watch=StopAfter(2))
+    (path,) = (tmp_path / "a").glob("checkpoint-*")
+    good = safetensors.torch.load_file(path)
+    for name, bad in {
+        "visited": good["visited"] + 99,
+        "shared.0": good["shared.0"].double(),
+        "own.0": good["own.0"][:1],
+    }.items():
+        safetensors.torch.save_file({**good, name: bad}, path)
+        with pytest.raises(ar.ArchipelError, match="checkpoint"):
+            simulate(tmp_path / "a")
+
+
+def test_odd_folders_and_private_ones(tmp_path):
+    run = simulate(tmp_path / "what?x=1" / "50%25")
+    assert run.state == "done" and ar.list_runs(tmp_path / "what?x=1")[0].state == "done"
+
+    code = (
+        "import os; os.umask(0o077)\n"
+        "import sys, archipel as ar\n"
+        "ar.simulate(ar.FedAvg(), 'heart_disease', rounds=1, workers=1, out=sys.argv[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=True, timeout=120)
+    modes = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "p").iterdir()}
+    assert set(modes.values()) == {0} and (tmp_path / "p").stat().st_mode & 0o077 == 0
+
+
+def test_a_worker_holds_no_lock(tmp_path):
+    simulate(tmp_path / "a", watch=StopAfter(2))
+    with Folder.open(tmp_path / "a") as folder:
+        child = os.fork()
+        if child == 0:
+            os._exit(1 if folders._HELD else 0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert folder.at_work
+
+
+def test_an_error_in_the_middle_is_a_failed_run(tmp_path):
+    class Breaks:
+        def __call__(self, run):
+            if run.done == 3:
+                raise ZeroDivisionError("mine")
+
+        def say(self, text):
+            pass
+
+    with pytest.raises(ZeroDivisionError):
+        simulate(tmp_path / "a", watch=Breaks())
+    assert Folder.open(tmp_path / "a").journal.row()["state"] == "failed"

@@ -7,6 +7,7 @@ Modules here import the rest of Archipel inside their commands, so that --help i
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -18,7 +19,7 @@ from archipel.cli.listing import data, list_, show
 from archipel.cli.new import new
 from archipel.cli.run import resume, run
 from archipel.cli.runs import export, report, runs
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, one_line
 
 app = typer.Typer(
     name="archipel",
@@ -51,3 +52,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("archipel: stopped.", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        if os.environ.get("ARCHIPEL_DEBUG"):
+            raise
+        from archipel.plugins import reason
+
+        said = f"archipel: failed: {reason(error)} (ARCHIPEL_DEBUG=1 shows where)."
+        print(one_line(said), file=sys.stderr)
+        sys.exit(1)

@@ -301,11 +301,21 @@ class LocalEngine:
         here = self.state()
         for name, tensor in here.items():
             skip = 0 if name.startswith("shared.") else 1  # a row per party that took part
-            if name not in state or state[name].shape[skip:] != tensor.shape[skip:]:
+            found = state.get(name)
+            rows = len(state["visited"]) if skip and "visited" in state else None
+            if (
+                found is None
+                or found.dtype != tensor.dtype
+                or found.shape[skip:] != tensor.shape[skip:]
+                or (rows is not None and len(found) != rows)
+            ):
                 raise ArchipelError(
                     f"the checkpoint does not fit {type(self.algorithm).__name__} on this model: "
                     f"'{name}' differs; resume with the study that began."
                 )
+        ids = state["visited"]
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.data.parties):
+            raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
         names = iter(range(len(leaves(self.shared))))
         self.shared = tree_map(lambda _: state[f"shared.{next(names)}"].clone(), self.shared)
         self._memory.restore(state)

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -159,17 +160,21 @@ def _answer(worker: Worker, message: Json) -> Json:
     try:
         return worker.handle(message)
     except ArchipelError as error:
-        return {"error": str(error), "expected": True}
+        return {"error": str(error), "kind": type(error).__name__}
     except (EOFError, BrokenPipeError):
         raise
-    except Exception:
-        return {"error": traceback.format_exc(), "expected": False}
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        said = f"{type(error).__name__}: {error} ({where})"
+        return {"error": said, "kind": "RunFailed", "traceback": traceback.format_exc()}
 
 
 def _raise(answer: Json) -> None:
     if "error" in answer:
-        kind = ArchipelError if answer["expected"] else RuntimeError
-        raise kind(answer["error"])
+        kinds = {kind.__name__: kind for kind in (ArchipelError, RunFailed)}
+        cause = RuntimeError(answer["traceback"]) if "traceback" in answer else None
+        raise kinds.get(answer["kind"], ArchipelError)(answer["error"]) from cause
 
 
 def shares(costs: list[float], workers: int) -> list[list[int]]:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from archipel.errors import RunFailed
 
+UMASK = os.umask(0)  # which rights the user does not give; can only be asked by setting it
+os.umask(UMASK)
+
 
 def write(path: Path, content: bytes) -> None:
     """Write to the side, sync, rename, sync the folder."""
@@ -27,7 +30,7 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(side).chmod(0o644)
+        Path(side).chmod(0o666 & ~UMASK)
         Path(side).replace(path)
     except BaseException:
         Path(side).unlink(missing_ok=True)

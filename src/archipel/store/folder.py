@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -21,10 +22,22 @@ import safetensors.torch
 from torch import Tensor
 
 from archipel.errors import ArchipelError, unknown
-from archipel.store.files import sync, write
+from archipel.store.files import UMASK, sync, write
 from archipel.store.journal import Journal
 
 JOURNAL, MODEL = "journal.db", "model.safetensors"
+_TRIES = 10  # to take a lock, twenty a second
+_HELD: set[int] = set()  # locks of this process
+
+
+def _let_go() -> None:
+    """A forked worker holds no lock: it may outlive the process whose run it is."""
+    for handle in _HELD:
+        os.close(handle)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class Folder:
@@ -32,7 +45,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.journal = Journal(f"sqlite:///{path / JOURNAL}")
+        self.journal = Journal(path / JOURNAL)
         self._lock: int | None = None
 
     # -- making and finding ------------------------------------------------------------------------
@@ -59,11 +72,12 @@ class Folder:
             ) from None
         try:
             for name, content in files.items():
+                (side / name).parent.mkdir(parents=True, exist_ok=True)
                 write(side / name, content)
-            journal = Journal(f"sqlite:///{side / JOURNAL}", path.name)
+            journal = Journal(side / JOURNAL, path.name)
             journal.begin(row, roster)
             journal.close()
-            side.chmod(0o755)
+            side.chmod(0o777 & ~UMASK)
             side.rename(path)  # fails where something is in the way
         except OSError as error:
             shutil.rmtree(side)
@@ -105,22 +119,30 @@ class Folder:
 
     def __enter__(self) -> Self:
         """Take the lock."""
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(handle, 20).decode().strip() or "another"
-            os.close(handle)
-            raise ArchipelError(
-                f"run '{self.path.name}' is at work in process {holder}: wait for it, or stop it."
-            ) from None
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        for attempt in range(_TRIES):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if attempt + 1 < _TRIES:  # somebody may only be looking
+                    time.sleep(0.05)
+                    continue
+                holder = os.read(handle, 20).decode().strip() or "another"
+                os.close(handle)
+                raise ArchipelError(
+                    f"run '{self.path.name}' is at work in process {holder}: wait for it, or stop "
+                    "it."
+                ) from None
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
         self._lock = handle
+        _HELD.add(handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
+            _HELD.discard(self._lock)
             os.close(self._lock)
             self._lock = None
         self.journal.close()
@@ -133,7 +155,7 @@ class Folder:
         except OSError:
             return False
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
         finally:
@@ -182,7 +204,7 @@ def runs_in(out: Path) -> list[Path]:
         path.parent
         for pattern in (f"*/{JOURNAL}", f"*/*/{JOURNAL}")
         for path in out.glob(pattern)
-        if not path.relative_to(out).parts[0].startswith(".")
+        if not any(part.startswith(".") for part in path.relative_to(out).parts)
     )
 
 

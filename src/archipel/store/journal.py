@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,7 @@ ROUNDS = sa.Table(
     sa.Column("late", sa.JSON, nullable=False),  # party -> share of its work that it did
     sa.Column("counted", sa.Boolean, nullable=False),
     sa.Column("waited", sa.Integer, nullable=False),
+    sa.Column("blocked", sa.JSON, nullable=False),  # who was missing while it was waited for
     sa.Column("gradients", sa.Integer, nullable=False),
     sa.Column("bytes_up", sa.Integer, nullable=False),
     sa.Column("bytes_down", sa.Integer, nullable=False),
@@ -114,15 +116,18 @@ def now() -> str:
 class Journal:
     """One run's part of a database; without a name, the only run there is."""
 
-    def __init__(self, url: str, run: str | None = None) -> None:
+    def __init__(self, path: Path, run: str | None = None) -> None:
         self._name = run
+        url = sa.URL.create("sqlite", database=str(path))
         self._engine = sa.create_engine(url, connect_args={"timeout": 60})
 
     @property
     def run(self) -> str:
         if self._name is None:
             with self._transaction() as connection:
-                self._name = connection.execute(sa.select(RUNS.c.run)).scalar_one()
+                self._name = connection.execute(sa.select(RUNS.c.run)).scalar()
+        if self._name is None:
+            raise RunFailed(f"the journal {self._engine.url.database} knows no run.")
         return self._name
 
     def close(self) -> None:
@@ -166,8 +171,9 @@ class Journal:
         entries: Sequence[Mapping[str, Any]] = (),
         party_metrics: Sequence[tuple[int, str, Tensor]] = (),
         events: Sequence[Event] = (),
+        keep_last: bool = False,
     ) -> None:
-        """Write all of it or nothing."""
+        """Write all of it or nothing; `keep_last` forgets parties' metrics of earlier rounds."""
         groups: list[tuple[sa.Table, list[dict[str, Any]]]] = [
             (ROUNDS, [dict(each) for each in rounds]),
             (EVALUATIONS, [{"round": each["round"], "entry": each} for each in entries]),
@@ -183,6 +189,9 @@ class Journal:
         with self._transaction() as connection:
             if row:
                 connection.execute(sa.update(RUNS).where(RUNS.c.run == self.run).values(**row))
+            if keep_last and any(t > 0 for t, _, _ in party_metrics):
+                earlier = (PARTY_METRICS.c.run == self.run) & (PARTY_METRICS.c.round > 0)
+                connection.execute(sa.delete(PARTY_METRICS).where(earlier))
             for table, rows in groups:
                 if rows:
                     connection.execute(table.insert(), [{"run": self.run, **each} for each in rows])
@@ -221,9 +230,6 @@ class Journal:
             Event(row["time"], row["round"], row["kind"], row["text"])
             for row in self._all(EVENTS, EVENTS.c.id)
         ]
-
-    def roster(self) -> list[dict[str, Any]]:
-        return self._all(ROSTER, ROSTER.c.party)
 
     def _all(self, table: sa.Table, order: sa.Column[Any]) -> list[dict[str, Any]]:
         query = sa.select(table).where(table.c.run == self.run).order_by(order)
