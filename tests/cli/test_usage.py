@@ -90,7 +90,7 @@ RUN = ["run", "fedavg", "--data", "heart_disease"]
         (["run", "fedavgg"], "unknown algorithm 'fedavgg': did you mean 'fedavg'?"),
         (["run", "no.py", "--data", "moons"], "cannot be read (No such file"),
         (["run", "fedavg"], "data.name is missing"),
-        (["run", "fedavg", "--data", "heart"], "unknown dataset 'heart': did you mean 'heart_disease'"),
+        (["run", "fedavg", "--data", "heart"], "'heart': did you mean 'heart_disease'"),
         (["run", "fedavg", "--data", "no.csv"], "data.target is missing"),
         ([*RUN, "--rounds", "0"], "study.rounds = 0: give a whole number from 1."),
         ([*RUN, "--seed", "-1"], "study.seed = -1: give a whole number from 0."),
