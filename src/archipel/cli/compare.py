@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from archipel.cli import options as o
+from archipel.cli.watching import Stoppable, stoppable
 from archipel.errors import unknown
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def compare(
         raise unknown("format", form, ("md", "csv", "latex"))
     from archipel.comparison import compare as run_all
     from archipel.comparison import read_grid
+    from archipel.comparison.design import value_of
 
     shared = [each for each in sets or [] if each.startswith("algorithm.")]
     flags: dict[str, Any] = {
@@ -111,7 +113,7 @@ def compare(
         done = run_all(
             specs,
             study=base if names else None,
-            algorithm={field.strip(): o.value_of(value) for field, _, value in fields if names},
+            algorithm={field.strip(): value_of(value) for field, _, value in fields if names},
             seeds=seeds,
             grid=read_grid(grid or []),
             baselines=baselines,
@@ -169,7 +171,7 @@ class Line:
 
 
 @contextmanager
-def progress() -> Iterator[Line]:
+def progress() -> Iterator[Stoppable]:
     """A line that goes away at the end; nothing where standard error is no terminal.
 
     It is drawn between rounds, by no thread: workers are forked in the meantime.
@@ -186,7 +188,8 @@ def progress() -> Iterator[Line]:
         disable=not console.is_terminal,
     ) as bar:
         try:
-            yield Line(bar)
+            with stoppable(Line(bar)) as watch:
+                yield watch
         except KeyboardInterrupt:
             from archipel.comparison import Stopped
 

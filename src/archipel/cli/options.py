@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +103,7 @@ def study_of_flags(
     sets: list[str] | None = None,
 ) -> Study:
     """The study of a file or an algorithm's name, with what the flags say."""
+    from archipel.comparison.design import value_of
     from archipel.study import Study, changed
 
     flags: dict[str, Any] = {
@@ -132,19 +131,6 @@ def study_of_flags(
         shown = Path(data.partition(":")[0]).stem if data else ""
         changes.setdefault("study.name", f"{stem}-{shown}" if shown else stem)
     return Study.parse(changed(given, changes))
-
-
-def value_of(text: str) -> Any:
-    """A value as a study file would read it; what is no TOML is a text.
-
-    >>> value_of("0.1"), value_of("[1, 2]"), value_of("ring")
-    (0.1, [1, 2], 'ring')
-    """
-    try:
-        found = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return text
-    return found["value"] if len(found) == 1 else text
 
 
 def _data(data: str | None) -> dict[str, Any]:
@@ -177,20 +163,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one strict JSON document: NaN and infinity become null."""
+    from archipel.report.tables import plain
+
     json.dump(plain(document), sys.stdout, allow_nan=False)
     print()
-
-
-def plain(value: Any) -> Any:
-    """A value of plain JSON kinds."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, int | str | bool):
-        return value
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    return str(value)

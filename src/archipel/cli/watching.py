@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look on at a run, and stop it at the end of a round when asked to."""
+"""Look on at runs, and stop at the end of a round when asked to."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ class Stoppable:
         return bool(self._view(run)) or self._asked
 
     def say(self, text: str) -> None:
+        """Tell what comes next, which is no round; asked to stop, it does not come."""
+        self._in_rounds = False
+        if self._asked:
+            raise KeyboardInterrupt
         self._view.say(text)
 
     def ask(self, _signal: int, _frame: FrameType | None) -> None:
@@ -35,17 +39,23 @@ class Stoppable:
 
 
 @contextmanager
+def stoppable(view: Watch) -> Iterator[Stoppable]:
+    """Have Ctrl-C and SIGTERM ask the view to stop."""
+    watch = Stoppable(view)
+    before = {
+        number: signal.signal(number, watch.ask) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield watch
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def watching() -> Iterator[Stoppable]:
     """Show a live picture where there is a terminal."""
     from archipel.report.live import LiveView
 
-    with LiveView() as view:
-        watch = Stoppable(view)
-        before = {
-            number: signal.signal(number, watch.ask) for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield watch
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    with LiveView() as view, stoppable(view) as watch:
+        yield watch

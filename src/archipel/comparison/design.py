@@ -194,11 +194,16 @@ def read_spec(spec: str) -> tuple[str, Settings]:
 
 
 def value_of(text: str) -> Any:
-    """A value as a study file would read it; what is no TOML is a text."""
+    """A value as a study file would read it; what is no TOML is a text.
+
+    >>> value_of("0.1"), value_of("[1, 2]"), value_of("ring")
+    (0.1, [1, 2], 'ring')
+    """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
+    return found["value"] if len(found) == 1 else text
 
 
 def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:

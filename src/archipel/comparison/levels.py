@@ -10,17 +10,19 @@ from typing import Any
 from archipel import baselines
 from archipel.algorithms.fedavg import FedAvg
 from archipel.comparison.design import Design, Entry, chosen
-from archipel.comparison.results import CENTRAL, LOCAL, Result, plain, quantiles
+from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.pool import Pool, cores, each_block
 from archipel.errors import RunFailed
 from archipel.metrics import PRIMARY, larger_is_better
+from archipel.report.tables import plain
 from archipel.run import spread
 from archipel.study import Study
 
 Level = dict[str, Any]  # a Result's fields
+Points = dict[str, float]  # metrics of one model on all test points; of every party's, their mean
 
 
 class Levels:
@@ -54,13 +56,15 @@ class Levels:
         if "local" in self._stored.get(str(seed), {}):
             return False
         study, work = self._work(seed, settings)
-        level = _trained(
-            lambda: baselines.alone(
+
+        def train() -> tuple[Evaluation, Points]:
+            scores, elsewhere = baselines.alone_and_elsewhere(
                 work, data, study.build_model(data), **_budget(study), workers=self._workers
-            ),
-            study,
-            data,
-        )
+            )
+            seen = {name: values[: data.training] for name, values in elsewhere.items()}
+            return scores, {name: float(values.nanmean()) for name, values in seen.items()}
+
+        level = _trained(train, study, data)
         self._stored.setdefault(str(seed), {})["local"] = level
         return True
 
@@ -82,16 +86,17 @@ class Levels:
         """Train on all data of one seed."""
         study, work = self._work(message["seed"], message["settings"])
         data = study.federation()
-        return _trained(
-            lambda: baselines.pooled(work, data, study.build_model(data), **_budget(study)),
-            study,
-            data,
-        )
+
+        def train() -> tuple[Evaluation, Points]:
+            scores = baselines.pooled(work, data, study.build_model(data), **_budget(study))
+            return scores, scores.pooled
+
+        return _trained(train, study, data)
 
     def results(self) -> tuple[Result, ...]:
         """All of them, as rows of the table."""
         return tuple(
-            Result(label, seed, own_models=name == "local", **self._stored[str(seed)][name])
+            Result(label, seed, **self._stored[str(seed)][name])
             for name, label in (("local", LOCAL), ("central", CENTRAL))
             for seed in self._plan.seeds
         )
@@ -115,24 +120,26 @@ def _budget(study: Study) -> dict[str, Any]:
     return {"rounds": about.rounds, "sample": study.round.sample, "seed": about.seed}
 
 
-def _trained(train: Callable[[], Evaluation], study: Study, data: Federation) -> Level:
+def _trained(
+    train: Callable[[], tuple[Evaluation, Points]], study: Study, data: Federation
+) -> Level:
     """A baseline as the last round of a run would be."""
     metric, began = study.study.metric or PRIMARY[data.task], time.perf_counter()
     try:
-        scores = train()
+        scores, points = train()
     except RunFailed as error:
         return {"failed": str(error)}
     values, up = scores.parties[metric], larger_is_better(metric)
     entry = {
         "round": study.study.rounds,
-        "metrics": scores.pooled,
-        "own": scores.pooled,
+        "metrics": points,
         "new": scores.new or None,
         "seen_parties": spread(values[: data.training], up),
         "new_parties": spread(values[data.training :], up),
     }
     return {
         "history": [plain(entry)],
+        "curve": plain([[study.study.rounds, points[metric]]] if metric in points else []),
         "spread": quantiles(values[: data.training]),
         "seconds": time.perf_counter() - began,
     }

@@ -66,6 +66,7 @@ class Result:
     edges: dict[str, str] = field(default_factory=dict)  # where that was the largest or smallest
     own_models: bool = False  # each party uses its own model
     history: list[Round] = field(default_factory=list)
+    curve: list[list[Any]] = field(default_factory=list)  # `Run.curve`: rounds and values
     spread: list[float] = field(default_factory=list)  # of the seen parties' last values, sorted
     bytes: dict[str, int] | None = None  # up, down
     gradients: int | None = None
@@ -82,17 +83,14 @@ class Result:
         value = (self.last.get(part) or {}).get(name)
         return None if value is None else float(value)
 
+    @property
+    def final(self) -> float | None:
+        """Where the curve ends."""
+        return self.curve[-1][1] if self.curve and self.failed is None else None
+
     def points(self, metric: str) -> float | None:
         """Over all test points, with the models that parties use."""
-        if self.own_models and metric in RANKS:
-            return None
-        return self.at(self.last, metric)
-
-    def at(self, entry: Round, metric: str) -> float | None:
-        """A point of the curve; of peers that cannot be ranked together, their mean model's."""
-        own = self.own_models and metric not in RANKS
-        value = (entry.get("own" if own else "metrics") or {}).get(metric)
-        return None if value is None else float(value)
+        return None if self.own_models and metric in RANKS else self.final
 
     def carried(self, entry: Round) -> int:
         """Bytes over the network up to a round: what one peer sends, another receives."""
@@ -100,18 +98,19 @@ class Result:
         return sent["up"] if self.own_models else sent["up"] + sent["down"]
 
     def rounds_to(self, target: float, metric: str) -> float | None:
-        """Rounds to a target: the best value so far, interpolated; None if never."""
+        """`Run.rounds_to`, of a curve that was stored."""
         sign = 1 if larger_is_better(metric) else -1
         before, best = 0.0, -math.inf
-        for entry in self.history if self.failed is None and self.bytes is not None else []:
-            t, value = entry["round"], self.at(entry, metric)
+        t: float
+        value: float | None
+        for t, value in self.curve if self.failed is None and self.bytes is not None else []:
             if value is None:
                 continue
             if sign * value >= sign * target:
                 if best == -math.inf:
                     return float(t)
                 share = (sign * target - best) / (sign * value - best)
-                return before + float(t - before) * share
+                return before + (t - before) * share
             best, before = max(best, sign * value), float(t)
         return None
 
@@ -168,7 +167,7 @@ class Comparison:
         if self.asked is not None:
             return float(self.asked)
         up = larger_is_better(self.metric)
-        final = self._stats(self.results, lambda each: each.at(each.last, self.metric))
+        final = self._stats(self.results, lambda each: each.final)
         means = [stat.mean for stat in final.values() if stat.mean is not None]
         if not means:
             return None
@@ -331,17 +330,6 @@ def quantiles(values: Tensor) -> list[float]:
     if len(known) > _QUANTILES:
         known = known.quantile(torch.linspace(0, 1, _QUANTILES, dtype=torch.float64))
     return [float(each) for each in known]
-
-
-def plain(value: Any) -> Any:
-    """A value as strict JSON has it: None for what is not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
 
 
 def dumps(document: Mapping[str, Any]) -> bytes:

@@ -141,6 +141,7 @@ def notes(comparison: Comparison, bold: bool) -> list[str]:
             f"Of {of}: each party's own model on its own test points."
             + (rank if comparison.metric in RANKS else "")
         )
+    lines += [_alone(row) for row in comparison.baselines if row.label == LOCAL]
     if comparison.grid:
         fields = " and ".join(comparison.grid)
         lines.append(
@@ -169,6 +170,19 @@ def notes(comparison: Comparison, bold: bool) -> list[str]:
         lines += [f"{_EDGE} {row.label}: {text}" for text in _edges(row)]
         lines += [f"{row.label}, seed {seed} failed: {why}" for seed, why in row.failed.items()]
     return lines
+
+
+def _alone(row: Row) -> str:
+    """Whose points a party's own model is tested on."""
+    if row.figures["points"].known:
+        return (
+            f"Of {row.label}: over all test points, a party's own model tested on everybody's "
+            "(mean over models); over parties, each on its own."
+        )
+    return (
+        f"Of {row.label}: each party's own model on its own test points; on everybody's it is left "
+        "out where there are many parties."
+    )
 
 
 def _edges(row: Row) -> list[str]:

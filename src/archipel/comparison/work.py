@@ -17,7 +17,7 @@ from typing import Any
 
 from archipel.comparison.design import Design, Entry, Settings, chosen, design
 from archipel.comparison.levels import Levels, worker
-from archipel.comparison.results import Comparison, Result, dumps, plain, quantiles
+from archipel.comparison.results import Comparison, Result, dumps, quantiles
 from archipel.comparison.tuning import Choice, at_edge, choose
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
@@ -25,7 +25,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange import is_peer
 from archipel.metrics import PRIMARY
 from archipel.models import default_model
-from archipel.report.style import styled
+from archipel.report.tables import plain
 from archipel.run import Run
 from archipel.sections import About
 from archipel.simulation import Loop, Options, Watch, simulate
@@ -34,7 +34,7 @@ from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import Study, changed
 
 FILE = "comparison.json"
-VERSION = 1
+VERSION = 2
 
 
 class Stopped(ArchipelError):
@@ -284,6 +284,8 @@ class _Work:
             return
         for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
             write(self.folder / f"table.{suffix}", done.table(form).encode())
+        from archipel.report.style import styled
+
         figure = done.plot()
         for suffix in ("png", "svg"):
             content = BytesIO()
@@ -295,9 +297,11 @@ class _Work:
 
 def _of_run(start: Result, run: Run) -> Result:
     values = run.parties.get(run.metric)
+    curve = zip(*run.curve(), strict=True) if run.metric in run.metrics else ()
     return replace(
         start,
         history=plain(run.history),
+        curve=plain(list(curve)),
         spread=[] if values is None else quantiles(values[: run.data.training]),
         bytes={"up": run.spent.up, "down": run.spent.down},
         gradients=run.spent.gradients,
@@ -354,8 +358,10 @@ def _read(folder: Path) -> dict[str, Any]:
         stored: dict[str, Any] = json.loads((folder / FILE).read_bytes())
     except OSError as error:
         raise ArchipelError(f"'{folder}' is no comparison: {FILE} ({error.strerror}).") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ArchipelError(f"'{folder / FILE}' is not JSON: put it back from a copy.") from None
+    if not isinstance(stored, dict):
+        raise ArchipelError(f"'{folder / FILE}' is no object: put it back from a copy.")
     if stored.get("version") != VERSION:
         raise ArchipelError(
             f"'{folder / FILE}' has version {stored.get('version')}, this is version {VERSION}: "
@@ -365,7 +371,12 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _begun(out: Path, plan: Design) -> Path | None:
-    """The last comparison of this very design."""
+    """The last comparison of this very design; what cannot be read is another one."""
     files = sorted(out.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
-    found = [path.parent for path in files if _read(path.parent)["hash"] == plan.hash]
-    return found[-1] if found else None
+    for path in reversed(files):
+        try:
+            if _read(path.parent)["hash"] == plan.hash:
+                return path.parent
+        except ArchipelError:
+            continue
+    return None

@@ -31,7 +31,7 @@ def curves_and_spread(comparison: Comparison, path: str | Path | None = None) ->
         left, right = figure.subplots(1, 2, width_ratios=(5, 4))
         looks = [(_COLOURS[i % 8], _STYLES[i // 8 % 4]) for i in range(len(rows))]
         for row, (colour, style) in zip(rows, looks, strict=True):
-            _curve(left, row, comparison.metric, colour, style)
+            _curve(left, row, colour, style)
         for row, style in zip(levels, (":", "--"), strict=False):
             mean = row.figures["points"].mean
             if mean is not None:
@@ -60,16 +60,14 @@ def curves_and_spread(comparison: Comparison, path: str | Path | None = None) ->
     return figure
 
 
-def _curve(axes: Axes, row: Row, metric: str, colour: str, style: str) -> None:
+def _curve(axes: Axes, row: Row, colour: str, style: str) -> None:
     """Mean over seeds, with a band of one standard deviation."""
-    runs = [each for each in row.results if each.history]
-    length = min((len(each.history) for each in runs), default=0)
+    runs = [each.curve for each in row.results if each.curve]
+    length = min(map(len, runs), default=0)
     if length == 0:
         return
-    rounds = [entry["round"] for entry in runs[0].history[:length]]
-    values = np.array(
-        [[each.at(entry, metric) for entry in each.history[:length]] for each in runs], np.float64
-    )
+    rounds = [t for t, _ in runs[0][:length]]
+    values = np.array([[value for _, value in curve[:length]] for curve in runs], np.float64)
     mean = values.mean(axis=0)
     axes.plot(rounds, mean, color=colour, ls=style, lw=1.8, label=short(row.label, 32))
     if len(runs) > 1:

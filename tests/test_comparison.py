@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 
 from archipel import baselines
 from archipel.algorithms import FedAvg, FedProx
+from archipel.cli.compare import progress
+from archipel.cli.watching import Stoppable
 from archipel.comparison import (
     Comparison,
     Stat,
@@ -31,7 +34,7 @@ from archipel.comparison import levels as levels_module
 from archipel.comparison.design import read_spec
 from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.errors import ArchipelError, RunFailed
-from archipel.report.tables import Cell, Column, Table
+from archipel.report.tables import Cell, Column, Table, plain
 from archipel.runs import list_runs, open_run
 from archipel.study import Study
 
@@ -168,6 +171,22 @@ def test_a_topology_is_for_the_peers():
     assert dsgd.figures["bytes"].mean == dsgd.results[0].bytes["up"]
 
 
+@pytest.mark.parametrize("name", ["fedavg", "dsgd"])
+def test_rounds_to_a_target_are_those_of_the_run(name):
+    ring = {"topology": {"name": "ring"}} if name == "dsgd" else {}
+    found = small([name], seeds=1, rounds=6, sections=ring, baselines=False)
+    study = Study.of(name, data={"name": "heart_disease"}, study={"rounds": 6}, **ring)
+    run = study.run(None, baselines=False, workers=1)
+    (result,) = found.results
+    reached = []
+    for target in [0.3 + 0.02 * i for i in range(30)]:
+        reached.append(run.rounds_to(target))
+        assert result.rounds_to(target, "accuracy") == pytest.approx(reached[-1])
+
+    assert len(set(reached)) > 3
+    assert [list(pair) for pair in zip(*run.curve(), strict=True)] == result.curve
+
+
 def test_new_parties_have_columns_where_there_are_some():
     found = small(["fedavg"], data={"name": "heart_disease", "new": 1}, seeds=2)
 
@@ -183,6 +202,9 @@ def test_new_parties_have_columns_where_there_are_some():
         (["fedavg:lrr=0.1"], {}, "did you mean 'lr'"),
         (["fedavg:lr=x"], {}, "algorithm.lr"),
         (["fedavg:lr="], {}, "field=value"),
+        (["fedavg:lr=" + "[" * 3000], {}, "algorithm.lr"),
+        (["fedavg:lr=" + "[" * 3000 + "]" * 3000], {}, "algorithm.lr"),
+        (["fedavg"], {"grid": read_grid(["lr=" + "[" * 3000])}, "algorithm.lr"),
         ([], {}, "name at least one"),
         (["fedavg", "fedavg"], {}, "there twice"),
         (["fedavg"], {"algorithm": {"mu": 1}}, "unknown field of the algorithms 'mu'"),
@@ -306,7 +328,7 @@ def test_the_grid_leaves_alone_what_a_spec_fixes_and_flags_edges():
 
 def test_baselines_are_trained_once_per_seed(monkeypatch):
     calls = []
-    for name in ("alone", "pooled"):
+    for name in ("alone_and_elsewhere", "pooled"):
         whole = getattr(baselines, name)
 
         def counted(work, *rest, name=name, whole=whole, **options):
@@ -316,7 +338,8 @@ def test_baselines_are_trained_once_per_seed(monkeypatch):
         monkeypatch.setattr(levels_module.baselines, name, counted)
     found = small(["fedsgd", "fedavg:lr=0.05", "scaffold"])
 
-    assert sorted(calls) == [(n, s, 0.05) for n in ("alone", "pooled") for s in (0, 1)]
+    names = ("alone_and_elsewhere", "pooled")
+    assert sorted(calls) == [(name, seed, 0.05) for name in names for seed in (0, 1)]
     assert "the local work of fedavg lr=0.05" in found.table("md")
     assert found.to_json()["baselines"]["central"]["points"]["mean"] > 0.5
 
@@ -326,8 +349,21 @@ def test_baselines_are_those_of_a_run():
     study = Study.of("fedavg", data={"name": "heart_disease"}, study={"rounds": 3})
     run = study.run(None, workers=1)
 
-    for level, name in zip(found.levels, ("local", "central"), strict=True):
-        assert level.history[-1]["metrics"] == run.baselines[name].pooled
+    for row, name in zip(found.baselines, ("local", "central"), strict=True):
+        parties = run.baselines[name].parties["accuracy"]
+        assert row.figures["parties"].mean == pytest.approx(float(parties.mean()))
+    points = [row.figures["points"].mean for row in found.baselines]
+    assert points == pytest.approx([run.levels["alone"], run.levels["pooled"]])
+    assert found.to_json()["baselines"]["local"]["points"]["mean"] == points[0]
+
+
+def test_a_party_s_own_model_on_all_points_is_left_out_of_many_parties():
+    found = small(["fedavg"], data="synthetic", seeds=1, parties=21, rounds=1)
+
+    assert found.baselines[0].figures["points"].mean is None
+    assert found.baselines[0].figures["parties"].mean is not None
+    assert "everybody's it is left out where there are many parties" in found.table("md")
+    assert len(found.plot().axes) == 2
 
 
 def test_pooled_baselines_of_several_seeds_run_side_by_side():
@@ -400,6 +436,19 @@ def test_resume_finds_the_same_design_and_nothing_else(tmp_path):
 
     assert again.folder == first.folder != other.folder
     assert again.to_json() == first.to_json()
+
+
+@pytest.mark.parametrize("content", ['{"version": 999}', "{", "[]", "[" * 100_000])
+def test_resume_leaves_alone_what_it_cannot_read(content, tmp_path):
+    for name in ("another-001", "zebra-001"):  # older, and newer
+        first = small(seeds=1, out=tmp_path, resume=True, baselines=False)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "comparison.json").write_text(content)
+    again = small(seeds=1, out=tmp_path, resume=True, baselines=False)
+
+    assert again.folder == first.folder and again.to_json() == first.to_json()
+    with pytest.raises(ArchipelError, match=r"zebra-001/comparison\.json"):
+        resume_comparison(tmp_path / "zebra-001")
 
 
 def test_kill_9_and_resume(tmp_path):
@@ -492,6 +541,7 @@ def made(values, metric="accuracy", **options):
                 }
                 for t in (5, 10)
             ],
+            curve=[[t, value * t / 10] for t in (5, 10)],
             spread=[value],
         )
         for label, each in values.items()
@@ -592,11 +642,12 @@ def test_json_is_strict_and_complete():
 
 
 def test_pooled_auc_of_different_models_is_left_out():
-    sections = {"study": {"metric": "auc"}}
-    found = small(["fedavg"], seeds=1, sections=sections)
+    sections = {"study": {"metric": "auc"}, "topology": {"name": "ring"}}
+    found = small(["fedavg", "dsgd"], seeds=1, sections=sections)
+    fedavg, dsgd = (row.figures for row in found.rows)
 
-    assert found.baselines[0].figures["points"].mean is None
-    assert found.baselines[0].figures["parties"].mean is not None
+    assert dsgd["points"].mean is None and dsgd["parties"].mean is not None
+    assert fedavg["points"].mean > 0.5 and found.baselines[0].figures["points"].mean > 0.5
     assert "no common order" in found.table("md")
 
 
@@ -609,6 +660,12 @@ def test_terminal_table_breaks_no_number(width):
 
     assert max(map(len, text.splitlines())) <= width
     assert "0.750 ± 0.071" in text and "…" not in text
+
+
+def test_plain_values():
+    value = {1: torch.tensor([0.5, math.nan]), "b": (True, None, math.inf), "c": Path("x")}
+
+    assert plain(value) == {"1": [0.5, None], "b": [True, None, None], "c": "x"}
 
 
 def test_a_table_with_no_number_columns():
@@ -688,3 +745,91 @@ def test_command_line_failures_have_exit_codes(tmp_path):
         command("scafold", "--data", "heart_disease", *flags)
     with pytest.raises(ArchipelError, match="unknown format 'tsv'"):
         command("fedavg", "--data", "heart_disease", "--format", "tsv")
+
+
+class Slow:
+    """Runs the command, and signals it as soon as a run has done some rounds."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "mine.py").write_text(SLOW)
+
+    def __call__(self, *arguments, number, rounds=3):
+        command = [str(Path(sys.executable).parent / "archipel"), *arguments]
+        process = subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            until = time.time() + 60
+            while not [each for each in list_runs(self.folder / "runs") if each.done >= rounds]:
+                assert process.poll() is None and time.time() < until
+                time.sleep(0.02)
+            if number == signal.SIGINT:  # as a terminal does, to the workers as well
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+            _, error = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        return process.returncode, error
+
+
+SLOW = MINE.replace("from dataclasses", "import time\nfrom dataclasses", 1).replace(
+    "        return w + uploads", "        time.sleep(0.05)\n        return w + uploads"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_round_and_resume_goes_on(number, tmp_path):
+    code, error = Slow(tmp_path)(
+        "compare", "mine.py", "--data", "heart_disease", "--rounds", "20", "--seeds", "1",
+        "--no-baselines", number=number,
+    )  # fmt: skip
+    folder = tmp_path / "runs" / "compare-heart_disease-001"
+
+    assert code == 130 and "Traceback" not in error
+    assert f"stopped in mine, seed 0: archipel resume {folder.name} goes on." in error
+    (listed,) = list_runs(tmp_path / "runs")
+    assert listed.state == "stopped" and 3 <= listed.done < 20
+    assert resume_comparison(folder, workers=1).results[0].history[-1]["round"] == 20
+
+
+class View:
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def __call__(self, run):
+        return None
+
+    def say(self, text):
+        self.said.append(text)
+
+
+def test_asked_to_stop_in_the_last_round_nothing_else_begins():
+    watch = Stoppable(View())
+    watch.say("fedavg, seed 0")
+    assert watch(None) is False
+    watch.ask(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt):
+        watch.say("training every party alone")
+
+
+def test_between_runs_a_signal_ends_at_once():
+    watch = Stoppable(View())
+    watch(None)
+    watch.say("training every party alone")
+    with pytest.raises(KeyboardInterrupt):
+        watch.ask(signal.SIGTERM, None)
+
+
+def test_an_interrupt_is_a_sentence_and_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="--resume goes on"), progress():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert signal.getsignal(signal.SIGTERM) is before
