@@ -142,28 +142,25 @@ class Run:
         return {label: value for label, value in found.items() if math.isfinite(value)}
 
     def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
-        """Rounds and values of a metric over all test points, of own models where there are."""
+        """Rounds and values of a metric over all test points.
+
+        Of parties' own models where they have them, but for metrics of order: scores of different
+        models have none in common.
+        """
         metric = metric or self.metric
+        own = metric not in ("auc", "c_index")
         if self.history and metric not in self.metrics:
             if not self.metrics:
                 raise ArchipelError("no party has a test point to score: split some off, test=0.2.")
             raise unknown("metric", metric, self.metrics)
         return (
             [entry["round"] for entry in self.history],
-            [(entry["own"] or entry["metrics"])[metric] for entry in self.history],
+            [((own and entry["own"]) or entry["metrics"])[metric] for entry in self.history],
         )
 
     def rounds_to(self, target: float, metric: str | None = None) -> float | None:
         """Rounds to a target: the best value so far, interpolated [McMahan 2017]; None if never."""
-        sign = 1 if larger_is_better(metric or self.metric) else -1
-        before, best = 0.0, -float("inf")
-        for t, value in zip(*self.curve(metric), strict=True):
-            if sign * value >= sign * target:
-                if best == -float("inf"):
-                    return float(t)
-                return before + (t - before) * (sign * target - best) / (sign * value - best)
-            best, before = max(best, sign * value), t
-        return None
+        return rounds_to(*self.curve(metric), target, larger_is_better(metric or self.metric))
 
     def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
         """Draw a metric against rounds, and the spread over parties of the last evaluation."""
@@ -242,6 +239,25 @@ class Run:
         return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
             f"{self.done} rounds, {shown}"
         )
+
+
+def rounds_to(
+    rounds: list[int], values: list[float], target: float, larger_is_better: bool
+) -> float | None:
+    """When the best value so far reaches a target, between two evaluations by interpolation.
+
+    >>> rounds_to([10, 20], [0.5, 0.7], 0.6, larger_is_better=True)
+    15.0
+    """
+    sign = 1 if larger_is_better else -1
+    before, best = 0.0, -float("inf")
+    for t, value in zip(rounds, values, strict=True):
+        if sign * value >= sign * target:
+            if best == -float("inf"):
+                return float(t)
+            return before + (t - before) * (sign * target - best) / (sign * value - best)
+        best, before = max(best, sign * value), t
+    return None
 
 
 def spread(values: Tensor, larger_is_better: bool = True) -> dict[str, float] | None:

@@ -75,7 +75,7 @@ def check_refused_if_changed(archipel, path):
     path.write_text(MINE.replace("sign()", "tanh()"))
     refused = archipel("resume", "--json")
     assert refused.code == 2 and refused.out == ""
-    assert "mine.py" in refused.sentence and "differ" in refused.sentence
+    assert "mine.py" in refused.sentence and "changed since it began" in refused.sentence
     path.unlink()
     assert "cannot be read" in archipel("resume").sentence
     path.write_text(MINE)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archipel.metrics import larger_is_better
-from archipel.run import Round
+from archipel.run import Round, rounds_to
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,20 +98,10 @@ class Result:
 
     def rounds_to(self, target: float, metric: str) -> float | None:
         """`Run.rounds_to`, of a curve that was stored."""
-        sign = 1 if larger_is_better(metric) else -1
-        before, best = 0.0, -math.inf
-        t: float
-        value: float | None
-        for t, value in self.curve if self.failed is None and self.bytes is not None else []:
-            if value is None:
-                continue
-            if sign * value >= sign * target:
-                if best == -math.inf:
-                    return float(t)
-                share = (sign * target - best) / (sign * value - best)
-                return before + (t - before) * share
-            best, before = max(best, sign * value), float(t)
-        return None
+        counts = self.failed is None and self.bytes is not None
+        known = [(t, value) for t, value in self.curve if value is not None] if counts else []
+        rounds, values = [t for t, _ in known], [value for _, value in known]
+        return rounds_to(rounds, values, target, larger_is_better(metric))
 
     def bytes_to(self, target: float, metric: str) -> float | None:
         rounds = self.rounds_to(target, metric)

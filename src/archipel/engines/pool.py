@@ -126,7 +126,7 @@ class Pool:
 def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
     """The life of a forked worker; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
     _keep_memory()
 
