@@ -93,8 +93,9 @@ def _kill(path: Path, err: Console) -> None:
 def _compare(run: Run, err: Console) -> bool:
     """Run the same study without the kill, and look for a difference."""
     from archipel.demo import study
+    from archipel.simulation import simulate
 
-    whole = study().run(None, baselines=False)
+    whole = simulate(*study().parts(), **{**study().options(), "plan": run.plan})
     same = bool((whole.vector == run.vector).all()) and [
         {**entry, "seconds": 0} for entry in whole.history
     ] == [{**entry, "seconds": 0} for entry in run.history]

@@ -102,7 +102,11 @@ def _efficiency(run: Run) -> Efficiency:
     each, note = flops_of_one_gradient(run.task_model, run.data.x[:1])
     flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
     arrived = sum(len(cohort.present) for cohort in run.participation)
-    asked = sum(len(cohort.sampled) for cohort in run.participation)
+    asked = sum(  # who was away received nothing
+        len(cohort.sampled) - list(cohort.missing.values()).count("away")
+        for cohort in run.participation
+        if cohort.counted
+    )
     to_target = None
     if run.target is not None and run.metric in run.metrics:
         to_target = run.rounds_to(run.target)
