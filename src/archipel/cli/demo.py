@@ -95,7 +95,9 @@ def _compare(run: Run, err: Console) -> bool:
     from archipel.demo import study
     from archipel.simulation import simulate
 
-    whole = simulate(*study().parts(), **{**study().options(), "plan": run.plan})
+    options = study().options()
+    options["plan"] = run.plan
+    whole = simulate(*study().parts(), **options)
     same = bool((whole.vector == run.vector).all()) and [
         {**entry, "seconds": 0} for entry in whole.history
     ] == [{**entry, "seconds": 0} for entry in run.history]
