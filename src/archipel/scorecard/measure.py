@@ -101,11 +101,10 @@ def _get(entry: dict[str, Any], part: str, metric: str) -> float | None:
 def _efficiency(run: Run) -> Efficiency:
     each, note = flops_of_one_gradient(run.task_model, run.data.x[:1])
     flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
-    arrived = sum(len(cohort.present) for cohort in run.participation)
+    counted = [cohort for cohort in run.participation if cohort.counted]
+    arrived = sum(len(cohort.present) for cohort in counted)
     asked = sum(  # who was away received nothing
-        len(cohort.sampled) - list(cohort.missing.values()).count("away")
-        for cohort in run.participation
-        if cohort.counted
+        len(cohort.sampled) - list(cohort.missing.values()).count("away") for cohort in counted
     )
     to_target = None
     if run.target is not None and run.metric in run.metrics:
