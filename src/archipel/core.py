@@ -130,6 +130,21 @@ class ServerAlgorithm(Protocol):
     ) -> Any | Generator[Any, Uploads, Any]: ...  # shared
 
 
+class Personal(Protocol):
+    """A server algorithm whose parties end up with a model of their own adds these methods.
+
+    `personal` returns the model that a party uses, also one that never trained, from its training
+    points. With `yield` it asks the server, whose `advise` answers all with one value, or each with
+    `Each`, and changes nothing. Without `personal`, every party uses the shared model.
+    """
+
+    def personal(
+        self, me: Party, shared: Any, own: Any
+    ) -> Vector | Generator[Any, Any, Vector]: ...
+
+    def advise(self, shared: Any, uploads: Uploads) -> Any: ...  # reply
+
+
 @runtime_checkable
 class PeerAlgorithm(Protocol):
     """One box: each party, in parallel, talks to its neighbours through `me.mix`."""

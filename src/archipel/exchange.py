@@ -34,6 +34,7 @@ class Anatomy(NamedTuple):
     shared: Any
     own: Any
     messages: tuple[Message, ...]
+    personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
 
     @property
     def sums_only(self) -> bool:
@@ -108,12 +109,39 @@ def examine(
         if last:
             same_form(f"{name}.server", shared, at_server.value)
             messages.append(Message(upload, frozenset(probe.asks)))
-            return Anatomy(shared, own, tuple(messages))
+            asked = _asked(algorithm, me, shared, own, w, parties)
+            return Anatomy(shared, own, tuple(messages), asked)
         reply, each = at_server.value, isinstance(at_server.value, Each)
         if each:
             reply = tree_map(lambda leaf: leaf[0], reply.rows)
         messages.append(Message(upload, frozenset(probe.asks), reply, each))
         at_party.send(reply)
+
+
+def has_personal(algorithm: object) -> bool:
+    """Whether parties use models of their own, of which the algorithm says how they are made."""
+    return hasattr(algorithm, "personal")
+
+
+def _asked(
+    algorithm: Any, me: Party, shared: Any, own: Any, w: Vector, parties: int
+) -> tuple[Message, ...]:
+    """Have one party make its own model and write down what it asks."""
+    if not has_personal(algorithm):
+        return ()
+    name = f"{type(algorithm).__name__}.personal"
+    at_party, messages = _Side(algorithm.personal(me, shared, own)), []
+    while not at_party.ended:
+        upload = tree_map(Tensor.detach, at_party.value)
+        probe = Probe(upload, parties)
+        reply = algorithm.advise(shared, probe)
+        each = isinstance(reply, Each)
+        if each:
+            reply = tree_map(lambda leaf: leaf[0], reply.rows)
+        messages.append(Message(upload, frozenset(probe.asks), reply, each))
+        at_party.send(reply)
+    same_form(name, w, at_party.value)
+    return tuple(messages)
 
 
 class _Side:

@@ -16,7 +16,7 @@ from archipel.data.federation import Federation
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange import Anatomy, is_peer
+from archipel.exchange import Anatomy, has_personal, is_peer
 from archipel.metrics import PRIMARY, larger_is_better
 from archipel.model import Model
 from archipel.participation import Cohort
@@ -124,7 +124,7 @@ class Run:
         they know how their parties differ. Where each of them was tested on all points as well
         (`elsewhere`), one model for everybody is compared with that.
         """
-        return bool(self.baselines) and (not self.elsewhere or is_peer(self.algorithm))
+        return bool(self.baselines) and (not self.elsewhere or is_peer(self.algorithm) or has_personal(self.algorithm))
 
     @property
     def levels(self) -> dict[str, float]:
@@ -206,7 +206,7 @@ class Run:
             "parties": self.data.parties,
             "metric": self.metric,
             "metrics": self.metrics,
-            "personal": {"seen": last["own"], "unseen": None} if last.get("own") else None,
+            "personal": {"seen": last["own"], "unseen": last["own_new"]} if last.get("own") else None,
             "baselines": {
                 name: self._baseline(self.baselines.get(name)) for name in ("local", "central")
             },

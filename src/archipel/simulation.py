@@ -348,7 +348,7 @@ class Loop:
         for index, run in enumerate(self.runs):
             self._take_model(run, index)
             scores = engine.evaluate(run.vector)
-            own = engine.evaluate(own=True) if engine.peer and not self.swept else None
+            own = engine.evaluate(own=True) if engine.has_own and not self.swept else None
             run.parties = (own or scores).parties
             if scores.pooled and run.metric not in scores.pooled:
                 raise unknown("metric", run.metric, scores.pooled)
@@ -415,6 +415,7 @@ def _entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Roun
         "metrics": scores.pooled,
         "new": scores.new or None,
         "own": None if own is None else own.pooled,
+        "own_new": None if own is None else own.new or None,
         "seen_parties": spread(per_party[:training], better),
         "new_parties": spread(per_party[training:], better),
     }

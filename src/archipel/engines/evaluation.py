@@ -13,6 +13,7 @@ from torch import Tensor
 from archipel import metrics
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
+from archipel.engines import personal
 from archipel.engines.pool import Pool
 from archipel.engines.share import Job, Memory, bounds
 from archipel.rng import Ints
@@ -36,11 +37,18 @@ def chunk_of(data: Federation, output: Tensor) -> int:
 
 
 def evaluate(
-    pool: Pool, job: Job, memory: Memory, split: str, own: bool, training: int
+    pool: Pool,
+    job: Job,
+    memory: Memory,
+    split: str,
+    own: bool,
+    training: int,
+    server: personal.Server | None = None,
 ) -> Evaluation:
     """Score the vector in `memory`, or with `own` each party's model, at every party.
 
-    The first `training` parties are pooled as such, the rest as new ones.
+    The first `training` parties are pooled as such, the rest as new ones. A `server` helps parties
+    that make models of their own.
     """
     data, loss = job.data, job.model.loss_function
     starts, stops = bounds(data, split)
@@ -51,7 +59,12 @@ def evaluate(
     keep = memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
     for lo, hi in _chunks(sizes, job.chunk):
         ends = np.cumsum(sizes[lo:hi])
-        _outputs(pool, do, split, own, lo, hi, ends)
+        if server is None:
+            _outputs(pool, do, split, own, lo, hi, ends)
+        else:
+            if (data.n[lo:hi] == 0).any():  # nothing to make a model of: the shared one
+                _outputs(pool, "outputs", split, False, lo, hi, ends)
+            personal.outputs(pool, job, split, server, lo, ends)
         outputs = memory.outputs[: int(ends[-1])]
         y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
         offsets = torch.from_numpy(np.concatenate([[0], ends]))

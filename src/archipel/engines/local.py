@@ -13,6 +13,7 @@ from torch import Tensor
 
 from archipel.core import Algorithm, Each, ServerAlgorithm, Uploads, Vector
 from archipel.data.federation import Federation
+from archipel.engines import personal
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
 from archipel.engines.evaluation import Evaluation, chunk_of, evaluate
@@ -21,13 +22,16 @@ from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
 from archipel.engines.share import Job, Memory, Share
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import Anatomy, Ask, examine, is_peer, same_form
+from archipel.exchange import Anatomy, Ask, examine, has_personal, is_peer, same_form
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import first, leaves, tree_map
 
 if TYPE_CHECKING:
     from archipel.graphs import Topology
+
+
+_TOGETHER = 256 << 20  # bytes of the models that parties make at a time
 
 
 class Outcome(NamedTuple):
@@ -133,11 +137,13 @@ class LocalEngine:
             topology,
             output,
             chunk_of(data, output),
+            max(self.plan.workers, min(64, _TOGETHER // (4 * model.p))),
         )
         board = max([model.p, *mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
         self._server = self._with_settings(party=False)
         self.shared = shared
+        self._done = 0  # rounds: the one in which parties make models of their own
         self._pool: Pool | None = None
 
     # -- life ------------------------------------------------------------------------------------
@@ -173,6 +179,7 @@ class LocalEngine:
         """Run round t with these parties; effort in [0, 1) is how far a straggler gets."""
         ids = np.asarray(parties, np.int64)
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
+        self._done = t + 1
         with threads(1):
             return self._peer_round(t, ids, done) if self.peer else self._server_round(t, ids, done)
 
@@ -354,16 +361,25 @@ class LocalEngine:
 
         The first `training` parties are pooled together, those that train unless given.
         """
-        if own and (not self.peer or self._job.sweep is not None):
+        if own and (not self.has_own or self._job.sweep is not None):
             raise ArchipelError(
                 f"own=True: {type(self.algorithm).__name__} keeps no model of its own at a party "
                 "(in a sweep, evaluate vectors instead)."
             )
-        if not own:
+        if not own or not self.peer:
             self._memory.vector.copy_(self.vector() if w is None else w)
+        server = None
+        if own and not self.peer:
+            tree_map(Tensor.copy_, self._memory.shared, self.shared)
+            server = personal.Server(self._server, self.shared, self._memory, self._done)
         with threads(1):
             count = self.data.training if training is None else training
-            return evaluate(self.pool, self._job, self._memory, split, own, count)
+            return evaluate(self.pool, self._job, self._memory, split, own, count, server)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether parties use models of their own."""
+        return self.peer or has_personal(self.algorithm)
 
     # -- before the start --------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from archipel.data.rows import ranges
 from archipel.engines import arena
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
+from archipel.engines.personal import Making
 from archipel.engines.pool import Json, each_block
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy, Ask, is_peer
@@ -46,6 +47,7 @@ class Job:
     topology: Topology | None
     output: Tensor  # the model's output for one point
     chunk: int  # points evaluated between two looks at their outputs
+    together: int  # parties that make models of their own at a time
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -78,6 +80,10 @@ class Memory:
         ]
         self.replies = [
             like(m.reply, parties) if m.each else like(m.reply) for m in anatomy.messages
+        ]
+        self.asked = [like(m.upload, job.together) for m in anatomy.personal]
+        self.advice = [
+            like(m.reply, job.together) if m.each else like(m.reply) for m in anatomy.personal
         ]
         self._first_own = job.own
         self.own = like(anatomy.own, parties)
@@ -115,7 +121,7 @@ class Memory:
 
 
 @dataclass
-class _Block:
+class Block:
     """Parties that run together, between two messages of a round."""
 
     ids: Ints
@@ -133,8 +139,9 @@ class Share:
 
     def __init__(self, job: Job, memory: Memory, index: int, call: Callable[[], None]) -> None:
         self._job, self._memory, self._index, self._call = job, memory, index, call
-        self._one = job.way if isinstance(job.way, OneByOne) else job.model.one
-        self._blocks: list[_Block] = []
+        self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
+        self._blocks: list[Block] = []
+        self._personal = Making(self, job, memory)
         self._mixes = 0
 
     def handle(self, message: Json) -> Json:
@@ -142,6 +149,8 @@ class Share:
             return self._predict(message)
         if message["do"] == "own outputs":
             return self._predict_own(message)
+        if message["do"] == "personal":
+            return self._personal.handle(message)
         if is_peer(self._job.algorithm):
             return self._peers(message)
         return self._messages(message)
@@ -152,7 +161,7 @@ class Share:
         """Run the parties up to their upload number `message["number"]`, and add it up."""
         number = int(message["number"])
         if number == 0:
-            self._blocks = self._cut(message)
+            self._blocks = self.cut(message)
         for sums in self._memory.sums[number].values():
             tree_map(Tensor.zero_, sums[self._index])
         total: Json = {"n": 0.0, "count": 0, "bad": [], "gradients": 0}
@@ -167,16 +176,16 @@ class Share:
             total["bad"] += [int(k) for k in block.ids[~block.alive.numpy()]]
         return total
 
-    def _cut(self, message: Json) -> list[_Block]:
+    def cut(self, message: Json) -> list[Block]:
         ids, effort = np.array(message["ids"], np.int64), np.array(message["effort"])
         places = np.array(message["places"], np.int64)
         cut = each_block(list(range(len(ids))), self._job.plan.block)
         return [
-            _Block(ids[block], places[block], self._party(ids[block], message["t"], effort[block]))
+            Block(ids[block], places[block], self._party(ids[block], message["t"], effort[block]))
             for block in cut
         ]
 
-    def _advance(self, block: _Block, number: int) -> tuple[Any, Any]:
+    def _advance(self, block: Block, number: int) -> tuple[Any, Any]:
         """Return the block's next upload, and its own state after the last."""
         algorithm = self._job.algorithm
         assert isinstance(algorithm, ServerAlgorithm)
@@ -184,7 +193,7 @@ class Share:
             shared = self._memory.shared
             if self._job.sweep is not None:
                 shared = tree_map(lambda leaf: leaf.unsqueeze(1), shared)
-            own = self._own(block.ids)
+            own = self.own(block.ids)
             started = algorithm.party(block.me, shared, own)
             if not isinstance(started, Generator):
                 return started
@@ -202,13 +211,13 @@ class Share:
             upload, own = end.value
             return upload, own
 
-    def _add(self, block: _Block, number: int, upload: Any, total: Json) -> None:
+    def _add(self, block: Block, number: int, upload: Any, total: Json) -> None:
         """Add a block's upload to the sums, without the parties whose numbers are not finite."""
         job, form = self._job, self._job.anatomy.messages[number].upload
         lead = job.lead(len(block.ids))
         tensors = [
             leaf.reshape(*lead, -1)
-            for leaf in _stacked_leaves(f"upload {number + 1}", upload, form, lead)
+            for leaf in stacked_leaves(f"upload {number + 1}", upload, form, lead)
         ]
         alive = block.alive
         sums = self._weighted(block, number, tensors, alive)
@@ -231,7 +240,7 @@ class Share:
         total["n"] += float(_first_setting(block.me.n, lead)[alive].sum())
 
     def _weighted(
-        self, block: _Block, number: int, tensors: list[Tensor], alive: Tensor
+        self, block: Block, number: int, tensors: list[Tensor], alive: Tensor
     ) -> dict[Ask, list[Tensor]]:
         """Sums over the block's parties, one per thing the server asks for."""
         whole = bool(alive.all())
@@ -258,8 +267,8 @@ class Share:
             me = self._party(ids[places], message["t"], effort[places])
             if not alone:
                 me.mixing = self._mixing(me, np.array(message["present"], np.int64))
-            own = self._job.algorithm.party(me, self._own(me.ids))  # type: ignore[call-arg]
-            block = _Block(me.ids, me.ids, me)
+            own = self._job.algorithm.party(me, self.own(me.ids))  # type: ignore[call-arg]
+            block = Block(me.ids, me.ids, me)
             for leaf in leaves(own) if self._job.sweep is None else []:
                 rows = leaf.expand(len(me.ids), *leaf.shape[1:]).flatten(1)
                 block.alive &= torch.isfinite(rows.sum(dim=1))
@@ -319,14 +328,14 @@ class Share:
             job.separable,
         )
 
-    def _own(self, ids: Ints) -> Any:
+    def own(self, ids: Ints) -> Any:
         return self._job.stacked(self._memory.own_of(ids))
 
-    def _keep(self, block: _Block, own: Any) -> None:
+    def _keep(self, block: Block, own: Any) -> None:
         """Store what the parties keep, but for those that diverged."""
         alive = block.alive.numpy()
         ids, lead = block.ids[alive], self._job.lead(len(block.ids))
-        kept = _stacked_leaves("the own state", own, self._job.anatomy.own, lead)
+        kept = stacked_leaves("the own state", own, self._job.anatomy.own, lead)
         for store, rows in zip(leaves(self._memory.own), kept, strict=True):
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             store[ids] = rows if alive.all() else rows[alive]
@@ -346,7 +355,7 @@ class Share:
         size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
         at = message["at"]
         for part in rows.split(size):
-            memory.outputs[at : at + len(part)] = self._one.outputs(memory.vector, job.data.x[part])
+            memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, job.data.x[part])
             at += len(part)
         return {}
 
@@ -365,17 +374,17 @@ class Share:
             buffers = None
             if job.model.buffer_spec.size:
                 buffers = memory.buffers[k].clone() if visited else self._settled(k, w)
-            memory.outputs[at : at + len(x)] = self._one.outputs(w, x, buffers)
+            memory.outputs[at : at + len(x)] = self.one.outputs(w, x, buffers)
             at += len(x)
         return {}
 
     def _settled(self, k: int, w: Vector) -> Tensor:
         """Statistics for a party that never trained: one pass over its training points."""
         start, stop = int(self._job.data.offsets[k]), int(self._job.data.test_from[k])
-        return self._one.settle(w, self._job.data.x[start : min(stop, start + 512)])
+        return self.one.settle(w, self._job.data.x[start : min(stop, start + 512)])
 
 
-def _stacked_leaves(what: str, tree: Any, form: Any, lead: tuple[int, ...]) -> list[Tensor]:
+def stacked_leaves(what: str, tree: Any, form: Any, lead: tuple[int, ...]) -> list[Tensor]:
     """A tree's tensors as `[*lead, ...]`, of the form that one party's had before the run."""
     try:
         return [

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parties that make models of their own, for evaluation: at a worker, and at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from archipel.core import Each, Vector
+from archipel.engines.pool import Json, Pool, shares
+from archipel.rng import Ints
+from archipel.tree import leaves, tree_map
+
+if TYPE_CHECKING:
+    from archipel.engines.share import Block, Job, Memory, Share
+
+
+class Making:
+    """A worker's parties between two questions to the server, until they have their models."""
+
+    def __init__(self, share: Share, job: Job, memory: Memory) -> None:
+        self._share, self._job, self._memory = share, job, memory
+        self._blocks: list[Block] = []
+        self._places: dict[int, int] = {}  # where each party's outputs go
+
+    def handle(self, message: Json) -> Json:
+        """Go on to the next question; with a model, write its outputs for the party's points."""
+        number = int(message["number"])
+        if number == 0:
+            self._blocks = self._share.cut(message)
+            self._places = dict(zip(message["ids"], message["at"], strict=True))
+        for block in self._blocks:
+            models = self._advance(block, number)
+            if models is not None:
+                self._predict(block, models.expand(len(block.ids), self._job.model.p), message)
+        return {"gradients": sum(block.me.gradients for block in self._blocks)}
+
+    def _advance(self, block: Block, number: int) -> Vector | None:
+        """The models of the block's parties, or None while they wait for the server."""
+        job, memory = self._job, self._memory
+        algorithm: Any = job.algorithm
+        if number == 0:
+            started = algorithm.personal(block.me, memory.shared, self._share.own(block.ids))
+            if not isinstance(started, Generator):
+                return cast(Vector, started)
+            block.steps, advice = started, None
+        else:
+            advice = memory.advice[number - 1]
+            if job.anatomy.personal[number - 1].each:
+                advice = tree_map(lambda leaf: leaf[block.places], advice)
+        assert block.steps is not None
+        try:
+            asked = block.steps.send(advice)
+        except StopIteration as end:
+            return cast(Vector, end.value)
+        form = job.anatomy.personal[number].upload
+        found = [
+            leaf.detach().expand(len(block.ids), *one.shape)
+            for leaf, one in zip(leaves(asked), leaves(form), strict=True)
+        ]
+        for store, rows in zip(leaves(memory.asked[number]), found, strict=True):
+            store[block.places] = rows
+        return None
+
+    def _predict(self, block: Block, models: Vector, message: Json) -> None:
+        data, outputs = self._job.data, self._memory.outputs
+        for i, k in enumerate(block.ids.tolist()):
+            start, stop = data.test_from[k], data.offsets[k + 1]
+            if message["split"] == "train":
+                start, stop = data.offsets[k], data.test_from[k]
+            x, at = data.x[start:stop], self._places[k]
+            buffers = None if block.me.buffers is None else block.me.buffers[i].clone()
+            outputs[at : at + len(x)] = self._share.one.outputs(models[i], x, buffers)
+
+
+class Server:
+    """Answers the parties' questions."""
+
+    def __init__(self, algorithm: Any, shared: Any, memory: Memory, t: int) -> None:
+        self._algorithm, self._shared, self._memory, self.t = algorithm, shared, memory, t
+
+    def answer(self, number: int, count: int) -> None:
+        """Put the reply to question `number` of `count` parties where they read it."""
+        rows = tree_map(lambda leaf: leaf[:count], self._memory.asked[number])
+        reply = self._algorithm.advise(self._shared, _Asked(rows, count))
+        store = self._memory.advice[number]
+        if not isinstance(reply, Each):
+            tree_map(Tensor.copy_, store, reply)
+            return
+        for target, leaf in zip(leaves(store), leaves(reply.rows), strict=True):
+            target[:count] = leaf
+
+
+class _Asked:
+    """What parties ask: each stands for itself, and none is more than another."""
+
+    def __init__(self, rows: Any, count: int) -> None:
+        self.sampled = self.parties = count
+        self._rows = rows
+
+    def mean(self, by_examples: bool = False) -> Any:
+        return tree_map(lambda leaf: leaf.mean(dim=0), self._rows)
+
+    def stack(self) -> Any:
+        return self._rows
+
+
+def outputs(pool: Pool, job: Job, split: str, server: Server, first: int, ends: Ints) -> None:
+    """Have parties first, first + 1, ... make their own models, and write their outputs."""
+    before = np.concatenate([[0], ends[:-1]])
+    n = job.data.n.numpy()[first : first + len(ends)]
+    able = np.flatnonzero(n > 0)
+    for lo in range(0, len(able), job.together):
+        ids = able[lo : lo + job.together]
+        dealt = shares(n[ids].tolist(), len(pool))
+        messages = [
+            {
+                "do": "personal",
+                "number": 0,
+                "t": server.t,
+                "split": split,
+                "ids": (first + ids[share]).tolist(),
+                "places": share,
+                "effort": [1.0] * len(share),
+                "at": before[ids[share]].tolist(),
+            }
+            for share in dealt
+        ]
+        pool.run(messages)
+        for number in range(len(job.anatomy.personal)):
+            server.answer(number, len(ids))
+            pool.run([{"do": "personal", "number": number + 1, "split": split} for _ in dealt])
