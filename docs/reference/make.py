@@ -44,7 +44,7 @@ NAMES = {  # the public names, by what one wants to do
     "Data and models": "Federation load Model",
     "scikit-learn": "FederatedClassifier FederatedRegressor",
     "Write an algorithm": "ServerAlgorithm PeerAlgorithm Party Uploads Each Batch Descent",
-    "Algorithms": "Alone DSGD FedAvg FedOpt FedProx FedSGD Scaffold",
+    "Algorithms": "Alone Ditto DSGD FedAvg FedOpt FedProx FedSGD FineTuned Scaffold",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
     "Underneath": "LocalEngine Plan ArchipelError",
 }

@@ -13,7 +13,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archipel.algorithms import DSGD, Alone, FedAvg, FedOpt, FedProx, FedSGD, Scaffold
+    from archipel.algorithms import (
+        DSGD,
+        Alone,
+        Ditto,
+        FedAvg,
+        FedOpt,
+        FedProx,
+        FedSGD,
+        FineTuned,
+        Scaffold,
+    )
     from archipel.comparison import Comparison, compare
     from archipel.core import Batch, Descent, Each, Party, PeerAlgorithm, ServerAlgorithm, Uploads
     from archipel.data import Federation, load
@@ -31,7 +41,7 @@ if TYPE_CHECKING:
     from archipel.study import Study
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
-    "archipel.algorithms": "DSGD Alone FedAvg FedOpt FedProx FedSGD Scaffold",
+    "archipel.algorithms": "DSGD Alone Ditto FedAvg FedOpt FedProx FedSGD FineTuned Scaffold",
     "archipel.comparison": "Comparison compare",
     "archipel.core": "Batch Descent Each Party PeerAlgorithm ServerAlgorithm Uploads",
     "archipel.data": "Federation load",
@@ -61,6 +71,7 @@ __all__ = [
     "Cosine",
     "Decay",
     "Descent",
+    "Ditto",
     "Each",
     "FedAvg",
     "FedOpt",
@@ -69,6 +80,7 @@ __all__ = [
     "FederatedClassifier",
     "FederatedRegressor",
     "Federation",
+    "FineTuned",
     "Inverse",
     "LocalEngine",
     "Model",

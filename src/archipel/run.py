@@ -124,7 +124,9 @@ class Run:
         they know how their parties differ. Where each of them was tested on all points as well
         (`elsewhere`), one model for everybody is compared with that.
         """
-        return bool(self.baselines) and (not self.elsewhere or is_peer(self.algorithm) or has_personal(self.algorithm))
+        return bool(self.baselines) and (
+            not self.elsewhere or is_peer(self.algorithm) or has_personal(self.algorithm)
+        )
 
     @property
     def levels(self) -> dict[str, float]:
@@ -206,7 +208,9 @@ class Run:
             "parties": self.data.parties,
             "metric": self.metric,
             "metrics": self.metrics,
-            "personal": {"seen": last["own"], "unseen": last["own_new"]} if last.get("own") else None,
+            "personal": {"seen": last["own"], "unseen": last["own_new"]}
+            if last.get("own")
+            else None,
             "baselines": {
                 name: self._baseline(self.baselines.get(name)) for name in ("local", "central")
             },

@@ -16,8 +16,8 @@ from archipel.data.federation import Federation
 from archipel.data.rows import ranges
 from archipel.engines import arena
 from archipel.engines.party import LocalParty
-from archipel.engines.plan import Plan
 from archipel.engines.personal import Making
+from archipel.engines.plan import Plan
 from archipel.engines.pool import Json, each_block
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy, Ask, is_peer
