@@ -79,7 +79,7 @@ def start(candidate: Candidate, arguments: Sequence[str], stderr: Any, **pipes: 
     )
 
 
-class Failed(Exception):  # noqa: N818 - a candidate's failure is a result here
+class Failed(Exception):
     """A candidate ended or did not answer; the text says why."""
 
 

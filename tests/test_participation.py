@@ -249,9 +249,7 @@ def test_abort_says_who_and_what_to_do():
 def test_waiting_ends():
     who = Participation(quorum=4, on_missing="wait", away={0: ((1, 10**9),)})
 
-    with pytest.raises(
-        BelowQuorum, match=r"after waiting 1000.*on_missing = 'continue'\."
-    ):
+    with pytest.raises(BelowQuorum, match=r"after waiting 1000.*on_missing = 'continue'\."):
         who.draw(np.arange(4), 0, 0)
 
 

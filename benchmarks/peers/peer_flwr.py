@@ -75,7 +75,7 @@ class ScheduledFedAvg(FedAvg):
         return messages
 
 
-class _Finished(Exception):  # noqa: N818 - not an error: standard input was closed
+class _Finished(Exception):
     pass
 
 
