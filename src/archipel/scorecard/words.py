@@ -164,7 +164,7 @@ def _efficacy(e: Efficacy) -> Lines:
     lines = [(f"{metric_name(e.metric)} over all test points", number(e.points), better)]
     if e.own is not None:
         lines[0] = (lines[0][0], number(e.own), f"each party's own model; {better}")
-        lines.append(("  mean of the parties' models", number(e.points), ""))
+        lines.append(("  the common model", number(e.points), "shared, or the mean of the peers'"))
     lines += _spread("  a party's own model there", e.elsewhere)
     if e.central_points is not None:
         lines.append(("  data pooled, there", number(e.central_points), ""))
