@@ -34,7 +34,8 @@ from archipel.comparison import levels as levels_module
 from archipel.comparison.design import read_spec
 from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.errors import ArchipelError, RunFailed
-from archipel.report.tables import Cell, Column, Table, plain
+from archipel.report.tables import Cell, Column, Table
+from archipel.run import plain
 from archipel.runs import list_runs, open_run
 from archipel.study import Study
 
@@ -328,7 +329,7 @@ def test_the_grid_leaves_alone_what_a_spec_fixes_and_flags_edges():
 
 def test_baselines_are_trained_once_per_seed(monkeypatch):
     calls = []
-    for name in ("alone_and_elsewhere", "pooled"):
+    for name in ("alone", "pooled"):
         whole = getattr(baselines, name)
 
         def counted(work, *rest, name=name, whole=whole, **options):
@@ -338,7 +339,7 @@ def test_baselines_are_trained_once_per_seed(monkeypatch):
         monkeypatch.setattr(levels_module.baselines, name, counted)
     found = small(["fedsgd", "fedavg:lr=0.05", "scaffold"])
 
-    names = ("alone_and_elsewhere", "pooled")
+    names = ("alone", "pooled")
     assert sorted(calls) == [(name, seed, 0.05) for name in names for seed in (0, 1)]
     assert "the local work of fedavg lr=0.05" in found.table("md")
     assert found.to_json()["baselines"]["central"]["points"]["mean"] > 0.5

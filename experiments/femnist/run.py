@@ -185,7 +185,7 @@ def main() -> None:
         "together": lambda: together(fed, work, args.rounds, args),
         "further": lambda: together(fed, work, args.further, args),
         "alone": lambda: split(
-            fed, baselines.alone(work, fed, "cnn", **options).parties["accuracy"]
+            fed, baselines.alone(work, fed, "cnn", **options).local.parties["accuracy"]
         ),
         "longer": lambda: alone_longer(sampled(fed, args.writers), "cnn"),
         "small": lambda: alone_longer(fed, "logistic"),

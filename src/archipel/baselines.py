@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,13 @@ from archipel.participation import Participation
 from archipel.parts import build_model
 
 
+class Apart(NamedTuple):
+    """How parties' own models, each trained alone, do at home and everywhere."""
+
+    local: Evaluation  # each on its own test points
+    elsewhere: dict[str, Tensor]  # `[K]` each on the test points of all training parties
+
+
 def alone(
     work: LocalWork,
     data: Federation,
@@ -38,39 +46,10 @@ def alone(
     seed: int = 0,
     loss: str | Loss | None = None,
     workers: int | None = None,
-) -> Evaluation:
-    """Train every party, new ones too, on its own training points; each on its own test points."""
-    return alone_and_elsewhere(
-        work,
-        data,
-        model,
-        rounds=rounds,
-        sample=sample,
-        seed=seed,
-        loss=loss,
-        workers=workers,
-        most=0,
-    )[0]
-
-
-def alone_and_elsewhere(
-    work: LocalWork,
-    data: Federation,
-    model: str | nn.Module | Model | None = None,
-    *,
-    rounds: int,
-    sample: float | int = 1.0,
-    seed: int = 0,
-    loss: str | Loss | None = None,
-    workers: int | None = None,
     plan: Plan | None = None,
-    most: int = 20,
-) -> tuple[Evaluation, dict[str, Tensor]]:
-    """The same, and each party's own model `[K]` on the test points of all training parties.
-
-    The second is what one model for everybody is to be measured against; it costs every model a
-    pass over all test points, so it is empty where there are more than `most` parties.
-    """
+    most: int = 20,  # parties: with more, a pass of each model over all points costs too much
+) -> Apart:
+    """Train every party, new ones too, on its own training points."""
     everyone = replace(data, training=data.parties, scan=False)
     ids = np.flatnonzero(everyone.n.numpy() > 0)
     task_model = build_model(model, data, loss, seed)
@@ -82,14 +61,16 @@ def alone_and_elsewhere(
             ids = engine.round(t, ids).arrived  # without those that diverged
         local = engine.evaluate(own=True, training=data.training)
         if data.parties > most:
-            return local, {}
+            return Apart(local, {})
         scores = [
             engine.evaluate(w, training=data.training).pooled
             for w in engine.own_models(range(data.parties))
         ]
-        return local, {
-            name: torch.tensor([s[name] for s in scores], dtype=torch.float64) for name in scores[0]
-        }
+        names = scores[0]
+        return Apart(
+            local,
+            {name: torch.tensor([s[name] for s in scores], dtype=torch.float64) for name in names},
+        )
 
 
 def pooled(

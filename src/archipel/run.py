@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -276,3 +277,20 @@ def spread(values: Tensor, larger_is_better: bool = True) -> dict[str, float] | 
         "worst_tenth": float(tenth.mean()),
         "parties": len(values),
     }
+
+
+def plain(value: Any) -> Any:
+    """A value as strict JSON holds it: None for what is not finite.
+
+    >>> plain({"accuracy": float("nan"), 2: (1, 0.5)})
+    {'accuracy': None, '2': [1, 0.5]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, int | str):
+        return value
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)

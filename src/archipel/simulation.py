@@ -268,7 +268,7 @@ class Loop:
         parts: Any = (run.algorithm, run.data, run.task_model)
         say("training every party alone, to compare with")
         try:
-            run.baselines["local"], run.elsewhere = baseline.alone_and_elsewhere(*parts, **budget)
+            run.baselines["local"], run.elsewhere = baseline.alone(*parts, **budget)
         except RunFailed as error:
             run.notes.append(f"no baseline of parties alone: {error}")
         say("training on all data in one place, to compare with")

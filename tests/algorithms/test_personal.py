@@ -29,7 +29,7 @@ def test_own_models_do_not_depend_on_the_plan(algorithm, plan):
 def test_ditto_without_a_pull_is_every_party_alone():
     work = {"lr": 0.05, "batch_size": None}  # whole batches: the same steps whatever is drawn
     run = ar.simulate(ar.Ditto(lam=0.0, **work), DATA, "logistic", workers=1, **ROUNDS)
-    local = alone(ar.FedAvg(**work), DATA, "logistic", rounds=5, workers=1)
+    local = alone(ar.FedAvg(**work), DATA, "logistic", rounds=5, workers=1).local
 
     seen = slice(0, DATA.training)
     torch.testing.assert_close(run.parties["loss"][seen], local.parties["loss"][seen])

@@ -123,7 +123,7 @@ def test_one_partys_divergence_does_not_end_the_baseline():
     xs = [torch.randn(8, 3), torch.randn(8, 3) * 1e30, torch.randn(8, 3)]
     data = ar.Federation.from_arrays(xs, [torch.randn(8)] * 3, test=0.25)
 
-    scores = baselines.alone(ar.FedAvg(lr=0.01), data, "linear", rounds=3, workers=1)
+    scores = baselines.alone(ar.FedAvg(lr=0.01), data, "linear", rounds=3, workers=1).local
 
     assert torch.isfinite(scores.parties["loss"][[0, 2]]).all()
 

@@ -163,7 +163,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one strict JSON document: NaN and infinity become null."""
-    from archipel.report.tables import plain
+    from archipel.run import plain
 
     json.dump(plain(document), sys.stdout, allow_nan=False)
     print()

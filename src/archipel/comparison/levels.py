@@ -17,8 +17,7 @@ from archipel.engines.evaluation import Evaluation
 from archipel.engines.pool import Pool, cores, each_block
 from archipel.errors import RunFailed
 from archipel.metrics import PRIMARY, larger_is_better
-from archipel.report.tables import plain
-from archipel.run import spread
+from archipel.run import plain, spread
 from archipel.study import Study
 
 Level = dict[str, Any]  # a Result's fields
@@ -58,7 +57,7 @@ class Levels:
         study, work = self._work(seed, settings)
 
         def train() -> tuple[Evaluation, Points]:
-            scores, elsewhere = baselines.alone_and_elsewhere(
+            scores, elsewhere = baselines.alone(
                 work, data, study.build_model(data), **_budget(study), workers=self._workers
             )
             seen = {name: values[: data.training] for name, values in elsewhere.items()}

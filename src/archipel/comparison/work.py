@@ -25,8 +25,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange import is_peer
 from archipel.metrics import PRIMARY
 from archipel.models import default_model
-from archipel.report.tables import plain
-from archipel.run import Run
+from archipel.run import Run, plain
 from archipel.sections import About
 from archipel.simulation import Loop, Options, Watch, simulate
 from archipel.store.files import write

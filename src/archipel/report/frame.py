@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from archipel.errors import clean
 from archipel.metrics import larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
-from archipel.scorecard.words import metric_name
+from archipel.scorecard.words import metric_name, number
 
 if TYPE_CHECKING:
     from archipel.participation import Cohort
@@ -157,11 +157,6 @@ class Series(NamedTuple):
             for part in parts
         )
         return cls([entry["round"] for entry in history], curve, new, points)
-
-
-def number(value: float) -> str:
-    """A metric in a few characters."""
-    return f"{value:.3f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.3g}"
 
 
 def fit(line: Line, width: int) -> Line:

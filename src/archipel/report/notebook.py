@@ -30,12 +30,12 @@ from archipel.report.frame import (
     Still,
     cost,
     levels,
-    number,
     progress,
     standing,
     title,
 )
 from archipel.report.style import GREY, short, styled
+from archipel.scorecard.words import number
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,12 +8,11 @@ tables fit where one wide one does not. CSV holds the numbers themselves, in one
 from __future__ import annotations
 
 import csv
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -195,23 +194,6 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "csv": comma_separated,
     "latex": latex,
 }
-
-
-def plain(value: Any) -> Any:
-    """A value as strict JSON holds it: None for what is not finite.
-
-    >>> plain({"accuracy": float("nan"), 2: (1, 0.5)})
-    {'accuracy': None, '2': [1, 0.5]}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, int | str):
-        return value
-    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 def _line(text: str) -> str:

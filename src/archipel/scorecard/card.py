@@ -18,9 +18,10 @@ The energy is an estimate between two assumptions, not a measurement.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from archipel.run import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -169,11 +170,11 @@ class Scorecard:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, None where a number is not finite."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        card: dict[str, Any] = plain(asdict(self))
         energy = self.efficiency.energy
-        plain["efficiency"]["energy"] |= _plain({"low": energy.low, "high": energy.high})
-        plain["robustness"]["share_arrived"] = self.robustness.share_arrived
-        return plain
+        card["efficiency"]["energy"] |= plain({"low": energy.low, "high": energy.high})
+        card["robustness"]["share_arrived"] = self.robustness.share_arrived
+        return card
 
     def rows(self) -> list[Row]:
         """Return the lines to print, without what does not apply."""
@@ -186,13 +187,3 @@ class Scorecard:
         from archipel.scorecard.words import table
 
         return table(self)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
