@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of the runs, what must hold, and the plot: seen parties beside new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from matplotlib.figure import Figure
+from methods import METHODS
+from reporting import BLUE, GREY, INK, ORANGE, gates, save, table
+
+Record = dict[str, Any]
+BASELINES = ("local", "pooled")
+OURS = "pefll"
+NOTHING = "-"
+KINDS = {"femnist": "writers"}  # what the parties are called
+
+
+def report(folder: Path, dataset: str, runs: list[Record]) -> None:
+    """Write results.json, table.md and the plots, and print the table."""
+    kind = KINDS.get(dataset, "parties")
+    counts = {each["groups"]["seen"]["parties"] for each in runs}
+    main = _by_count(runs)[max(counts)]
+    parts = [_table(main, kind), gates(_checks(main, kind))]
+    figures = {"plot.png": draw(main, kind)}
+    if len(counts) > 1:
+        parts.append(_gaps(runs, kind))
+        figures["writers.png"] = draw_gaps(runs, kind)
+    save(folder, {"runs": runs}, "\n\n".join(parts), figures)
+
+
+def _by_method(runs: list[Record]) -> dict[str, list[Record]]:
+    found = {name: [each for each in runs if each["method"] == name] for name in METHODS}
+    return {name: each for name, each in found.items() if each}
+
+
+def _values(runs: list[Record], group: str, figure: str = "accuracy") -> list[float]:
+    return [100 * each["groups"][group][figure] for each in runs if group in each["groups"]]
+
+
+def _spread(values: list[float], digits: int = 1) -> str:
+    if not values:
+        return NOTHING
+    sd = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{sd}"
+
+
+def _table(main: dict[str, list[Record]], kind: str) -> str:
+    groups = list(next(iter(main.values()))[0]["groups"])
+    header = ["", *(text for g in groups for text in (f"{g} {kind} (%)", f"{g}, mean over {kind}")),
+              "seconds a run", "messages", "KB", "gradients", "ms"]  # fmt: skip
+    rows = []
+    for name, runs in main.items():
+        untuned = "" if all(each["tuned"] for each in runs) else " (not tuned)"
+        cells = [METHODS[name].label + untuned]
+        for group in groups:
+            cells += [_spread(_values(runs, group)), _spread(_values(runs, group, "mean"))]
+        cells.append(_spread([each["seconds"] for each in runs], 0))
+        needs = [each["joining"] for each in runs if each["joining"]]
+        for write in _NEEDS:
+            cells.append(write(needs) if needs else NOTHING)
+        rows.append(cells)
+    first = next(iter(main.values()))[0]
+    sizes = ", ".join(
+        f"{part['parties']} {name} {kind} ({part['points']} test images)"
+        for name, part in first["groups"].items()
+    )
+    seeds = max(len({each["seed"] for each in runs}) for runs in main.values())
+    total = sum(each["seconds"] for runs in main.values() for each in runs) / 60
+    return (
+        f"{sizes}; {first['model']}, {first['rounds']} rounds, {first['sample']:g} of the {kind} a "
+        f"round; mean ± sd over {seeds} seed{'s' if seeds > 1 else ''}, which draw the new {kind}, "
+        f"too. Accuracy over all test images of a group, and mean over its {kind}. Messages, "
+        f"bytes, gradients of single images and time on one core: what a new party needs before it "
+        f"has a model. All runs together took {total:.0f} minutes.\n\n{table(header, rows)}"
+    )
+
+
+def _need(write: Callable[[dict[str, float]], float], digits: int) -> Callable[[list[Any]], str]:
+    return lambda needs: f"{fmean(map(write, needs)):,.{digits}f}"
+
+
+_NEEDS = [
+    _need(lambda each: each["messages"], 0),
+    _need(lambda each: (each["up"] + each["down"]) / 1000, 0),
+    _need(lambda each: each["gradients"], 0),
+    _need(lambda each: 1000 * each["seconds"], 1),
+]
+
+
+def _checks(main: dict[str, list[Record]], kind: str) -> list[tuple[str, str, bool]]:
+    """What the table is to show."""
+    means = {
+        group: {name: fmean(_values(runs, group)) for name, runs in main.items()}
+        for group in ("seen", "new")
+    }
+    checks = []
+    if "fedavg" in main:
+        for name in main:
+            if name in (*BASELINES, "fedavg"):
+                continue
+            gain = means["seen"][name] - means["seen"]["fedavg"]
+            what = f"{METHODS[name].label} at least as good as FedAvg on seen {kind}"
+            checks.append((what, f"{gain:+.1f}", gain >= 0))
+    if OURS in main:
+        for group, least in (("seen", 0.0), ("new", 2.0)):
+            others = [v for k, v in means[group].items() if k not in (OURS, *BASELINES)]
+            if not others:
+                continue
+            lead = means[group][OURS] - max(others)
+            ahead = f", by {least:g} points" if least else ""
+            what = f"{METHODS[OURS].label} first on {group} {kind}{ahead}"
+            checks.append((what, f"{lead:+.1f}", lead >= least))
+        needs = [each["joining"] for each in main[OURS] if each["joining"]]
+        if needs:
+            told = all(each["messages"] == 3 and each["gradients"] == 0 for each in needs)
+            what = "a new party has a model after 3 messages, without a gradient"
+            checks.append((what, f"{needs[0]['messages']:g}, {needs[0]['gradients']:g}", told))
+    minutes = sum(each["seconds"] for runs in main.values() for each in runs) / 60
+    checks.append(("the whole table in less than 60 minutes", f"{minutes:.0f}", minutes < 60))
+    return checks
+
+
+def draw(main: dict[str, list[Record]], kind: str) -> Figure:
+    """Draw one panel per group: a dot per method, bars of one sd, baselines in grey."""
+    names = list(main)[::-1]
+    groups = list(next(iter(main.values()))[0]["groups"])
+    figure = Figure(
+        figsize=(4.3 * len(groups) + 1.6, 1.3 + 0.36 * len(names)), layout="constrained"
+    )
+    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for ax, group in zip(axes, groups, strict=True):
+        parties = next(iter(main.values()))[0]["groups"][group]["parties"]
+        for y, name in enumerate(names):
+            values = _values(main[name], group)
+            if not values:
+                continue
+            colour = ORANGE if name == OURS else GREY if name in BASELINES else BLUE
+            mean, sd = fmean(values), stdev(values) if len(values) > 1 else 0.0
+            ax.errorbar(mean, y, xerr=sd, fmt="o", color=colour, capsize=3, markersize=7,
+                        linewidth=1.6)  # fmt: skip
+            weight = "bold" if name == OURS else None
+            ax.annotate(f"{mean:.1f}", (mean, y), (0, 6), textcoords="offset points", ha="center",
+                        color=colour, fontsize=9, fontweight=weight)  # fmt: skip
+        ax.set_title(f"{parties} {group} {kind}")
+        ax.set_xlabel("accuracy over all test images (%)")
+        ax.set_yticks(range(len(names)), [METHODS[name].label for name in names])
+        ax.set_ylim(-0.6, len(names) - 0.2)
+        ax.margins(x=0.08)
+        ax.grid(axis="y", visible=False)
+    for tick, name in zip(axes[0].get_yticklabels(), names, strict=True):
+        tick.set_color(ORANGE if name == OURS else GREY if name in BASELINES else INK)
+        tick.set_fontweight("bold" if name == OURS else "normal")
+    figure.suptitle(f"A model of one's own, at {kind} seen in training and at new ones", x=0.01,
+                    ha="left", color=INK, fontweight="bold")  # fmt: skip
+    return figure
+
+
+def _by_count(runs: list[Record]) -> dict[int, dict[str, list[Record]]]:
+    counts = sorted({each["groups"]["seen"]["parties"] for each in runs})
+    return {
+        count: _by_method([each for each in runs if each["groups"]["seen"]["parties"] == count])
+        for count in counts
+    }
+
+
+def _gaps(runs: list[Record], kind: str) -> str:
+    """Accuracy on new parties against the number of those that train."""
+    found = _by_count(runs)
+    names = [name for name in METHODS if any(name in each for each in found.values())]
+    rows = [
+        [METHODS[name].label, *(_spread(_values(e.get(name, []), "new")) for e in found.values())]
+        for name in names
+    ]
+    header = [f"{kind} that train", *map(str, found)]
+    return f"Accuracy on new {kind} (%) against how many train.\n\n{table(header, rows)}"
+
+
+def draw_gaps(runs: list[Record], kind: str) -> Figure:
+    """Draw accuracy at seen and at new parties against the number of those that train."""
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    found = _by_count(runs)
+    for ax, group in zip(axes, ("seen", "new"), strict=True):
+        for name in METHODS:
+            points = [(n, _values(each[name], group)) for n, each in found.items() if name in each]
+            if not points:
+                continue
+            colour = ORANGE if name == OURS else GREY if name in BASELINES else BLUE
+            ends = [fmean(values) for _, values in points]
+            sds = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
+            ax.errorbar([n for n, _ in points], ends, yerr=sds, color=colour, marker="o",
+                        linewidth=2.4 if name == OURS else 1.3, capsize=2)  # fmt: skip
+            ax.annotate(
+                METHODS[name].label, (points[-1][0], ends[-1]), (6, 0), va="center",
+                textcoords="offset points", color=colour, fontsize=8,
+            )  # fmt: skip
+        ax.set_title(f"{group} {kind}")
+        ax.set_xlabel(f"{kind} that train")
+        ax.margins(x=0.18)
+    axes[0].set_ylabel("accuracy over all test images (%)")
+    return figure

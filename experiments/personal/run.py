@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of one's own: every method at parties seen in training and at parties never seen.
+
+python experiments/personal/run.py tune femnist          # choose settings, on validation points
+python experiments/personal/run.py femnist               # all methods, three seeds
+python experiments/personal/run.py femnist ditto pefll   # these methods
+python experiments/personal/run.py femnist --writers 60  # fewer writers train
+python experiments/personal/run.py cifar10 --data FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import archipel as ar
+from archipel import baselines
+from archipel.errors import ArchipelError, RunFailed, unknown
+from archipel.parts import build_model
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from drawing import report
+from methods import METHODS, TRIED, Method, Settings
+from parties import Parties, two_classes, writers
+
+FOLDER = Path(__file__).parent
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all methods have in common on a dataset."""
+
+    model: str
+    rounds: int
+    sample: float
+    parties: int | None = None  # None: the data has its own
+
+
+SETUPS = {
+    "femnist": Setup("lenet", rounds=200, sample=0.1),
+    "cifar10": Setup("lenet", rounds=200, sample=0.1, parties=100),
+    "mnist": Setup("lenet", rounds=100, sample=0.1, parties=100),
+}
+
+
+def load(args: argparse.Namespace, seed: int) -> Parties:
+    if args.dataset == "femnist":
+        return writers(seed, args.writers, most=4 if args.quick else None)
+    return two_classes(args.dataset, seed, args.parties, args.data, args.writers)
+
+
+# -- one run --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What became of a method: the accuracy of each party, and what a new one needed."""
+
+    accuracy: torch.Tensor  # [K]
+    seconds: float
+    joining: dict[str, float] | None = None
+    curve: list[list[float]] | None = None  # round, seen, new
+
+
+class Progress:
+    """One line on standard error."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._shown = what, 0.0
+
+    def __call__(self, run: ar.Run) -> None:
+        self.show(f"round {run.done} of {run.rounds}, {run.seconds:.0f} s")
+
+    def show(self, text: str, end: bool = False) -> None:
+        live = sys.stderr.isatty()
+        if end or (live and time.perf_counter() - self._shown > 0.2):
+            self._shown = time.perf_counter()
+            line = f"{self._what}: {text}"
+            print(f"\r\x1b[K{line}" if live else line, end="\n" if end else "", file=sys.stderr,
+                  flush=True)  # fmt: skip
+
+    def say(self, text: str) -> None:
+        self.show(text)
+
+
+def train(
+    method: Method,
+    settings: Settings,
+    parties: Parties,
+    args: argparse.Namespace,
+    seed: int,
+    line: Progress,
+) -> Outcome:
+    """Run one method with one seed."""
+    if method is METHODS["local"]:
+        return local(method, settings, parties, args, seed, line)
+    fed, common = parties.fed, {"rounds": args.rounds, "sample": args.sample, "seed": seed}
+    if method is METHODS["pooled"]:
+        began = time.perf_counter()
+        scores = baselines.pooled(method.make(settings), fed, args.model, **common)
+        p = build_model(args.model, fed).w
+        joining = {"messages": 1, "up": 0, "down": p.numel() * p.element_size(), "gradients": 0,
+                   "seconds": 0.0}  # fmt: skip
+        return Outcome(scores.parties["accuracy"], time.perf_counter() - began, joining)
+    every = args.every or args.rounds
+    run = ar.simulate(
+        method.make(settings), fed, args.model, evaluate_every=every, watch=line, **common
+    )
+    curve = [
+        [entry["round"], *((entry[own] or entry[one] or {}).get("accuracy")
+         for own, one in (("own", "metrics"), ("own_new", "new")))]
+        for entry in run.history
+    ]  # fmt: skip
+    return Outcome(run.parties["accuracy"], run.seconds, joining_of(run, parties), curve)
+
+
+def local(
+    method: Method,
+    settings: Settings,
+    parties: Parties,
+    args: argparse.Namespace,
+    seed: int,
+    line: Progress,
+) -> Outcome:
+    """Train every party alone, group by group, so that the time of new ones is known."""
+    fed, began = parties.fed, time.perf_counter()
+    everyone = ar.Federation(
+        fed.x, fed.y, fed.offsets, fed.test_from, fed.parties, fed.task, fed.classes, scan=False
+    )
+    settings = dict(settings)
+    epochs = settings.pop("epochs", 20)
+    joining = None
+    model = build_model(args.model, fed, seed=seed)
+    with ar.LocalEngine(method.make(settings), everyone, model, seed=seed) as engine:
+        for name, group in parties.groups.items():
+            ids = np.arange(fed.parties)[group]
+            ids = ids[fed.n.numpy()[ids] > 0]
+            gradients, start, count = 0, time.perf_counter(), len(ids)
+            for t in range(min(epochs, args.epochs or epochs)):
+                outcome = engine.round(t, ids)
+                ids, gradients = outcome.arrived, gradients + outcome.gradients
+                line.show(f"{name} parties, epoch {t + 1} of {epochs}")
+            if name == "new":
+                took = (time.perf_counter() - start) * engine.plan.workers
+                joining = {"messages": 0, "up": 0, "down": 0, "gradients": gradients / count,
+                           "seconds": took / count}  # fmt: skip
+        scores = engine.evaluate(own=True)
+    return Outcome(scores.parties["accuracy"], time.perf_counter() - began, joining)
+
+
+def joining_of(run: ar.Run, parties: Parties) -> dict[str, float] | None:
+    """What a new party needed, mean over the group of new ones."""
+    found = getattr(run, "joining", None)
+    if found is None:
+        return None
+    group = parties.groups.get("new", parties.groups["seen"])
+    return {**found, **{name: float(each[group].nanmean()) for name, each in run.made.items()}}
+
+
+def score(accuracy: torch.Tensor, parties: Parties) -> dict[str, dict[str, float]]:
+    """Accuracy over all test points of a group, and mean over its parties."""
+    found = {}
+    for name, group in parties.groups.items():
+        points = parties.fed.n_test[group].double()
+        values = accuracy[group].double()[points > 0]
+        points = points[points > 0]
+        if not len(points):
+            continue
+        found[name] = {
+            "accuracy": float((values * points).sum() / points.sum()),
+            "mean": float(values.mean()),
+            "parties": len(points),
+            "points": int(points.sum()),
+        }
+    return found
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Try as many settings of every method, and write down all of them and the best."""
+    parties = load(args, seed=0)
+    fed = parties.training()
+    inside = Parties(fed, {"seen": slice(0, fed.parties)})
+    frame = {"model": args.model, "rounds": args.rounds, "sample": args.sample,
+             "parties": fed.parties}  # fmt: skip
+    for name in args.methods:
+        method = METHODS[name]
+        before = read(args.out / "settings.json").get(args.dataset, {}).get(name, {})
+        tried = before.get("tried", []) if before.get("frame") == frame else []
+        for settings in method.settings(args.settings):
+            if any(each["settings"] == settings for each in tried):
+                continue
+            line = Progress(f"tune {args.dataset}, {name} {words(settings)}")
+            value, seconds, failed = None, None, None
+            try:
+                outcome = train(method, settings, inside, args, 0, line)
+                value = score(outcome.accuracy, inside)["seen"]["accuracy"]
+                value, seconds = (value if np.isfinite(value) else None), outcome.seconds
+            except RunFailed as error:
+                failed = str(error)
+            tried.append({"settings": settings, "accuracy": value, "seconds": seconds})
+            line.show(failed or f"{value}, {seconds:.0f} s", end=True)
+            finite = [each for each in tried if each["accuracy"] is not None]
+            best = max(finite, key=lambda each: each["accuracy"])["settings"] if finite else {}
+            stored = read(args.out / "settings.json")
+            stored.setdefault(args.dataset, {})[name] = {
+                "chosen": best, "frame": frame, "tried": tried,
+            }  # fmt: skip
+            write(args.out / "settings.json", stored)
+        show_choice(args, name)
+
+
+def show_choice(args: argparse.Namespace, name: str) -> None:
+    found = read(args.out / "settings.json")[args.dataset][name]
+    space = METHODS[name].space
+    edges = [
+        field
+        for field, value in found["chosen"].items()
+        if isinstance(value, int | float) and value in (min(space[field]), max(space[field]))
+    ]
+    edge = f" (at the edge: {', '.join(edges)})" if edges else ""
+    print(f"{name}: {words(found['chosen'])}{edge}")
+
+
+def words(settings: Settings) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as it is"
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file at once: whoever stops the script finds the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(content, indent=1) + "\n")
+    aside.replace(path)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Run every method with every seed that results.json lacks, then write table and plot."""
+    path = args.out / args.dataset / "results.json"
+    settings = read(args.out / "settings.json").get(args.dataset, {})
+    for seed in [] if args.draw else range(args.seeds):
+        parties = load(args, seed)
+        for name in args.methods:
+            tuned = settings.get(name)
+            frame = {
+                "method": name,
+                "seed": seed,
+                "writers": args.writers,
+                "parties": parties.fed.parties,
+                "model": args.model,
+                "rounds": args.rounds,
+                "sample": args.sample,
+                "settings": {} if tuned is None else tuned["chosen"],
+            }
+            done = read(path).get("runs", [])
+            if any(all(each.get(k) == v for k, v in frame.items()) for each in done):
+                continue
+            line = Progress(f"{args.dataset}, {name}, seed {seed}")
+            try:
+                outcome = train(METHODS[name], frame["settings"], parties, args, seed, line)
+            except RunFailed as error:
+                line.show(f"failed: {error}", end=True)
+                continue
+            groups = score(outcome.accuracy, parties)
+            record: Record = {**frame, "tuned": tuned is not None, "groups": groups,
+                              "joining": outcome.joining, "seconds": outcome.seconds,
+                              "curve": outcome.curve}  # fmt: skip
+            keep(path, record)
+            shown = ", ".join(f"{k} {100 * v['accuracy']:.1f}" for k, v in groups.items())
+            line.show(f"{shown}, {outcome.seconds:.0f} s", end=True)
+    if read(path).get("runs"):
+        report(args.out / args.dataset, args.dataset, read(path)["runs"])
+
+
+def keep(path: Path, record: Record) -> None:
+    """Put a run in the place of its predecessor, read anew: another process may have added some."""
+    stored = read(path)
+    same = ("method", "seed", "writers")
+    runs = [
+        each for each in stored.get("runs", []) if any(each[k] != record[k] for k in same)
+    ]  # fmt: skip
+    write(path, {**stored, "runs": [*runs, record]})
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def options() -> argparse.ArgumentParser:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("methods", nargs="*", help=f"of {', '.join(METHODS)}; all of them")
+    shared.add_argument("--model", help="lenet")
+    shared.add_argument("--rounds", type=int)
+    shared.add_argument("--sample", type=float, help="share of the parties a round takes")
+    shared.add_argument("--every", type=int, help="rounds between evaluations; only the last")
+    shared.add_argument("--writers", type=int, help="how many parties train; all that are not new")
+    shared.add_argument("--parties", type=int, help="of cifar10 and mnist, new ones included")
+    shared.add_argument("--data", type=Path, help="the folder that holds CIFAR-10")
+    shared.add_argument("--quick", action="store_true", help="few parties and rounds, one seed")
+    shared.add_argument("--out", type=Path, help="where to write; beside this script")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(dest="command", required=True)
+    for name in SETUPS:
+        one = kinds.add_parser(name, parents=[shared], help=f"the table of {name}")
+        one.add_argument("--seeds", type=int, default=3)
+        one.add_argument("--draw", action="store_true", help="table and plot of what is there")
+    one = kinds.add_parser("tune", help="choose settings on validation points")
+    one.add_argument("dataset", choices=list(SETUPS))
+    one.add_argument("--settings", type=int, default=TRIED, help="how many are tried per method")
+    one._add_container_actions(shared)
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    args = options().parse_args(words)
+    tuning = args.command == "tune"
+    args.dataset = args.dataset if tuning else args.command
+    setup = SETUPS[args.dataset]
+    args.epochs = None
+    if args.quick:
+        args.writers, args.parties = args.writers or 10, args.parties or 20
+        args.rounds, args.sample, args.epochs = args.rounds or 2, args.sample or 0.5, 2
+        args.seeds, args.settings = 1, 2
+        args.out = args.out or Path(tempfile.mkdtemp(prefix="personal-"))
+        print(f"quick: results go to {args.out}", file=sys.stderr)
+    args.model = args.model or setup.model
+    args.rounds = args.rounds or setup.rounds
+    args.sample = args.sample or setup.sample
+    args.parties = args.parties or setup.parties
+    args.out = args.out or FOLDER
+    for name in args.methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        if not METHODS[name].exists:
+            raise ArchipelError(f"method {name}: there is no algorithm {METHODS[name].algorithm}.")
+    args.methods = args.methods or [name for name, each in METHODS.items() if each.exists]
+    (tune if tuning else run_all)(args)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ArchipelError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of personal models: who is new, what is tried, and a short run of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "personal"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(FOLDER), str(FOLDER.parent), *sys.path])
+    for name in ("run", "methods", "parties", "drawing"):  # another experiment may have a run, too
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with mpl.rc_context():  # the experiments' style stays theirs
+        import run
+    yield run
+    for name in ("run", "methods", "parties", "drawing"):
+        sys.modules.pop(name, None)
+
+
+def test_fewer_writers_train_and_the_same_are_new(script: ModuleType) -> None:
+    whole, part = script.writers(seed=1), script.writers(seed=1, train=20)
+    names = [np.asarray(each.fed.names) for each in (whole, part)]
+    groups = [each.groups for each in (whole, part)]
+
+    assert whole.fed.training == 264
+    assert part.fed.training == 20
+    assert set(names[1][groups[1]["seen"]]) < set(names[0][groups[0]["seen"]])
+    for group, count in (("new", 29), ("partial", 233)):
+        assert len(names[0][groups[0][group]]) == count
+        assert list(names[0][groups[0][group]]) == list(names[1][groups[1][group]])
+    other = script.writers(seed=2)
+    assert set(np.asarray(other.fed.names)[other.groups["new"]]) != set(names[0][groups[0]["new"]])
+
+
+def test_a_party_tests_on_the_two_classes_it_trains_on(script: ModuleType) -> None:
+    parties = script.two_classes("mnist", seed=0, parties=30, folder=None)
+    fed = parties.fed
+
+    assert (fed.training, fed.parties) == (27, 30)
+    assert parties.groups["new"] == slice(27, 30)
+    for k in range(fed.parties):
+        _, y, _, y_test = fed.party(k)
+        assert len(y.unique()) == 2
+        assert y.unique().tolist() == y_test.unique().tolist()
+    assert int(fed.n.max()) - int(fed.n.min()) <= 2
+
+
+def test_validation_has_no_test_point_and_no_new_party(script: ModuleType) -> None:
+    parties = script.writers(seed=0, train=5, most=2)
+    inside = parties.training()
+
+    assert inside.parties == inside.training == 5
+    assert int((inside.n + inside.n_test).sum()) == int(parties.fed.n[:5].sum())
+
+
+def test_every_method_has_as_many_settings_to_try(script: ModuleType) -> None:
+    for name, method in script.METHODS.items():
+        settings = method.settings(script.TRIED)
+        assert len(settings) == script.TRIED, name
+        assert len({json.dumps(each) for each in settings}) == script.TRIED, name
+        if method.exists and name != "local":
+            for each in settings:
+                method.make(each)
+
+
+def test_a_run_tunes_goes_on_and_writes_its_table(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--quick", "--out", str(tmp_path)]
+    script.main(["tune", "femnist", "local", "ditto", *few])
+    script.main(["femnist", "local", "fedavg", *few])
+    first = json.loads((tmp_path / "femnist" / "results.json").read_text())["runs"]
+    script.main(["femnist", "local", "fedavg", "ditto", *few])
+    runs = json.loads((tmp_path / "femnist" / "results.json").read_text())["runs"]
+    tuned = json.loads((tmp_path / "settings.json").read_text())["femnist"]
+    script.main(["femnist", "fedavg", "ditto", *few, "--writers", "5"])
+
+    assert runs[:2] == first  # kept as they were
+    assert [each["method"] for each in runs] == ["local", "fedavg", "ditto"]
+    assert runs[2]["settings"] == tuned["ditto"]["chosen"]
+    assert len(tuned["ditto"]["tried"]) == 2
+    assert set(runs[0]["groups"]) == {"seen", "new", "partial"}
+    told = (tmp_path / "femnist" / "table.md").read_text()
+    assert "| Ditto " in told
+    assert "against how many train" in told
+    assert (tmp_path / "femnist" / "plot.png").stat().st_size > 10_000
+    assert (tmp_path / "femnist" / "writers.png").exists()
+    assert "seen writers (%)" in capsys.readouterr().out
