@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.local import LocalEngine
-from archipel.engines.party import LocalParty
+from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
-from archipel.exchange import is_peer
+from archipel.exchange import broadcast, first_states, is_peer
 from archipel.graphs import topology
 from archipel.model import Model
 from archipel.tree import leaves, tree_map
@@ -73,8 +73,8 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
     """`party` does not write into the states it is given."""
     data, model = _problem()
     me = LocalParty(data, model, model.one, np.arange(2), 0, 0, (2,), mixing=lambda x: x)
-    given = algorithm.init(model.w.clone())
-    given = (given,) if is_peer(algorithm) else given
+    given = first_states(algorithm, model.w.clone(), me.blueprint)
+    given = (given,) if is_peer(algorithm) else (broadcast(algorithm, given[0]), given[1])
     own = tree_map(lambda leaf: leaf.expand(2, *leaf.shape).clone(), given[-1])
     before = [leaf.clone() for leaf in leaves((*given[:-1], own))]
     party: Any = algorithm.party
@@ -102,8 +102,8 @@ def check_sweep_equals_separate_runs(algorithm: Algorithm) -> None:
 
 def check_states_are_plain_tensors(algorithm: Algorithm) -> None:
     """States can be written to a file or a wire: trees of tensors, nothing else."""
-    _, model = _problem()
-    for leaf in leaves(algorithm.init(model.w)):
+    data, model = _problem()
+    for leaf in leaves(first_states(algorithm, model.w, blueprint(model, data, 0))):
         restored = torch.frombuffer(
             bytearray(leaf.contiguous().numpy().tobytes()), dtype=leaf.dtype
         ).view(leaf.shape)

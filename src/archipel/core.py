@@ -17,8 +17,18 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from archipel.schedules import Rate
+from archipel.vector import ParamSpec
 
 Vector = Tensor  # [..., p]
+
+
+class Blueprint(NamedTuple):
+    """What is learnt, for algorithms that look inside the vector or at an example."""
+
+    spec: ParamSpec  # names and shapes of the parameters in the vector
+    shape: tuple[int, ...]  # of an example
+    classes: int | None  # None where targets are not classes
+    seed: int  # of the run, for first states that are drawn
 
 
 class Batch(NamedTuple):
@@ -27,6 +37,14 @@ class Batch(NamedTuple):
     rows: Tensor  # [m, b] positions in the party's data; padding repeats a valid position
     weights: Tensor  # [m, b] 1 / (points in the batch), and 0 for padding
     draw: Tensor  # [m] how many batches the party drew before it this round
+
+
+class Examples(NamedTuple):
+    """A party's own training points."""
+
+    x: Tensor  # [..., b, *shape]
+    y: Tensor  # [..., b, ...]
+    weights: Tensor  # [..., b]: 1 / (points), and 0 for padding
 
 
 class Descent(NamedTuple):
@@ -54,6 +72,9 @@ class Party(Protocol):
     n: Tensor  # [..., 1] number of local training examples
     round: int  # t, from 0
 
+    @property
+    def blueprint(self) -> Blueprint: ...
+
     def batch(self, size: int | float | None) -> Batch:
         """Draw the next mini-batch: the data shuffled anew each epoch, the last batch short.
 
@@ -73,15 +94,26 @@ class Party(Protocol):
         shift: Vector | None = None,
         pull: float | Tensor = 0.0,
         towards: Vector | None = None,
+        only: Tensor | None = None,
     ) -> Descent:
         """Repeat x <- x - lr (grad(x, batch) + shift + pull (x - towards)), from x = w.
 
         `work` (the algorithm) says for how many steps or epochs and with which optimiser; `towards`
-        is w unless given. Engines fuse these steps; `archipel.descent.descend` is what they equal.
+        is w unless given; `only`, a mask `[p]`, says which parameters move (all unless given).
+        Engines fuse these steps; `archipel.descent.descend` is what they equal.
         """
 
     def steps(self, work: LocalWork) -> Tensor:
         """How many local steps the party takes, `[..., 1]`: fewer where it is a straggler."""
+
+    def examples(self, batch: Batch | None = None) -> Examples:
+        """The party's own points in a batch; all its training points without one."""
+
+    def outputs(self, w: Vector, x: Tensor) -> Tensor:
+        """What the model w says of x `[..., b, *shape]`, as when it is used."""
+
+    def features(self, w: Vector, x: Tensor) -> Tensor:
+        """What reaches the model's last layer, `[..., b, f]`."""
 
     def normal(self, like: Vector) -> Vector:
         """Standard normal noise, the party's own."""
@@ -115,8 +147,10 @@ class ServerAlgorithm(Protocol):
 
     `reply = yield upload` in `party` sends and waits, and ends in `return upload, own`;
     `uploads = yield reply` in `server` answers all parties with one value, or each with `Each`.
-    A class attribute `keeps_partial_work = True` has stragglers send what they have; without it the
-    round goes on without them.
+    `broadcast(shared)`, where there is one, is what parties get of the shared state; the rest never
+    leaves the server. `init(w, blueprint)` may ask for the second argument, too. A class attribute
+    `keeps_partial_work = True` has stragglers send what they have; without it the round goes on
+    without them.
     """
 
     def init(self, w: Vector) -> tuple[Any, Any]: ...  # shared, own
@@ -135,7 +169,9 @@ class Personal(Protocol):
 
     `personal` returns the model that a party uses, also one that never trained, from its training
     points. With `yield` it asks the server, whose `advise` answers all with one value, or each with
-    `Each`, and changes nothing. Without `personal`, every party uses the shared model.
+    `Each`, and changes nothing. Without `personal`, every party uses the shared model. `predict`,
+    where there is one, says what a party's model w makes of new points x `[b, *shape]`; without it
+    that is the model's output.
     """
 
     def personal(
@@ -143,6 +179,8 @@ class Personal(Protocol):
     ) -> Vector | Generator[Any, Any, Vector]: ...
 
     def advise(self, shared: Any, uploads: Uploads) -> Any: ...  # reply
+
+    def predict(self, me: Party, w: Vector, x: Tensor) -> Tensor: ...  # [b, ...]
 
 
 @runtime_checkable

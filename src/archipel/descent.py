@@ -70,6 +70,7 @@ def descend(
     shift: Vector | None = None,
     pull: float | Tensor = 0.0,
     towards: Vector | None = None,
+    only: Tensor | None = None,
 ) -> Descent:
     """Take the local steps of `Party.descend` one by one, with `me.grad` and nothing else."""
     eta, steps = rate(work.lr, me.round), me.steps(work)
@@ -84,6 +85,7 @@ def descend(
         g = g + pull * (x - centre)
         state = optimiser.init(g) if state is None else state
         moved, moved_state = optimiser.step(x.expand_as(g), g, eta, state)
+        moved = moved if only is None else where(only, moved, x)
         going = partial(_where, k < steps)  # parties that have a step left
         x, state = going(moved, x), tree_map(going, moved_state, state)
     return Descent(x, steps, steps * eta)

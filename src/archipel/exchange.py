@@ -8,11 +8,12 @@ see of each upload: a sum, or individuals. A study can refuse the second before 
 from __future__ import annotations
 
 from collections.abc import Generator
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from archipel.core import Each, Party, PeerAlgorithm, ServerAlgorithm, Vector
+from archipel.core import Blueprint, Each, Party, PeerAlgorithm, ServerAlgorithm, Vector
 from archipel.errors import ArchipelError
 from archipel.tree import leaves, nbytes, tree_map
 
@@ -32,6 +33,7 @@ class Anatomy(NamedTuple):
     """A round, message by message, with the states before it."""
 
     shared: Any
+    sent: Any  # what parties get of it
     own: Any
     messages: tuple[Message, ...]
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
@@ -49,7 +51,7 @@ class Anatomy(NamedTuple):
     @property
     def bytes_down(self) -> int:
         """Bytes a party receives in a round."""
-        return nbytes(self.shared) + sum(nbytes(message.reply) for message in self.messages)
+        return nbytes(self.sent) + sum(nbytes(message.reply) for message in self.messages)
 
 
 class Probe:
@@ -80,12 +82,13 @@ def examine(
     """Run one round on a single party `[p]` and write down what is said."""
     name = type(algorithm).__name__
     if is_peer(algorithm):
-        own = algorithm.init(w)
+        own = first_states(algorithm, w, me.blueprint)
         same_form(f"{name}.party", own, algorithm.party(me, own))  # type: ignore[call-arg]
-        return Anatomy(None, own, ())
+        return Anatomy(None, None, own, ())
     assert isinstance(algorithm, ServerAlgorithm)
-    shared, own = _pair(f"{name}.init", "shared, own", algorithm.init(w))
-    at_party = _Side(algorithm.party(me, shared, own))
+    shared, own = _pair(f"{name}.init", "shared, own", first_states(algorithm, w, me.blueprint))
+    sent = broadcast(algorithm, shared)
+    at_party = _Side(algorithm.party(me, sent, own))
     at_server: _Side | None = None
     messages: list[Message] = []
     while True:
@@ -110,12 +113,23 @@ def examine(
             same_form(f"{name}.server", shared, at_server.value)
             messages.append(Message(upload, frozenset(probe.asks)))
             asked = _asked(algorithm, me, shared, own, w, parties)
-            return Anatomy(shared, own, tuple(messages), asked)
+            return Anatomy(shared, sent, own, tuple(messages), asked)
         reply, each = at_server.value, isinstance(at_server.value, Each)
         if each:
             reply = tree_map(lambda leaf: leaf[0], reply.rows)
         messages.append(Message(upload, frozenset(probe.asks), reply, each))
         at_party.send(reply)
+
+
+def first_states(algorithm: Any, w: Vector, blueprint: Blueprint) -> Any:
+    """What `init` returns; it may ask for the blueprint."""
+    wants = len(signature(algorithm.init).parameters) > 1
+    return algorithm.init(w, blueprint) if wants else algorithm.init(w)
+
+
+def broadcast(algorithm: Any, shared: Any) -> Any:
+    """What parties get of the shared state."""
+    return algorithm.broadcast(shared) if hasattr(algorithm, "broadcast") else shared
 
 
 def has_personal(algorithm: object) -> bool:
@@ -130,7 +144,7 @@ def _asked(
     if not has_personal(algorithm):
         return ()
     name = f"{type(algorithm).__name__}.personal"
-    at_party, messages = _Side(algorithm.personal(me, shared, own)), []
+    at_party, messages = _Side(algorithm.personal(me, broadcast(algorithm, shared), own)), []
     while not at_party.ended:
         upload = tree_map(Tensor.detach, at_party.value)
         probe = Probe(upload, parties)

@@ -52,6 +52,7 @@ class Steps(NamedTuple):
     pull: float | Tensor  # or [r, 1]
     towards: Tensor | None  # [r, p], where pull is not 0
     seeds: Keys | None = None  # [r, T]
+    only: Tensor | None = None  # [p] which parameters move; all without it
 
     @property
     def counts(self) -> Ints:
@@ -61,7 +62,7 @@ class Steps(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        return isinstance(self.optimiser, SGD) and self.optimiser.plain
+        return self.only is None and isinstance(self.optimiser, SGD) and self.optimiser.plain
 
     def points(self, t: int, active: int) -> Points:
         """What step t takes, for the first `active` parties."""
@@ -224,6 +225,21 @@ class OneByOne:
             out: Tensor = self._module(self._arranged(x))
         return out
 
+    def features(self, w: Vector, x: Tensor, buffers: Tensor | None = None) -> Tensor:
+        """What reaches the last layer that has parameters: `[p]`, `[b, *shape]` -> `[b, f]`."""
+        found: list[Tensor] = []
+
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found.append(inputs[0])
+
+        last = self._module.get_submodule(self._spec.names[-1].rpartition(".")[0])
+        hook = last.register_forward_pre_hook(keep)
+        try:
+            self.outputs(w, x, buffers)
+        finally:
+            hook.remove()
+        return found[-1].flatten(1)
+
     def settle(self, w: Vector, x: Tensor) -> Tensor:
         """Buffers after one pass over these points: statistics for a party that never trained."""
         momenta = [norm.momentum for norm in self._norms]
@@ -263,6 +279,10 @@ class OneByOne:
         point = steps.x[0].numel() * steps.x.element_size()
         chunk = max(1, (16 << 20) // max(1, width * point))
         state: Any = None
+        moving = None
+        if steps.only is not None:  # no gradient of what stays, nor of anything below it
+            parts = zip(self._parameters, steps.only.split(self._spec.sizes), strict=True)
+            moving = [parameter for parameter, part in parts if part.any()]
         for t in range(count):
             if t % chunk == 0:
                 taken = steps.rows[r, t : min(t + chunk, count)].reshape(-1)
@@ -273,7 +293,7 @@ class OneByOne:
             if length < width:
                 x, y = x[:length], y[:length]
             seed = None if steps.seeds is None else int(steps.seeds[r, t])
-            grads = self._gradients(x, y, steps.weights[r, t, :length], seed)
+            grads = self._gradients(x, y, steps.weights[r, t, :length], seed, moving)
             if steps.plain:
                 if centre is not None:
                     w.lerp_(centre, lr * pull)
@@ -288,21 +308,28 @@ class OneByOne:
                 g += pull * (w - centre)
             state = steps.optimiser.init(g) if t == 0 else state
             moved, state = steps.optimiser.step(w, g, lr, state)
-            w.copy_(moved)
+            w.copy_(moved if steps.only is None else torch.where(steps.only, moved, w))
 
     def _gradients(
-        self, x: Tensor, y: Tensor, weights: Tensor, seed: int | None
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        seed: int | None,
+        parameters: list[nn.Parameter] | None = None,
     ) -> tuple[Tensor, ...]:
+        """Gradients of all parameters; zero where only some are asked for and it is another."""
         if seed is None:
             outputs = self._outputs(x)
         else:
             with _seeded(seed):
                 outputs = self._outputs(x)
         value = self._loss(outputs, y, weights)
-        grads = torch.autograd.grad(value, self._parameters, allow_unused=True)
+        wanted = self._parameters if parameters is None else parameters
+        found = torch.autograd.grad(value, wanted, allow_unused=True)
+        grads = {id(p): g for p, g in zip(wanted, found, strict=True) if g is not None}
         return tuple(
-            torch.zeros_like(p) if g is None else g
-            for g, p in zip(grads, self._parameters, strict=True)
+            grads[id(p)] if id(p) in grads else torch.zeros_like(p) for p in self._parameters
         )
 
     def _outputs(self, x: Tensor) -> Tensor:
@@ -395,7 +422,8 @@ def descend_stack(way: Way, w: Tensor, steps: Steps) -> Tensor:
         if steps.towards is not None:
             g = g + _head(steps.pull, a) * (w[:a] - steps.towards[:a])
         head = tree_map(lambda leaf: leaf[:a], state)  # noqa: B023
-        w[:a], head = steps.optimiser.step(w[:a], g, _head(steps.lr, a), head)
+        moved, head = steps.optimiser.step(w[:a], g, _head(steps.lr, a), head)
+        w[:a] = moved if steps.only is None else torch.where(steps.only, moved, w[:a])
         tree_map(lambda leaf, new: leaf[:a].copy_(new), state, head)  # noqa: B023
     return w
 

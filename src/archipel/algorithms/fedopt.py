@@ -47,8 +47,11 @@ class FedOpt:
     def init(self, x: Vector) -> tuple[Shared, None]:
         return Shared(x, zeros_like(x), full_like(x, self.tau**2)), None
 
-    def party(self, me: Party, shared: Shared, _: None) -> tuple[Vector, None]:
-        return me.descend(shared.x, self).w - shared.x, None  # Delta_i = x_i,K - x_t
+    def broadcast(self, shared: Shared) -> Vector:
+        return shared.x
+
+    def party(self, me: Party, x: Vector, _: None) -> tuple[Vector, None]:
+        return me.descend(x, self).w - x, None  # Delta_i = x_i,K - x_t
 
     def server(self, shared: Shared, uploads: Uploads) -> Shared:
         (x, m, v), eta, b1, b2 = shared, self.server_lr, self.beta1, self.beta2

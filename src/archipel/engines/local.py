@@ -17,12 +17,21 @@ from archipel.engines import personal
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
 from archipel.engines.evaluation import Evaluation, chunk_of, evaluate
-from archipel.engines.party import LocalParty
+from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
 from archipel.engines.share import Job, Memory, Share
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import Anatomy, Ask, examine, has_personal, is_peer, same_form
+from archipel.exchange import (
+    Anatomy,
+    Ask,
+    broadcast,
+    examine,
+    first_states,
+    has_personal,
+    is_peer,
+    same_form,
+)
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import first, leaves, tree_map
@@ -186,7 +195,7 @@ class LocalEngine:
     def _server_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
         if len(ids) == 0:
             return Outcome(ids, ids, 0)
-        tree_map(Tensor.copy_, self._memory.shared, self.shared)
+        self._send()
         messages = self._deal(t, ids, effort)
         answers = self.pool.run([{**message, "number": 0} for message in messages])
         assert isinstance(self._server, ServerAlgorithm)
@@ -222,6 +231,10 @@ class LocalEngine:
             )
         gradients = sum(answer["gradients"] for answer in answers)
         return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
+
+    def _send(self) -> None:
+        """Put what parties get of the shared state where they read it."""
+        tree_map(Tensor.copy_, self._memory.shared, broadcast(self._server, self.shared))
 
     def _deal(self, t: int, ids: Ints, effort: Any) -> list[dict[str, Any]]:
         """Give every worker parties of about the same work, the largest first."""
@@ -370,7 +383,7 @@ class LocalEngine:
             self._memory.vector.copy_(self.vector() if w is None else w)
         server = None
         if own and not self.peer:
-            tree_map(Tensor.copy_, self._memory.shared, self.shared)
+            self._send()
             server = personal.Server(self._server, self.shared, self._memory, self._done)
         with threads(1):
             count = self.data.training if training is None else training
@@ -420,10 +433,11 @@ class LocalEngine:
         """Shared and own state before the first round; one of each per setting of a sweep."""
         if not self._settings:
             return tree_map(Tensor.clone, self.anatomy.shared), self.anatomy.own
-        starts = []
+        starts, form = [], blueprint(self.model, self.data, self.seed)
         for values in zip(*self._settings.values(), strict=True):
             setting = dict(zip(self._settings, values, strict=True))
-            start = replace(self.algorithm, **setting).init(self.model.w)  # type: ignore[type-var]
+            one = replace(self.algorithm, **setting)  # type: ignore[type-var]
+            start = first_states(one, self.model.w, form)
             starts.append((None, start) if self.peer else start)
         shared, own = (
             tree_map(lambda *leaves: torch.stack(leaves), *states)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from archipel import rng
-from archipel.core import Batch, Descent, LocalWork, Vector
+from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Vector
 from archipel.data.federation import Federation
 from archipel.descent import Work, checked_batch_size, work_of
 from archipel.engines.batches import Batches, Table
@@ -56,6 +56,10 @@ class LocalParty:
         self.n = n.view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @property
+    def blueprint(self) -> Blueprint:
+        return blueprint(self.model, self.data, self.seed)
 
     # -- what an algorithm calls ---------------------------------------------------------------
 
@@ -107,6 +111,7 @@ class LocalParty:
         shift: Vector | None = None,
         pull: float | Tensor = 0.0,
         towards: Vector | None = None,
+        only: Tensor | None = None,
     ) -> Descent:
         task = work_of(work)
         eta = rate(task.lr, self.round)
@@ -130,6 +135,7 @@ class LocalParty:
             self._setting(pull),
             centre if pulled else None,
             self._seeds(table),
+            only,
         )
         party = np.arange(len(order)) // self._repeat
         if same and len(order) <= self.block:
@@ -146,6 +152,30 @@ class LocalParty:
                     self.buffers[chosen] = own
         taken = self.steps(work)
         return Descent(self._stack(ends), taken, taken * eta)
+
+    def examples(self, batch: Batch | None = None) -> Examples:
+        if batch is None:
+            column = np.arange(int(self._sizes.max()))
+            rows = self._starts[:, None] + np.minimum(column, self._sizes[:, None] - 1)
+            weights = (column < self._sizes[:, None]) / self._sizes[:, None]
+            batch = Batch(
+                torch.from_numpy(rows),
+                torch.from_numpy(weights).to(self.model.dtype),
+                torch.zeros(len(self.ids), dtype=torch.int64),
+            )
+
+        def lead(points: Tensor) -> Tensor:  # [m, b, ...] -> [..., b, ...]
+            inner = points.shape[1:]
+            return points.view(*self.lead[-1:], *inner).expand(*self.lead, *inner)
+
+        rows = batch.rows
+        return Examples(lead(self.data.x[rows]), lead(self.data.y[rows]), lead(batch.weights))
+
+    def outputs(self, w: Vector, x: Tensor) -> Tensor:
+        return self._through(self.model.one.outputs, w, x)
+
+    def features(self, w: Vector, x: Tensor) -> Tensor:
+        return self._through(self.model.one.features, w, x)
 
     def normal(self, like: Vector) -> Vector:
         """Drawn per party from its key: the same whatever the stack; alike across a sweep."""
@@ -166,6 +196,18 @@ class LocalParty:
                 "me.mix needs neighbours: give the run a topology, such as topology='ring'."
             )
         return self.mixing(x)
+
+    def _through(self, use: Callable[..., Tensor], w: Vector, x: Tensor) -> Tensor:
+        """Pass x `[..., b, *shape]` through models one by one."""
+        lead = x.shape[: len(self.lead)]
+        vectors = w.expand(*lead, w.shape[-1]).reshape(-1, w.shape[-1])
+        points = x.reshape(-1, *x.shape[len(self.lead) :])
+        party = np.arange(len(vectors)) % len(self.ids)
+        out = [
+            use(vector, some, None if self.buffers is None else self.buffers[k].clone())
+            for vector, some, k in zip(vectors, points, party.tolist(), strict=True)
+        ]
+        return torch.stack(out).view(*lead, *out[0].shape)
 
     # -- between [..., p] and rows [r, p]: party by party, the settings of a sweep side by side ----
 
@@ -284,3 +326,8 @@ class LocalParty:
 
     def _keys(self, purpose: str) -> Keys:
         return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
+
+
+def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:
+    """What an algorithm may know of the problem before the first round."""
+    return Blueprint(model.spec, tuple(data.shape), data.classes, seed)

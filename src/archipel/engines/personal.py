@@ -72,6 +72,10 @@ class Making:
             if message["split"] == "train":
                 start, stop = data.offsets[k], data.test_from[k]
             x, at = data.x[start:stop], self._places[k]
+            if hasattr(self._job.algorithm, "predict"):
+                me = self._share.one_party(k, block.me.round)
+                outputs[at : at + len(x)] = self._job.algorithm.predict(me, models[i], x)
+                continue
             buffers = None if block.me.buffers is None else block.me.buffers[i].clone()
             outputs[at : at + len(x)] = self._share.one.outputs(models[i], x, buffers)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class Memory:
             )
 
         anatomy = job.anatomy
-        self.shared = like(anatomy.shared)
+        self.shared = like(anatomy.sent)  # what parties get of the shared state
         self.sums: list[dict[Ask, list[Any]]] = [
             {ask: [like(m.upload) for _ in range(workers)] for ask in m.asks if ask != "stack"}
             for m in anatomy.messages
@@ -327,6 +327,11 @@ class Share:
             job.draws,
             job.separable,
         )
+
+    def one_party(self, k: int, t: int) -> LocalParty:
+        """Party k by itself, its vectors `[p]`."""
+        me = self._party(np.array([k]), t, np.ones(1))
+        return replace(me, lead=())
 
     def own(self, ids: Ints) -> Any:
         return self._job.stacked(self._memory.own_of(ids))

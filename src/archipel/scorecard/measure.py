@@ -243,7 +243,7 @@ def _privacy(run: Run) -> Privacy:
 def _messages(anatomy: Anatomy, peer: bool) -> tuple[Sent, ...]:
     if peer:
         return tuple(_sent("to neighbours", anatomy.own, "model")[:1])
-    sent = _sent("down", anatomy.shared, "model")
+    sent = _sent("down", anatomy.sent, "model")
     for message in anatomy.messages:
         sent += _sent("up", message.upload, "update")
         sent += _sent("down", message.reply, "reply")

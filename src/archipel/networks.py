@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small networks that algorithms train beside the model, as pure functions of a flat vector.
+
+Vectors and inputs have the same leading dimensions, those of stacked parties; autograd goes through
+both. A `Perceptron` serves as hyper-network, `[..., m, e] -> [..., m, p]`; an `Embedding` turns a
+party's points into one vector that does not depend on their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from archipel.core import Blueprint, Examples, Vector
+from archipel.errors import ArchipelError, unknown
+from archipel.vector import ParamSpec
+
+Kind = Literal["examples", "labels"]
+KERNELS, HIDDEN = 16, 100
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """Dense layers with ReLU between them."""
+
+    widths: tuple[int, ...]  # inputs, hidden layers, outputs
+
+    @property
+    def spec(self) -> ParamSpec:
+        names, shapes = [], []
+        for i, (inputs, outputs) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
+            names += [f"{i}.weight", f"{i}.bias"]
+            shapes += [(outputs, inputs), (outputs,)]
+        return ParamSpec(tuple(names), tuple(shapes))
+
+    def __call__(self, w: Vector, x: Tensor) -> Tensor:
+        """`[..., q]`, `[..., b, inputs]` -> `[..., b, outputs]`."""
+        views = list(self.spec.views(w).values())
+        for i in range(0, len(views), 2):
+            x = x @ views[i].mT + views[i + 1].unsqueeze(-2)
+            x = F.relu(x) if i + 2 < len(views) else x
+        return x
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The mean over a party's points of phi(x, y): aware of labels, blind to their order.
+
+    phi is a LeNet for images and a perceptron for other examples, both with a term for the label in
+    the first layer; or, with `kind = "labels"`, a linear map of the label alone.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]  # of an example
+    classes: int
+    size: int  # e
+
+    @classmethod
+    def of(cls, kind: Kind, blueprint: Blueprint, size: int) -> Embedding:
+        """The embedding for a problem."""
+        if kind not in ("examples", "labels"):
+            raise unknown("embedding", kind, ["examples", "labels"])
+        if blueprint.classes is None:
+            raise ArchipelError(
+                "the embedding network reads class labels and the task has none: take an algorithm "
+                "such as ditto, or data with classes."
+            )
+        return cls(kind, blueprint.shape, blueprint.classes, size)
+
+    @property
+    def spec(self) -> ParamSpec:
+        c, e = self.classes, self.size
+        if self.kind == "labels":
+            return ParamSpec(("label",), ((e, c),))
+        if not self._image:
+            return ParamSpec(
+                ("label", *(f"dense.{name}" for name in self._dense.spec.names)),
+                ((HIDDEN, c), *self._dense.spec.shapes),
+            )
+        channels = 1 if len(self.shape) == 2 else self.shape[0]
+        return ParamSpec(
+            ("label", "0.weight", "0.bias", "1.weight", "1.bias",
+             *(f"dense.{name}" for name in self._dense.spec.names)),
+            ((KERNELS, c), (KERNELS, channels, 5, 5), (KERNELS,), (2 * KERNELS, KERNELS, 5, 5),
+             (2 * KERNELS,), *self._dense.spec.shapes),
+        )  # fmt: skip
+
+    def __call__(self, w: Vector, points: Examples) -> Vector:
+        """`[..., q]` and points `[..., b, *shape]` -> `[..., e]`."""
+        views = self.spec.views(w)
+        labels = views.pop("label").mT  # [..., classes, first layer]
+        known = F.one_hot(points.y, self.classes).to(w.dtype) @ labels  # [..., b, first layer]
+        if self.kind == "labels":
+            return (points.weights.unsqueeze(-2) @ known).squeeze(-2)
+        if self._image:
+            return self._of_images(views, points, known)
+        dense = [views[f"dense.{name}"] for name in self._dense.spec.names]
+        x = points.x.flatten(points.y.dim())
+        h = F.relu(x @ dense[0].mT + dense[1].unsqueeze(-2) + known)
+        h = F.relu(h @ dense[2].mT + dense[3].unsqueeze(-2))
+        mean = (points.weights.unsqueeze(-2) @ h).squeeze(-2)  # before the last, linear layer
+        return (dense[4] @ mean.unsqueeze(-1)).squeeze(-1) + dense[5]
+
+    @property
+    def _image(self) -> bool:
+        return len(self.shape) in (2, 3) and min(self.shape[-2:]) >= 16
+
+    @property
+    def _dense(self) -> Perceptron:
+        if self._image:
+            across = [((side - 4) // 2 - 4) // 2 for side in self.shape[-2:]]
+            return Perceptron((2 * KERNELS * across[0] * across[1], 120, 84, self.size))
+        inputs = 1
+        for side in self.shape:
+            inputs *= side
+        return Perceptron((inputs, HIDDEN, HIDDEN, self.size))
+
+    def _of_images(self, views: dict[str, Tensor], points: Examples, known: Tensor) -> Vector:
+        """Party by party: convolutions take one set of kernels at a time."""
+        lead = points.y.shape[:-1]
+        parts = {
+            name: view.reshape(-1, *view.shape[len(lead) :]) for name, view in views.items()
+        }
+        x = points.x.reshape(-1, *points.x.shape[len(lead) :])
+        if len(self.shape) == 2:
+            x = x.unsqueeze(2)
+        known = known.reshape(-1, *known.shape[len(lead) :])
+        weights = points.weights.reshape(-1, points.weights.shape[-1])
+        out = []
+        for r in range(len(x)):
+            used = int((weights[r] > 0).sum())
+            w = {name: part[r] for name, part in parts.items()}
+            h = F.conv2d(x[r, :used], w["0.weight"], w["0.bias"]) + known[r, :used, :, None, None]
+            h = F.max_pool2d(F.relu(h), 2)
+            h = F.max_pool2d(F.relu(F.conv2d(h, w["1.weight"], w["1.bias"])), 2).flatten(1)
+            h = F.relu(h @ w["dense.0.weight"].mT + w["dense.0.bias"])
+            h = F.relu(h @ w["dense.1.weight"].mT + w["dense.1.bias"])
+            out.append(w["dense.2.weight"] @ (weights[r, :used] @ h) + w["dense.2.bias"])
+        return torch.stack(out).view(*lead, self.size)
+
+
+def draw(spec: ParamSpec, seed: int, like: Tensor) -> Vector:
+    """First weights: uniform with sd 1 / sqrt(3 inputs), as torch's layers have them."""
+    generator = torch.Generator().manual_seed(seed)
+    parts, inputs = [], 1
+    for shape, size in zip(spec.shapes, spec.sizes, strict=True):
+        if len(shape) > 1:  # a bias follows its weight and has the same scale
+            inputs = size // shape[0]
+        parts.append((2 * torch.rand(size, generator=generator) - 1) / inputs**0.5)
+    return torch.cat(parts).to(like.dtype)
+
+
+def pull_back(outputs: Tensor, inputs: tuple[Tensor, ...], d: Tensor) -> tuple[Tensor, ...]:
+    """(d outputs / d inputs)^T d for each input: the gradient of <outputs, d>."""
+    return torch.autograd.grad(outputs, inputs, d)
