@@ -58,4 +58,28 @@ METHODS: dict[str, Method] = {
         {"lr": [0.1, 0.2], "tune_epochs": [1, 2, 5, 10]},
     ),
     "ditto": Method("Ditto", "ditto", {"lr": [0.1, 0.2], "lam": [0.01, 0.1, 0.3, 1.0]}),
+    "l2gd": Method("L2GD", "l2gd", {"lr": [0.03, 0.1], "lam": [0.03, 0.3], "p": [0.05, 0.15]}),
+    "perfedavg-fo": Method(
+        "Per-FedAvg, first order",
+        "perfedavg",
+        {"lr": [0.05, 0.1], "inner_lr": [0.01, 0.05], "tune_steps": [1, 10]},
+        {"variant": "first-order"},
+    ),
+    "perfedavg-hf": Method(
+        "Per-FedAvg, Hessian-free",
+        "perfedavg",
+        {"lr": [0.05, 0.1], "inner_lr": [0.01, 0.05], "tune_steps": [1, 10]},
+        {"variant": "hessian-free"},
+    ),
+    "pfedme": Method(
+        "pFedMe",
+        "pfedme",
+        {"lr": [0.01, 0.05], "lam": [5.0, 15.0], "server_lr": [1.0, 2.0]},
+    ),
+    "pefll": Method(
+        "PeFLL",
+        "pefll",
+        {"lr": [0.005, 0.02], "server_lr": [2e-4, 5e-4, 1e-3, 2e-3]},
+        {"batch_size": 32},
+    ),
 }
