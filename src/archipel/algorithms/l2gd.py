@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""L2GD.  Hanzely & Richtarik 2020, https://arxiv.org/abs/2002.05516, Algorithm 1.
+
+min over x_1 ... x_n of  1/n sum_i f_i(x_i) + lambda/2n sum_i ||x_i - xbar||^2,  xbar their mean
+
+An iteration of the paper tosses a coin: with chance p all parties move towards xbar, otherwise all
+take a local step. Parties talk only where an aggregation follows a local step, with chance p(1 - p)
+an iteration, since aggregations leave xbar as it is. A round here is what lies between two talks: a
+aggregations in a row, which together are x_i <- xbar + (1 - alpha lambda / np)^a (x_i - xbar), then
+l local steps, a and l geometric.
+
+Departures: `lr` is alpha / n, so that n need not be known. Coins are drawn from the round's number
+and `coin_seed`. Parties send how far x_i moved, and the server adds the moves up, so that xbar
+remains the mean of all parties where only some are sampled; the others stand still (in the paper
+all take part). Local steps may use mini-batches, without the variance reduction of L2SGD+. The own
+model of a party is its x_i after the aggregations that are due; one that never trained minimises
+f_i(x) + lambda/2 ||x - xbar||^2, from xbar, in `tune_steps` gradient steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor, as_tensor, float64, ones_like, where, zeros_like
+
+from archipel.core import Party, Uploads, Vector
+from archipel.errors import ArchipelError
+from archipel.schedules import Rate, rate
+
+
+class Own(NamedTuple):
+    x: Vector
+    trained: Vector  # [..., 1]: 1 once x was trained
+
+
+@dataclass(frozen=True)
+class L2GD:
+    """A model per party, drawn to the mean of all; a coin says when to train and when to talk."""
+
+    lr: Rate = 0.1  # alpha / n: at most min((1 - p) / L, p / lambda) / 2 for smoothness L
+    p: float = 0.2  # chance of an aggregation; lambda / (lambda + L) talks least
+    lam: float = 0.1  # lambda: 0 is every party alone, large is one model for all
+    batch_size: int | float | None = None  # the paper's local gradient is of all local data
+    coin_seed: int = 0
+    tune_steps: int = 50  # of a party that never trained, to get a model of its own
+
+    def init(self, w: Vector) -> tuple[Vector, Own]:
+        if not 0 < self.p < 1:
+            raise ArchipelError(f"p = {self.p}: give a chance between 0 and 1, both excluded.")
+        if self.lam < 0:
+            raise ArchipelError(f"lam = {self.lam}: give a number from 0.")
+        if rate(self.lr, 0) * self.lam / self.p > 1:
+            raise ArchipelError(
+                f"lr = {self.lr}, lam = {self.lam}, p = {self.p}: aggregations overshoot the mean; "
+                "lower lr or lam, or raise p, until lr * lam / p is at most 1."
+            )
+        return w, Own(w, zeros_like(w[..., :1]))
+
+    def coins(self, t: int) -> tuple[Tensor, Tensor]:
+        """Aggregations and local steps of round t, each 1 or more, of the shape of p."""
+        u = 1 - np.random.default_rng([self.coin_seed, t]).random(2)  # in (0, 1]
+        p = as_tensor(self.p, dtype=float64)
+        a = 1 + (float(np.log(u[0])) / p.log()).floor()  # chance p^(k-1) (1 - p) of k
+        l = 1 + (float(np.log(u[1])) / (1 - p).log()).floor()  # noqa: E741
+        return a, l
+
+    def party(self, me: Party, xbar: Vector, own: Own) -> tuple[Vector, Own]:
+        eta, (_, l) = rate(self.lr, me.round), self.coins(me.round)  # noqa: E741
+        x = self.aggregated(me, xbar, own.x)
+        for k in range(int(l.max())):  # xi = 0, l times
+            step = x - eta / (1 - self.p) * me.grad(x, me.batch(self.batch_size))
+            x = where(k < l, step, x)
+        return x - own.x, Own(x, ones_like(own.trained))
+
+    def aggregated(self, me: Party, xbar: Vector, x: Vector) -> Vector:
+        """The models after the round's aggregations: xi = 1, a times."""
+        eta, (a, _) = rate(self.lr, me.round), self.coins(me.round)
+        return xbar + (1 - eta * self.lam / self.p) ** a.to(x) * (x - xbar)
+
+    def server(self, xbar: Vector, uploads: Uploads) -> Vector:
+        return xbar + uploads.sampled / uploads.parties * uploads.mean()
+
+    def personal(self, me: Party, xbar: Vector, own: Own) -> Vector:
+        x, eta = self.aggregated(me, xbar, own.x), rate(self.lr, me.round)
+        if bool((own.trained > 0).all()):
+            return x
+        new = xbar
+        for _ in range(self.tune_steps):
+            slope = me.grad(new, me.batch(self.batch_size)) + self.lam * (new - xbar)
+            new = new - eta * slope
+        return where(own.trained > 0, x, new)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pFedMe.  Dinh et al., NeurIPS 2020, https://arxiv.org/abs/2006.08848, Algorithm 1.
+
+min over w of 1/n sum_i F_i(w),  F_i(w) = min over theta of f_i(theta) + lambda/2 ||theta - w||^2:
+the Moreau envelope of f_i, whose gradient is lambda (w - theta^(w)).
+
+Departures: only sampled parties train (in the paper all do, and the server picks the models that it
+averages). The inner problem is solved by K gradient steps, as in the authors' code, from the last
+theta~ of the round and from w at its start; the paper leaves the solver open. Without that code's
+further l2 term. A party's own model is its last theta~, of the round in which it last trained;
+a party that never trained makes one from w, with K steps on each batch of a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import ones_like, where, zeros_like
+
+from archipel.core import Batch, Party, Uploads, Vector
+from archipel.errors import ArchipelError
+from archipel.schedules import Rate, rate
+
+
+class Own(NamedTuple):
+    theta: Vector
+    trained: Vector  # [..., 1]: 1 once theta was trained
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """A shared model at the centre of the parties' own, each held to it by a spring."""
+
+    lr: Rate = 0.01  # eta
+    inner_lr: float = 0.05  # of the steps on theta: inner_lr (lambda + L) below 2
+    lam: float = 15.0  # lambda: small is every party alone, large is FedAvg
+    local_epochs: int = 1
+    local_steps: int | None = None  # R, instead of epochs
+    inner_steps: int = 5  # K
+    batch_size: int | float | None = 20
+    server_lr: float = 1.0  # beta
+
+    def init(self, w: Vector) -> tuple[Vector, Own]:
+        if self.lam <= 0:
+            raise ArchipelError(f"lam = {self.lam}: give a number above 0.")
+        if rate(self.lr, 0) * self.lam > 1:
+            raise ArchipelError(
+                f"lr = {self.lr}, lam = {self.lam}: the shared model overshoots the parties' own; "
+                "lower one of them until lr * lam is at most 1."
+            )
+        if self.inner_steps < 1:
+            raise ArchipelError(f"inner_steps = {self.inner_steps}: give a whole number from 1.")
+        return w, Own(w, zeros_like(w[..., :1]))
+
+    def party(self, me: Party, w: Vector, own: Own) -> tuple[Vector, Own]:
+        eta, lam, R = rate(self.lr, me.round), self.lam, me.steps(self)
+        w_i = theta = w
+        for r in range(int(R.max())):
+            found = self.solve(me, theta, w_i, me.batch(self.batch_size))
+            theta = where(r < R, found, theta)  # parties that have a step left
+            w_i = where(r < R, w_i - eta * lam * (w_i - theta), w_i)
+        return w_i - w, Own(theta, ones_like(own.trained))
+
+    def solve(self, me: Party, theta: Vector, w: Vector, batch: Batch) -> Vector:
+        """K steps towards the minimum of f_i(theta; batch) + lambda/2 ||theta - w||^2."""
+        for _ in range(self.inner_steps):
+            theta = theta - self.inner_lr * (me.grad(theta, batch) + self.lam * (theta - w))
+        return theta
+
+    def server(self, w: Vector, uploads: Uploads) -> Vector:
+        return w + self.server_lr * uploads.mean()  # (1 - beta) w + beta mean of w_i
+
+    def personal(self, me: Party, w: Vector, own: Own) -> Vector:
+        if bool((own.trained > 0).all()):
+            return own.theta
+        theta, R = w, me.steps(self)
+        for r in range(int(R.max())):
+            theta = where(r < R, self.solve(me, theta, w, me.batch(self.batch_size)), theta)
+        return where(own.trained > 0, own.theta, theta)
