@@ -27,6 +27,7 @@ class Evaluation(NamedTuple):
     parties: dict[str, Tensor]
     pooled: dict[str, float]  # training parties
     new: dict[str, float]  # new parties; empty where there are none
+    costs: personal.Costs | None = None  # of the models of their own that parties made
 
 
 def chunk_of(data: Federation, output: Tensor) -> int:
@@ -56,15 +57,16 @@ def evaluate(
     do = "own outputs" if own or job.model.buffer_spec.size else "outputs"
     scored: list[dict[str, Tensor]] = []
     kept: list[tuple[Tensor, Tensor]] = []
+    costs = None if server is None else personal.Costs(data.n)
     keep = memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
     for lo, hi in _chunks(sizes, job.chunk):
         ends = np.cumsum(sizes[lo:hi])
-        if server is None:
+        if server is None or costs is None:
             _outputs(pool, do, split, own, lo, hi, ends)
         else:
             if (data.n[lo:hi] == 0).any():  # nothing to make a model of: the shared one
                 _outputs(pool, "outputs", split, False, lo, hi, ends)
-            personal.outputs(pool, job, split, server, lo, ends)
+            personal.outputs(pool, job, split, server, costs, lo, ends)
         outputs = memory.outputs[: int(ends[-1])]
         y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
         offsets = torch.from_numpy(np.concatenate([[0], ends]))
@@ -93,6 +95,7 @@ def evaluate(
         parties,
         pooled(slice(0, training)),
         pooled(slice(training, data.parties)),
+        costs,
     )
 
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from archipel.core import Each, Vector
@@ -32,11 +34,15 @@ class Making:
         if number == 0:
             self._blocks = self._share.cut(message)
             self._places = dict(zip(message["ids"], message["at"], strict=True))
+        spent = []
         for block in self._blocks:
+            began, before = time.perf_counter(), block.me.gradients
             models = self._advance(block, number)
+            seconds = time.perf_counter() - began  # without what is done with the model
+            spent.append((block.ids.tolist(), block.me.gradients - before, seconds))
             if models is not None:
                 self._predict(block, models.expand(len(block.ids), self._job.model.p), message)
-        return {"gradients": sum(block.me.gradients for block in self._blocks)}
+        return {"spent": spent}
 
     def _advance(self, block: Block, number: int) -> Vector | None:
         """The models of the block's parties, or None while they wait for the server."""
@@ -112,8 +118,33 @@ class _Asked:
         return self._rows
 
 
-def outputs(pool: Pool, job: Job, split: str, server: Server, first: int, ends: Ints) -> None:
+class Costs:
+    """What it took each party `[K]` to have a model of its own; NaN where it made none.
+
+    Parties that work together share what they spent in proportion to their training points.
+    """
+
+    def __init__(self, n: Tensor) -> None:
+        self._n = n.double()
+        self.gradients = torch.full_like(self._n, torch.nan)  # of single examples
+        self.seconds = torch.full_like(self._n, torch.nan)  # on one core, at party and server
+
+    def add(self, ids: Any, gradients: float, seconds: float) -> None:
+        share = self._n[ids] / self._n[ids].sum()
+        for spent, total in ((self.gradients, gradients), (self.seconds, seconds)):
+            spent[ids] = spent[ids].nan_to_num() + total * share
+
+
+def outputs(
+    pool: Pool, job: Job, split: str, server: Server, costs: Costs, first: int, ends: Ints
+) -> None:
     """Have parties first, first + 1, ... make their own models, and write their outputs."""
+
+    def run(messages: list[Json]) -> None:
+        for answer in pool.run(messages):
+            for spent in answer["spent"]:
+                costs.add(*spent)
+
     before = np.concatenate([[0], ends[:-1]])
     n = job.data.n.numpy()[first : first + len(ends)]
     able = np.flatnonzero(n > 0)
@@ -133,7 +164,9 @@ def outputs(pool: Pool, job: Job, split: str, server: Server, first: int, ends: 
             }
             for share in dealt
         ]
-        pool.run(messages)
+        run(messages)
         for number in range(len(job.anatomy.personal)):
+            began = time.perf_counter()
             server.answer(number, len(ids))
-            pool.run([{"do": "personal", "number": number + 1, "split": split} for _ in dealt])
+            costs.add(first + ids, 0, time.perf_counter() - began)
+            run([{"do": "personal", "number": number + 1, "split": split} for _ in dealt])
