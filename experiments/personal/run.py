@@ -160,12 +160,13 @@ def local(
 
 
 def joining_of(run: ar.Run, parties: Parties) -> dict[str, float] | None:
-    """What a new party needed, mean over the group of new ones."""
-    found = getattr(run, "joining", None)
-    if found is None:
+    """What a party of the group of new ones needed, in the mean."""
+    if run.joining is None:
         return None
     group = parties.groups.get("new", parties.groups["seen"])
-    return {**found, **{name: float(each[group].nanmean()) for name, each in run.made.items()}}
+    spent = {name: float(values[group].nanmean()) for name, values in run.making.items()}
+    names = ("messages", "up", "down", "gradients", "seconds")
+    return {name: spent.get(name, getattr(run.joining, name)) for name in names}
 
 
 def score(accuracy: torch.Tensor, parties: Parties) -> dict[str, dict[str, float]]:

@@ -33,6 +33,7 @@ from archipel.store.journal import Event, now
 State = Callable[[], Mapping[str, Tensor]]
 
 _MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
+_MAKING = "making "  # before the name of what a party's own model cost it
 _SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
@@ -131,7 +132,9 @@ class Recorder:
         if evaluated and run.data.parties > _MANY:  # the last evaluation's are kept
             self._metrics = [each for each in self._metrics if each[0] == 0]
         if evaluated:
-            self._metrics += [(run.done, name, values) for name, values in run.parties.items()]
+            made = {f"{_MAKING}{name}": values for name, values in run.making.items()}
+            by_party = {**run.parties, **made}
+            self._metrics += [(run.done, name, values) for name, values in by_party.items()]
         pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
         if time.perf_counter() - self._saved >= pause:
             self.save()
@@ -200,21 +203,19 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     )
     run.notes = [event.text for event in run.events if event.kind == "note"]
     if run.history:
-        run.parties = journal.party_metrics(run.history[-1]["round"])
+        found = journal.party_metrics(run.history[-1]["round"])
+        run.parties = {name: v for name, v in found.items() if not name.startswith(_MAKING)}
+        run.making = _after(_MAKING, found)
     parties = journal.party_metrics(0)
-    for name, found in (row["baselines"] or {}).items():
-        by_metric = {
-            key.removeprefix(f"{name} "): values
-            for key, values in parties.items()
-            if key.startswith(f"{name} ")
-        }
-        run.baselines[name] = Evaluation(by_metric, found["pooled"], found["new"])
-    run.elsewhere = {
-        key.removeprefix("elsewhere "): values
-        for key, values in parties.items()
-        if key.startswith("elsewhere ")
-    }
+    for name, level in (row["baselines"] or {}).items():
+        by_metric = _after(f"{name} ", parties)
+        run.baselines[name] = Evaluation(by_metric, level["pooled"], level["new"])
+    run.elsewhere = _after("elsewhere ", parties)
     return folder.load_checkpoint(row["done"]) if row["done"] else {}
+
+
+def _after(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
 def _eligible(run: Run) -> Ints:

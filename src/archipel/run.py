@@ -22,6 +22,7 @@ from archipel.metrics import PRIMARY, larger_is_better
 from archipel.model import Model
 from archipel.participation import Cohort
 from archipel.store.journal import Event
+from archipel.tree import nbytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +38,17 @@ class Spent(NamedTuple):
     gradients: int = 0  # of single examples
     up: int = 0  # bytes sent by all parties
     down: int = 0  # bytes received by all parties
+
+
+class Joining(NamedTuple):
+    """What a party that comes along after training needs before it has a model, in the mean."""
+
+    messages: int  # the shared state, and a question and its answer each
+    up: int  # bytes it sends
+    down: int  # bytes it receives
+    gradients: float  # of single examples
+    seconds: float  # on one core, at the party and at the server, where parties work in stacks
+    parties: int  # that it was measured at: new ones, or those seen where none is new
 
 
 class Description(Protocol):
@@ -74,6 +86,7 @@ class Run:
     vector: Vector = field(default_factory=lambda: torch.zeros(0))
     buffers: Tensor | None = None  # mean of the parties' BatchNorm statistics
     parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
+    making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
     baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
     elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
     privacy: None = None
@@ -144,6 +157,28 @@ class Run:
                 found["pooled"] = self.baselines["central"].pooled[self.metric]
         return {label: value for label, value in found.items() if math.isfinite(value)}
 
+    @property
+    def joining(self) -> Joining | None:
+        """What a new party needs for a model; None for peers, and where it was not measured."""
+        if is_peer(self.algorithm) or not self.history:
+            return None
+        sent, asked = self.anatomy.sent, self.anatomy.personal
+        able, training = self.data.n > 0, self.data.training
+        new = able & (torch.arange(len(able)) >= training)
+        group = new if bool(new.any()) else able
+        spent = {"gradients": 0.0, "seconds": 0.0}  # the shared model is used as it is
+        if has_personal(self.algorithm):
+            if not self.making:  # of a run from before it was measured
+                return None
+            spent = {name: float(values[group].mean()) for name, values in self.making.items()}
+        return Joining(
+            messages=1 + 2 * len(asked),
+            up=sum(nbytes(message.upload) for message in asked),
+            down=nbytes(sent) + sum(nbytes(message.reply) for message in asked),
+            parties=int(group.sum()),
+            **spent,
+        )
+
     def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
         """Rounds and values of a metric over all test points.
 
@@ -209,9 +244,7 @@ class Run:
             "parties": self.data.parties,
             "metric": self.metric,
             "metrics": self.metrics,
-            "personal": {"seen": last["own"], "unseen": last["own_new"]}
-            if last.get("own")
-            else None,
+            "personal": self._personal(last),
             "baselines": {
                 name: self._baseline(self.baselines.get(name)) for name in ("local", "central")
             },
@@ -226,6 +259,13 @@ class Run:
             "scorecard": self.scorecard.to_json(),
             "history": self.history,
         }
+
+    def _personal(self, last: Round) -> dict[str, Any] | None:
+        joining = self.joining
+        told = None if joining is None else joining._asdict()
+        if not last.get("own"):
+            return None
+        return {"seen": last["own"], "unseen": last["own_new"], "joining": told}
 
     def _baseline(self, scores: Evaluation | None) -> dict[str, Any] | None:
         if scores is None:

@@ -350,6 +350,8 @@ class Loop:
             scores = engine.evaluate(run.vector)
             own = engine.evaluate(own=True) if engine.has_own and not self.swept else None
             run.parties = (own or scores).parties
+            if own is not None and own.costs is not None:
+                run.making = {"gradients": own.costs.gradients, "seconds": own.costs.seconds}
             if scores.pooled and run.metric not in scores.pooled:
                 raise unknown("metric", run.metric, scores.pooled)
             cohort = run.participation[-1]

@@ -90,6 +90,8 @@ def test_a_run_tunes_goes_on_and_writes_its_table(
     assert runs[2]["settings"] == tuned["ditto"]["chosen"]
     assert len(tuned["ditto"]["tried"]) == 2
     assert set(runs[0]["groups"]) == {"seen", "new", "partial"}
+    assert runs[1]["joining"]["messages"] == 1 and runs[1]["joining"]["gradients"] == 0
+    assert runs[2]["joining"]["gradients"] > 0
     told = (tmp_path / "femnist" / "table.md").read_text()
     assert "| Ditto " in told
     assert "against how many train" in told
