@@ -37,6 +37,12 @@ class Perceptron:
             shapes += [(outputs, inputs), (outputs,)]
         return ParamSpec(tuple(names), tuple(shapes))
 
+    def starting_at(self, w: Vector, output: Vector) -> Vector:
+        """The weights w, changed so that whatever goes in, about this output comes out."""
+        views = list(self.spec.views(w.clone()).values())
+        views[-2], views[-1] = 0.1 * views[-2], output
+        return self.spec.flatten(dict(zip(self.spec.names, views, strict=True)))
+
     def __call__(self, w: Vector, x: Tensor) -> Tensor:
         """`[..., q]`, `[..., b, inputs]` -> `[..., b, outputs]`."""
         views = list(self.spec.views(w).values())
@@ -122,9 +128,7 @@ class Embedding:
     def _of_images(self, views: dict[str, Tensor], points: Examples, known: Tensor) -> Vector:
         """Party by party: convolutions take one set of kernels at a time."""
         lead = points.y.shape[:-1]
-        parts = {
-            name: view.reshape(-1, *view.shape[len(lead) :]) for name, view in views.items()
-        }
+        parts = {name: view.reshape(-1, *view.shape[len(lead) :]) for name, view in views.items()}
         x = points.x.reshape(-1, *points.x.shape[len(lead) :])
         if len(self.shape) == 2:
             x = x.unsqueeze(2)
@@ -143,8 +147,8 @@ class Embedding:
         return torch.stack(out).view(*lead, self.size)
 
 
-def draw(spec: ParamSpec, seed: int, like: Tensor) -> Vector:
-    """First weights: uniform with sd 1 / sqrt(3 inputs), as torch's layers have them."""
+def first_weights(spec: ParamSpec, seed: int, like: Tensor) -> Vector:
+    """Uniform with sd 1 / sqrt(3 inputs), as torch's layers have them."""
     generator = torch.Generator().manual_seed(seed)
     parts, inputs = [], 1
     for shape, size in zip(spec.shapes, spec.sizes, strict=True):

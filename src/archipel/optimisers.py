@@ -70,9 +70,10 @@ class Adam:
         self, w: Tensor, g: Tensor, lr: float | Tensor, state: Moments
     ) -> tuple[Tensor, Moments]:
         t = state.t + 1
-        m = self.beta1 * state.m + (1 - self.beta1) * g
-        v = self.beta2 * state.v + (1 - self.beta2) * g * g
-        m_hat, v_hat = m / (1 - self.beta1**t), v / (1 - self.beta2**t)
-        return w - lr * (m_hat / (v_hat.sqrt() + self.eps) + self.weight_decay * w), Moments(
-            m, v, t
-        )
+        m = torch.lerp(state.m, g, 1 - self.beta1)
+        v = (state.v * self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        root = v.sqrt().div_((1 - self.beta2**t).sqrt()).add_(self.eps)  # sqrt(v_hat) + eps
+        step = torch.div(m, root, out=root).mul_(lr / (1 - self.beta1**t))
+        if self.weight_decay:
+            step.add_(lr * self.weight_decay * w)
+        return torch.sub(w, step, out=step), Moments(m, v, t)

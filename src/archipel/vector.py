@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 
 import torch
 from torch import Tensor, nn
+
+from archipel.errors import ArchipelError
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,27 @@ class ParamSpec:
         """p, the length of the vector."""
         return sum(self.sizes)
 
+    def mask(self, pattern: str) -> Tensor:
+        """Which numbers belong to the parameters of these names, `[p]`.
+
+        The pattern is `last`, the last layer, or names with wildcards, such as `fc1.* fc2.*`.
+
+        >>> ParamSpec(("a.weight", "b.weight", "b.bias"), ((2,), (1,), (1,))).mask("last")
+        tensor([False, False,  True,  True])
+        """
+        last = self.names[-1].rpartition(".")[0] + "."
+        chosen = [
+            name.startswith(last) if pattern == "last"
+            else any(fnmatchcase(name, each) for each in pattern.split())
+            for name in self.names
+        ]  # fmt: skip
+        if not any(chosen) or all(chosen):
+            raise ArchipelError(
+                f"'{pattern}' names {'all' if any(chosen) else 'none'} of the model's parameters: "
+                f"take some of {', '.join(self.names)}, with * for any letters."
+            )
+        return torch.cat([torch.full((n,), yes) for n, yes in zip(self.sizes, chosen, strict=True)])
+
     def views(self, w: Tensor) -> dict[str, Tensor]:
         """Cut `[..., p]` into named tensors `[..., *shape]` that share its memory."""
         parts = w.split(self.sizes, dim=-1) if self.sizes else ()
@@ -56,6 +80,18 @@ class ParamSpec:
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that training moves: tied ones once, frozen ones never."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def join(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Put two parts of a vector together: numbers where the mask `[p]` is true, and the others.
+
+    >>> join(torch.tensor([False, True, False]), torch.tensor([2.0]), torch.tensor([1.0, 3.0]))
+    tensor([1., 2., 3.])
+    """
+    lead = torch.broadcast_shapes(yes.shape[:-1], no.shape[:-1])
+    whole = yes.new_empty(*lead, len(mask))
+    whole[..., mask], whole[..., ~mask] = yes, no
+    return whole
 
 
 def norm(x: Tensor) -> Tensor:

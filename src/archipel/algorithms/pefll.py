@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PeFLL.  Scott, Zakerinia and Lampert, ICLR 2024, https://arxiv.org/abs/2306.05515, Algorithm 1.
 
-A party describes its data by a short vector, from which the server makes a model for it: so also for
+A party describes its data by a short vector, from which the server makes a model for it: also for
 a party that was never seen, in three messages and without a single gradient.
 
 Departures: the hyper-network's last bias starts at the model's own first weights and its last
@@ -15,10 +15,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor, cat, enable_grad
+from torch import cat, enable_grad
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
-from archipel.networks import Embedding, Kind, Perceptron, draw, pull_back
+from archipel.networks import Embedding, Kind, Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Adam, Moments, Optimiser
 from archipel.schedules import Rate
 from archipel.vector import clip
@@ -48,17 +48,16 @@ class PeFLL:
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, None]:
         h, phi = self._h(w.shape[-1]), Embedding.of(self.embedding, blueprint, self.size)
-        eta_v = draw(phi.spec, blueprint.seed, w)
-        eta_h = draw(h.spec, blueprint.seed + 1, w)
-        last = list(h.spec.views(eta_h).values())
-        last[-2].mul_(0.1)
-        last[-1].copy_(w)
+        eta_v = first_weights(phi.spec, blueprint.seed, w)
+        eta_h = h.starting_at(first_weights(h.spec, blueprint.seed + 1, w), w)
         return Shared(w, eta_v, eta_h, Adam().init(cat([eta_v, eta_h], -1))), None
 
     def broadcast(self, shared: Shared) -> Vector:
         return shared.eta_v  # step 1
 
-    def party(self, me: Party, eta_v: Vector, _: None) -> Generator[Vector, Vector, tuple[Vector, None]]:
+    def party(
+        self, me: Party, eta_v: Vector, _: None
+    ) -> Generator[Vector, Vector, tuple[Vector, None]]:
         phi = Embedding.of(self.embedding, me.blueprint, self.size)
         points = me.examples(me.batch(self.batch_size))
         with enable_grad():

@@ -291,7 +291,9 @@ class LocalEngine:
         same_form(what, self.anatomy.shared, shared, 0 if swept is None else 1)
         finite = torch.ones(swept or 1, dtype=torch.bool)
         for leaf in leaves(shared):
-            finite &= torch.isfinite(leaf.reshape(swept or 1, -1)).all(dim=1)
+            rows = leaf.reshape(swept or 1, -1)
+            if not torch.isfinite(rows.sum(dim=1)).all():  # quicker than a look at every number
+                finite &= torch.isfinite(rows).all(dim=1)
         if not finite.any():
             raise RunFailed(
                 f"round {t + 1}: the shared model is no longer finite after "
