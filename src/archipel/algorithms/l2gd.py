@@ -7,7 +7,7 @@ An iteration of the paper tosses a coin: with chance p all parties move towards 
 take a local step. Parties talk only where an aggregation follows a local step, with chance p(1 - p)
 an iteration, since aggregations leave xbar as it is. A round here is what lies between two talks: a
 aggregations in a row, which together are x_i <- xbar + (1 - alpha lambda / np)^a (x_i - xbar), then
-l local steps, a and l geometric.
+local steps; the numbers of both are geometric.
 
 Departures: `lr` is alpha / n, so that n need not be known. Coins are drawn from the round's number
 and `coin_seed`. Parties send how far x_i moved, and the server adds the moves up, so that xbar
@@ -63,15 +63,15 @@ class L2GD:
         u = 1 - np.random.default_rng([self.coin_seed, t]).random(2)  # in (0, 1]
         p = as_tensor(self.p, dtype=float64)
         a = 1 + (float(np.log(u[0])) / p.log()).floor()  # chance p^(k-1) (1 - p) of k
-        l = 1 + (float(np.log(u[1])) / (1 - p).log()).floor()  # noqa: E741
-        return a, l
+        steps = 1 + (float(np.log(u[1])) / (1 - p).log()).floor()
+        return a, steps
 
     def party(self, me: Party, xbar: Vector, own: Own) -> tuple[Vector, Own]:
-        eta, (_, l) = rate(self.lr, me.round), self.coins(me.round)  # noqa: E741
+        eta, (_, steps) = rate(self.lr, me.round), self.coins(me.round)
         x = self.aggregated(me, xbar, own.x)
-        for k in range(int(l.max())):  # xi = 0, l times
+        for k in range(int(steps.max())):  # xi = 0
             step = x - eta / (1 - self.p) * me.grad(x, me.batch(self.batch_size))
-            x = where(k < l, step, x)
+            x = where(k < steps, step, x)
         return x - own.x, Own(x, ones_like(own.trained))
 
     def aggregated(self, me: Party, xbar: Vector, x: Vector) -> Vector:
