@@ -211,6 +211,9 @@ def test_new_parties_have_columns_where_there_are_some():
         (["fedavg"], {"algorithm": {"mu": 1}}, "unknown field of the algorithms 'mu'"),
         (["fedavg"], {"grid": {"lrr": [1, 2]}}, "did you mean 'lr'"),
         (["fedavg"], {"grid": {"lr": [-1.0]}}, "lr"),
+        (["fedavg"], {"grid": {"ditto.lam": [1]}}, "unknown algorithm in the grid 'ditto'"),
+        (["fedavg", "ditto"], {"grid": {"ditto.mu": [1]}}, "unknown field of ditto in the grid"),
+        (["fedavg", "ditto:lam=1"], {"grid": {"ditto.lam": [1]}}, "leave it out here or there"),
         (["fedavg"], {"grid": {"lr": []}}, "give a list of values"),
         (["fedavg"], {"seeds": 0}, "seeds = 0"),
         (["fedavg"], {"seeds": [1, 1]}, "different"),
@@ -322,6 +325,100 @@ def test_the_grid_leaves_alone_what_a_spec_fixes_and_flags_edges():
     assert fedprox.chosen == {"mu": 0.1} and fedprox.settings["lr"] == 0.2
     assert fedavg.edges and "widen the grid" in found.table("md")
     assert "test points had no say" in found.table("md")
+
+
+def test_a_grid_may_be_one_algorithm_s():
+    grid = read_grid(["lr=0.01,0.05", "ditto.lam=0.1,1.0", "finetuned.lr=0.02"])
+    found = small(["fedavg", "ditto", "finetuned", "fedprox:mu=0.1"], seeds=1, grid=grid)
+    fedavg, ditto, finetuned, fedprox = found.results
+
+    assert fedavg.chosen.keys() == fedprox.chosen.keys() == {"lr"}
+    assert ditto.chosen.keys() == {"lr", "lam"}
+    assert finetuned.chosen == {"lr": 0.02}  # its own in place of everybody's
+    assert [each.tried for each in found.results] == [2, 4, 1, 2]
+    assert "Settings tried: fedavg 2, ditto 4, finetuned 1" in found.table("md")
+    even = small(["fedavg", "ditto:lam=1.0"], seeds=1, grid={"lr": [0.01, 0.05]})
+    assert "Settings tried" not in even.table("md")
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auc"])
+def test_settings_of_own_models_are_chosen_by_own_models(metric, monkeypatch):
+    monkeypatch.setattr(tuning, "sweep", None)  # scores the shared vector only
+    about = {"rounds": 3, "metric": metric}
+    study = Study.of("ditto", data={"name": "heart_disease", "new": 1}, study=about)
+    data = study.federation()
+    choice = tuning.choose(study, [{"lam": 0.01}, {"lam": 5.0}], data, workers=1)
+    validation = data.validation(0.2, 0)
+    run = tuning.simulate(
+        study.with_set({"algorithm.lam": 0.01}).algorithm_object,
+        validation,
+        study.build_model(validation),
+        rounds=3,
+        workers=1,
+        metric=metric,
+    )
+    values = run.parties[metric][: data.training]
+
+    points = validation.n_test[: data.training].double()
+    mean = float(values.mean())  # scores of different models have no common order
+    over = float((values * points).sum() / points.sum()) if metric == "accuracy" else mean
+    assert choice.values[0] == pytest.approx(over)
+
+
+# -- models of parties' own ------------------------------------------------------------------------
+
+
+def test_own_models_at_seen_and_new_parties_and_what_they_need(tmp_path):
+    heart = {"name": "heart_disease", "new": 1}
+    found = small(["fedavg", "ditto", "finetuned"], data=heart, out=tmp_path)
+    fedavg, ditto, finetuned = (row.figures for row in found.rows)
+    local, pooled = (row.figures for row in found.baselines)
+    one = found.rows[1].results[0]
+    entry = one.history[-1]
+
+    assert one.points("accuracy") == entry["own"]["accuracy"]
+    assert one.new_points("accuracy") == entry["own_new"]["accuracy"]
+    assert ditto["mean_model"].values[0] == entry["metrics"]["accuracy"]
+    for figures in (fedavg, ditto, finetuned, local, pooled):
+        for name in ("points", "parties", "new_points", "new_parties"):
+            assert figures[name].mean is not None and figures[name].sd is not None
+    levels = found.levels[0].history[-1]
+    assert local["points"].values[0] == levels["own"]["accuracy"]
+    assert local["new_points"].values[0] == levels["new"]["accuracy"]
+    assert fedavg["joining_gradients"].mean == 0 < finetuned["joining_gradients"].mean
+    assert ditto["joining_messages"].mean == pooled["joining_messages"].mean == 1
+    assert ditto["joining_bytes"].mean == pooled["joining_bytes"].mean > 0
+    assert ditto["bytes"].mean == fedavg["bytes"].mean  # up and down, as there is a server
+    again = resume_comparison(tmp_path / found.name)
+    assert again.to_json() == found.to_json()
+    assert open_run(tmp_path / found.name / one.run).joining.gradients == one.joining["gradients"]
+
+
+def test_a_table_of_own_models_fits_a_terminal_and_says_what_it_leaves_out():
+    heart = {"name": "heart_disease", "new": 1}
+    found = small(["fedavg", "ditto"], data=heart, grid={"lr": [0.01, 0.05]})
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(found)
+    text = console.export_text()
+
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("every party alone  ") == 3  # quality, cost, what a new party needs
+    assert "Also in md, csv, latex and json: worst tenth of parties" in text
+    head = found.table("csv").splitlines()[0].split(",")
+    assert {"new_points", "new_worst_tenth", "mean_model", "joining_seconds"} < {*head}
+    assert "joining" not in small(["fedavg"], seeds=1).table("csv")
+
+
+def test_what_was_stored_before_there_were_own_models_is_read():
+    document = small(["fedavg"], seeds=1).to_json()
+    for row in (*document["algorithms"], *(document["baselines"][n] for n in ("local", "central"))):
+        for run in row["runs"]:
+            for name in ("served", "tried", "joining"):
+                del run[name]
+    again = Comparison.of_json(json.loads(json.dumps(document)), None)
+
+    assert again.rows[0].figures["points"].mean is not None
+    assert again.table("md")
 
 
 # -- baselines -------------------------------------------------------------------------------------

@@ -40,7 +40,9 @@ Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, one after the o
 Grid = Annotated[
     list[str] | None,
     typer.Option(
-        "--grid", metavar="FIELD=VALUE,...", help="Choose a setting on validation points."
+        "--grid",
+        metavar="[ALGORITHM.]FIELD=VALUE,...",
+        help="Choose a setting on validation points, for all algorithms or for one.",
     ),
 ]
 Name = Annotated[str | None, typer.Option(help="Names the comparison's folder.")]
@@ -81,6 +83,7 @@ def compare(
       archipel compare fedavg scaffold fedprox:mu=0.1 --data heart_disease --rounds 40
       archipel compare fedavg mine.py --data mnist --partition shards:2 --sample 0.1
       archipel compare fedavg scaffold --data heart_disease --grid lr=0.01,0.03,0.1 --format md
+      archipel compare fedavg ditto --data femnist --grid lr=0.03,0.1 --grid ditto.lam=0.1,1
     """
     o.check_engine(engine)
     if form is not None and form not in ("md", "csv", "latex"):

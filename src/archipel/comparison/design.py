@@ -34,6 +34,11 @@ class Entry(NamedTuple):
     fixed: tuple[str, ...] = ()  # fields its spec gives: the grid leaves them alone
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What a grid may call it: the whole label, or the algorithm in it."""
+        return self.label, self.label.partition(" ")[0], self.study.algorithm.name
+
+    @property
     def folder(self) -> str:
         return re.sub(r"[^\w.-]+", "-", self.label).strip("-.") or "run"
 
@@ -50,9 +55,15 @@ class Design:
     def settings(self, entry: Entry) -> list[Settings]:
         """What the grid tries for an entry: the cross product of the fields it has open."""
         known = fields.hints(type(entry.study.algorithm_object))
+        every = {name: values for name, values in self.grid.items() if "." not in name}
+        own = {
+            field: values
+            for algorithm, field, values in _owned(self.grid)
+            if algorithm in entry.names
+        }
         open_ = {
             name: values
-            for name, values in self.grid.items()
+            for name, values in {**every, **own}.items()
             if name in known and name not in entry.fixed
         }
         return [
@@ -123,9 +134,10 @@ def design(
             entries.append(_entry(*spec, base, shared))
     made = [each.study.algorithm_object for each in entries]
     known = {name: hint for each in made for name, hint in fields.hints(type(each)).items()}
-    for name in (*shared, *grid):
+    for name in (*shared, *(name for name in grid if "." not in name)):
         if name not in known:
             raise unknown("field of the algorithms", name, known)
+    _check_owned(entries, grid)
     if any(map(is_peer, made)):  # a topology is for them alone
         entries = [_without_topology(each) for each in entries]
     _check_alike(entries)
@@ -139,6 +151,26 @@ def design(
         for settings in plan.settings(entry):
             chosen(entry.study, settings)
     return plan
+
+
+def _owned(grid: Mapping[str, Sequence[Any]]) -> list[tuple[str, str, Sequence[Any]]]:
+    """Parts of a grid that are one algorithm's, as in `ditto.lam`: its name, field, values."""
+    return [(*name.rpartition(".")[::2], values) for name, values in grid.items() if "." in name]
+
+
+def _check_owned(entries: Sequence[Entry], grid: Mapping[str, Sequence[Any]]) -> None:
+    for algorithm, field, _ in _owned(grid):
+        meant = [each for each in entries if algorithm in each.names]
+        if not meant:
+            raise unknown("algorithm in the grid", algorithm, [each.names[1] for each in entries])
+        known = fields.hints(type(meant[0].study.algorithm_object))
+        if field not in known:
+            raise unknown(f"field of {algorithm} in the grid", field, known)
+        if all(field in each.fixed for each in meant):
+            raise ArchipelError(
+                f"grid {algorithm}.{field}: '{meant[0].label}' says what it is; leave it out here "
+                "or there."
+            )
 
 
 def _entry(name: str, own: Settings, base: Study, shared: Mapping[str, Any]) -> Entry:
@@ -207,10 +239,10 @@ def value_of(text: str) -> Any:
 
 
 def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of each field, from `lr=0.01,0.1`.
+    """Return the values of each field, from `lr=0.01,0.1`, or of one algorithm's.
 
-    >>> read_grid(["lr=0.01,0.1"])
-    {'lr': [0.01, 0.1]}
+    >>> read_grid(["lr=0.01,0.1", "ditto.lam=0.1,1"])
+    {'lr': [0.01, 0.1], 'ditto.lam': [0.1, 1]}
     """
     grid: dict[str, list[Any]] = {}
     for text in texts:

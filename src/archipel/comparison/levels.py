@@ -19,6 +19,7 @@ from archipel.errors import RunFailed
 from archipel.metrics import PRIMARY, larger_is_better
 from archipel.run import plain, spread
 from archipel.study import Study
+from archipel.tree import nbytes
 
 Level = dict[str, Any]  # a Result's fields
 Points = dict[str, float]  # metrics of one model on all test points; of every party's, their mean
@@ -63,7 +64,7 @@ class Levels:
             seen = {name: values[: data.training] for name, values in elsewhere.items()}
             return scores, {name: float(values.nanmean()) for name, values in seen.items()}
 
-        level = _trained(train, study, data)
+        level = _trained(train, study, data) | {"joining": {"messages": 0, "bytes": 0}}
         self._stored.setdefault(str(seed), {})["local"] = level
         return True
 
@@ -85,12 +86,14 @@ class Levels:
         """Train on all data of one seed."""
         study, work = self._work(message["seed"], message["settings"])
         data = study.federation()
+        model = study.build_model(data)
 
         def train() -> tuple[Evaluation, Points]:
-            scores = baselines.pooled(work, data, study.build_model(data), **_budget(study))
+            scores = baselines.pooled(work, data, model, **_budget(study))
             return scores, scores.pooled
 
-        return _trained(train, study, data)
+        needs = {"messages": 1, "bytes": nbytes(model.w), "gradients": 0, "seconds": 0.0}
+        return _trained(train, study, data) | {"joining": needs}
 
     def results(self) -> tuple[Result, ...]:
         """All of them, as rows of the table."""
@@ -132,6 +135,7 @@ def _trained(
     entry = {
         "round": study.study.rounds,
         "metrics": points,
+        "own": scores.pooled or None,  # whoever's models they are: at a party, that party's
         "new": scores.new or None,
         "seen_parties": spread(values[: data.training], up),
         "new_parties": spread(values[data.training :], up),

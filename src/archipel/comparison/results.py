@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL, CENTRAL = "every party alone", "data pooled"
 RANKS = ("auc", "c_index")  # need one model: scores of different models have no common order
+JOINING = ("messages", "gradients", "bytes", "seconds")  # what a new party needs for a model
 NEAR = 0.95  # of the best final value: the target where the study names none
 
 _QUANTILES = 101
@@ -64,6 +65,9 @@ class Result:
     chosen: dict[str, Any] = field(default_factory=dict)  # those that the grid chose
     edges: dict[str, str] = field(default_factory=dict)  # where that was the largest or smallest
     own_models: bool = False  # each party uses its own model
+    served: bool = False  # and there is a server, unlike among peers
+    tried: int | None = None  # settings of the grid
+    joining: dict[str, Any] | None = None  # `Run.joining`: what a new party needs for a model
     history: list[Round] = field(default_factory=list)
     curve: list[list[Any]] = field(default_factory=list)  # `Run.curve`: rounds and values
     spread: list[float] = field(default_factory=list)  # of the seen parties' last values, sorted
@@ -91,10 +95,16 @@ class Result:
         """Over all test points, with the models that parties use."""
         return None if self.own_models and metric in RANKS else self.final
 
+    def new_points(self, metric: str) -> float | None:
+        """Over all test points of new parties, with the models that they use."""
+        part = "own_new" if self.last.get("own_new") else "new"
+        unlike = self.own_models or self.label == LOCAL
+        return None if unlike and metric in RANKS else self.score(part, metric)
+
     def carried(self, entry: Round) -> int:
         """Bytes over the network up to a round: what one peer sends, another receives."""
         sent: Mapping[str, int] = entry["bytes"]
-        return sent["up"] if self.own_models else sent["up"] + sent["down"]
+        return sent["up"] if self.own_models and not self.served else sent["up"] + sent["down"]
 
     def rounds_to(self, target: float, metric: str) -> float | None:
         """`Run.rounds_to`, of a curve that was stored."""
@@ -164,6 +174,11 @@ class Comparison:
         return float(f"{best - (1 if up else -1) * (1 - NEAR) * abs(best):.3g}")
 
     @property
+    def personal(self) -> bool:
+        """Whether an algorithm with a server gives parties models of their own."""
+        return any(each.served for each in self.results)
+
+    @property
     def failed(self) -> bool:
         """Whether a run failed."""
         return any(each.failed is not None for each in self.results)
@@ -195,10 +210,19 @@ class Comparison:
         def to_target(way: Callable[[Result, float, str], float | None]) -> Any:
             return lambda each: None if target is None else way(each, target, metric)
 
+        def points(each: Result) -> float | None:
+            if each.label == LOCAL and self.personal:  # as for the others: each on its own points
+                return None if metric in RANKS else each.score("own", metric)
+            return each.points(metric)
+
+        def joining(name: str) -> Any:
+            return lambda each: None if each.failed else (each.joining or {}).get(name)
+
         return {
-            "points": lambda each: each.points(metric),
+            "points": points,
             "parties": lambda each: each.score("seen_parties", "mean"),
             "worst_tenth": lambda each: each.score("seen_parties", "worst_tenth"),
+            "new_points": lambda each: each.new_points(metric),
             "new_parties": lambda each: each.score("new_parties", "mean"),
             "new_worst_tenth": lambda each: each.score("new_parties", "worst_tenth"),
             "mean_model": lambda each: (
@@ -211,6 +235,7 @@ class Comparison:
             ),
             "gradients": lambda each: None if each.failed else each.gradients,
             "seconds": lambda each: None if each.failed else each.seconds,
+            **{f"joining_{name}": joining(name) for name in JOINING},
         }
 
     # -- out -------------------------------------------------------------------------------------
@@ -264,6 +289,7 @@ class Comparison:
                 for name in names
             },
             "points": figures["points"],
+            "new_points": figures["new_points"],
             "seen_parties": {"mean": figures["parties"], "worst_tenth": figures["worst_tenth"]},
             "new_parties": {
                 "mean": figures["new_parties"],
@@ -277,6 +303,7 @@ class Comparison:
             "rounds_to_target": figures["rounds_to_target"],
             "gradients": figures["gradients"],
             "seconds": figures["seconds"],
+            "joining": {name: figures[f"joining_{name}"] for name in JOINING},
             "failed": {str(seed): why for seed, why in row.failed.items()},
             "runs": [asdict(each) for each in row.results],
         }

@@ -56,9 +56,10 @@ class _Columns:
             "points": f"{metric}, all test points",
             "parties": "mean over parties",
             "worst_tenth": "worst tenth of parties",
+            "new_points": f"{metric}, new parties' test points",
             "new_parties": "mean over new parties",
             "new_worst_tenth": "worst tenth of new parties",
-            "mean_model": "mean of the parties' models",
+            "mean_model": "common model" if comparison.personal else "mean of the parties' models",
         }
         cost = {
             "rounds_to_target": f"rounds to {aim}",
@@ -67,15 +68,24 @@ class _Columns:
             "gradients": "gradients",
             "seconds": "time",
         }
-        optional = ("new_parties", "new_worst_tenth", "mean_model")
+        joining = {
+            "joining_messages": "a new party needs: messages",
+            "joining_bytes": "bytes",
+            "joining_gradients": "gradients",
+            "joining_seconds": "time on one core",
+        }
+        optional = ("new_points", "new_parties", "new_worst_tenth", "mean_model")
         empty = {key for key in optional if not any(row.figures[key].known for row in rows)}
         self._quality = [key for key in quality if key not in empty]
-        self._cost = list(cost)
+        self._cost, self._joining = list(cost), list(joining) if comparison.personal else []
+        aside = {"worst_tenth", "new_worst_tenth", "mean_model", "bytes_to_target"}
+        aside = aside if comparison.personal else set()
         self.columns = [
             Column("", "algorithm", left=True),
-            *([Column("chosen", "chosen", left=True)] if comparison.grid else []),
-            *(Column(quality[key], key) for key in self._quality),
-            *(Column(cost[key], key, block=1) for key in self._cost),
+            *([Column("chosen", "chosen", 1 if aside else 0, True)] if comparison.grid else []),
+            *(Column(quality[key], key, aside=key in aside) for key in self._quality),
+            *(Column(cost[key], key, block=1, aside=key in aside) for key in self._cost),
+            *(Column(joining[key], key, block=2) for key in self._joining),
         ]
 
     def cells(self, row: Row, rows: Sequence[Row]) -> list[Cell]:
@@ -93,8 +103,13 @@ class _Columns:
             "bytes": size,
             "gradients": amount,
             "seconds": duration,
+            "joining_messages": lambda value: f"{value:g}",
+            "joining_bytes": size,
+            "joining_gradients": amount,
+            "joining_seconds": duration,
         }
-        return [*cells, *(_cell(row.figures[key], _with_sd(writers[key])) for key in self._cost)]
+        costs = [*self._cost, *self._joining]
+        return [*cells, *(_cell(row.figures[key], _with_sd(writers[key])) for key in costs)]
 
     def _leads(self, row: Row, rows: Sequence[Row], key: str) -> bool:
         """Whether a row is ahead of every other by more than both their deviations."""
@@ -131,8 +146,10 @@ def notes(comparison: Comparison, bold: bool) -> list[str]:
             lines.append("Bold: ahead of all other algorithms by more than both sds.")
     else:
         lines = [f"One seed ({seeds[0]}): no deviation is known."]
-    if any(each.own_models for row in rows for each in row.results):
-        of = " and ".join(row.label for row in rows if any(each.own_models for each in row.results))
+    alike = {LOCAL} if comparison.personal else set()  # tested as the algorithms are
+    own = [row.label for row in rows if row.label in alike or row.results[0].own_models]
+    if any(each.own_models for row in comparison.rows for each in row.results):
+        of = f"{', '.join(own[:-1])} and {own[-1]}" if len(own) > 1 else own[0]
         rank = (
             f" Their {metric_name(comparison.metric)} over all points is left out: scores of "
             "different models have no common order."
@@ -141,12 +158,15 @@ def notes(comparison: Comparison, bold: bool) -> list[str]:
             f"Of {of}: each party's own model on its own test points."
             + (rank if comparison.metric in RANKS else "")
         )
-    lines += [_alone(row) for row in comparison.baselines if row.label == LOCAL]
+    if comparison.personal:
+        lines.append(_joining(comparison))
+    else:
+        lines += [_alone(row) for row in comparison.baselines if row.label == LOCAL]
     if comparison.grid:
         fields = " and ".join(comparison.grid)
         lines.append(
             f"{fields} chosen for each algorithm and seed on {FRACTION:.0%} of the training "
-            f"points, from {_tried(comparison)}; test points had no say."
+            f"points, from {_tried(comparison)}; test points had no say.{_budgets(comparison)}"
         )
     if comparison.work is not None:
         lines.append(
@@ -204,6 +224,24 @@ def _tried(comparison: Comparison) -> str:
     )
 
 
+def _budgets(comparison: Comparison) -> str:
+    """How many settings each algorithm had, where that differs."""
+    counts = {row.label: row.results[0].tried or 1 for row in comparison.rows}
+    if len(set(counts.values())) == 1:
+        return ""
+    return f" Settings tried: {_listed([f'{label} {n}' for label, n in counts.items()])}."
+
+
+def _joining(comparison: Comparison) -> str:
+    """What the last columns count."""
+    where = "new parties" if comparison.facts["new_parties"] else "seen parties, as nobody is new"
+    return (
+        "What a new party needs before it has a model: messages and bytes both ways, gradients of "
+        "single examples, time at party and server without predictions; mean over "
+        f"{where}."
+    )
+
+
 def _cell(stat: Stat, words: Callable[[float, float | None], str], strong: bool = False) -> Cell:
     if stat.mean is None:
         some = f"{len(stat.known)} of {len(stat.values)} seeds" if stat.known else NOTHING
@@ -221,7 +259,7 @@ def _with_sd(write: Callable[[float], str]) -> Callable[[float, float | None], s
     """Write a mean and, unless it is negligible, its deviation."""
 
     def words(mean: float, sd: float | None) -> str:
-        if sd is None or not math.isfinite(sd) or sd < 0.005 * abs(mean):
+        if sd is None or not math.isfinite(sd) or sd <= 0.005 * abs(mean):
             return write(mean)
         (left, *unit), (right, *other) = write(mean).split(" "), write(sd).split(" ")
         if unit == other and len(unit) == 1:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from archipel.comparison.design import Settings, chosen
+from archipel.comparison.results import RANKS
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import is_peer
+from archipel.exchange import has_personal, is_peer
 from archipel.metrics import larger_is_better
 from archipel.model import Model
 from archipel.run import Run
@@ -82,7 +83,8 @@ def _side_by_side(study: Study, settings: Sequence[Settings], model: Model) -> b
         for each in settings
         for name, value in each.items()
     )
-    return decimal and not model.buffer_spec.size and not is_peer(algorithm)
+    own = is_peer(algorithm) or has_personal(algorithm)  # a sweep scores shared vectors only
+    return decimal and not model.buffer_spec.size and not own
 
 
 def _sweep(
@@ -106,10 +108,12 @@ def _one(study: Study, data: Federation, model: Model, options: Options) -> Run 
 
 
 def _value(run: Run) -> float | None:
-    """The metric over all validation points, of the models that parties would use."""
+    """The metric over all validation points, of the models that training parties would use."""
     last: Mapping[str, Any] = run.history[-1]
     scores = last["own"] or last["metrics"]
     if not scores:
         raise ArchipelError("grid: no party has a training point to spare for validation.")
     value = float(scores[run.metric])
+    if last["own"] and run.metric in RANKS:  # scores of different models have no common order
+        value = float((last["seen_parties"] or {}).get("mean", math.nan))
     return value if math.isfinite(value) and bool(torch.isfinite(run.vector).all()) else None

@@ -22,7 +22,7 @@ from archipel.comparison.tuning import Choice, at_edge, choose
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
-from archipel.exchange import is_peer
+from archipel.exchange import has_personal, is_peer
 from archipel.metrics import PRIMARY
 from archipel.models import default_model
 from archipel.run import Run, plain
@@ -222,11 +222,13 @@ class _Work:
     def _cell(self, entry: Entry, seed: int, data: Federation, where: str) -> Result:
         """One run, from where it is; a run that fails is a row's gap, not the comparison's end."""
         name = f"{entry.folder}-seed{seed}"
+        algorithm = entry.study.algorithm_object
         start = Result(
             entry.label,
             seed,
             None if self.folder is None else name,
-            own_models=is_peer(entry.study.algorithm_object),
+            own_models=is_peer(algorithm) or has_personal(algorithm),
+            served=has_personal(algorithm),
         )
         try:
             choice = self._choose(entry, seed, data, where)
@@ -242,6 +244,7 @@ class _Work:
                 settings=resolved,
                 chosen=settings,
                 edges=edges,
+                tried=None if choice is None else len(choice.tried),
             )
             self.say(where)
             run = simulate(
@@ -295,7 +298,7 @@ class _Work:
 
 
 def _of_run(start: Result, run: Run) -> Result:
-    values = run.parties.get(run.metric)
+    values, joining = run.parties.get(run.metric), run.joining
     curve = zip(*run.curve(), strict=True) if run.metric in run.metrics else ()
     return replace(
         start,
@@ -306,6 +309,9 @@ def _of_run(start: Result, run: Run) -> Result:
         gradients=run.spent.gradients,
         seconds=run.seconds,
         notes=run.notes[:20],
+        joining=None
+        if joining is None
+        else plain({**joining._asdict(), "bytes": joining.up + joining.down}),
     )
 
 

@@ -32,6 +32,7 @@ class Column(NamedTuple):
     key: str
     block: int = 0
     left: bool = False  # words rather than numbers
+    aside: bool = False  # left out in a terminal, which is narrow
 
 
 class Cell(NamedTuple):
@@ -74,10 +75,13 @@ class Table:
         """Blocks as wide as the terminal, so that no number is broken in two."""
         yield Text(_line(self.title), style="bold")
         for block in self.blocks():
-            for part in self._fitting(block, options.max_width):
+            shown = [c for c in block if not self.columns[c].aside]
+            for part in self._fitting(shown, options.max_width):
                 yield Text()
                 yield self._shown(part)
         yield Text()
+        if aside := [_line(each.title) for each in self.columns if each.aside]:
+            yield Text(f"Also in md, csv, latex and json: {', '.join(aside)}.", style="dim")
         for note in self.notes:
             yield Text(_line(note), style="dim")
 
