@@ -30,6 +30,7 @@ from torch import Tensor
 from archipel.errors import ArchipelError
 
 _FEWEST = 5  # parties from which on sup_p E exp(2 n (mean - p)^2) <= sqrt(n)
+_LONGEST = 1 + 1e-9  # s L: a step of 1 / L, rounded, is not too long
 
 
 # -- convergence -----------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ def printed_convergence_bound(
         jacobian=8 * b_1**2 * sigma_2**2 / b,
         model=14 * L_1**2 * b_2**2 * sigma_3**2 / b,
         step=s,
-        valid=s * L <= 1,
+        valid=s * L <= _LONGEST,
     )
 
 
@@ -153,7 +154,7 @@ def convergence_bound(
         jacobian=bias * b_1**2 * sigma_2**2 / b,
         model=bias * L_1**2 * b_2**2 * sigma_3**2 / b,
         step=s,
-        valid=s * L <= 1,
+        valid=s * L <= _LONGEST,
     )
 
 
