@@ -76,10 +76,23 @@ METHODS: dict[str, Method] = {
         "pfedme",
         {"lr": [0.01, 0.05], "lam": [5.0, 15.0], "server_lr": [1.0, 2.0]},
     ),
+    "fedper": Method("FedPer", "fedper", {"lr": [0.03, 0.1], "tune_epochs": [2, 5, 10, 20]}),
+    "fedrep": Method("FedRep", "fedrep", {"lr": [0.03, 0.05, 0.1, 0.2], "head_epochs": [2, 5]}),
+    "knnper": Method(
+        "kNN-Per",
+        "knnper",
+        {"lr": [0.1, 0.2], "lam": [0.3, 0.5], "scale": [0.3, 1.0]},
+    ),
+    "pfedhn": Method(
+        "pFedHN",
+        "pfedhn",
+        {"lr": [0.005, 0.02], "server_lr": [0.01, 0.05], "local_steps": [10, 20]},
+        {"batch_size": 32},
+    ),
     "pefll": Method(
         "PeFLL",
         "pefll",
-        {"lr": [0.005, 0.02], "server_lr": [2e-4, 5e-4, 1e-3, 2e-3]},
+        {"lr": [0.005, 0.02], "server_lr": [5e-4, 2e-3], "local_steps": [10, 20]},
         {"batch_size": 32},
     ),
 }
