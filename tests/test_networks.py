@@ -1,5 +1,7 @@
 """Networks as functions of a vector against torch's own layers, and parts of a vector by name."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,7 +97,7 @@ def test_a_perceptron_is_torchs_chain_of_layers(widths, b, lead, seed):
     flat = zip(w.reshape(-1, w.shape[-1]), x.reshape(-1, b, widths[0]), got, strict=True)
     for vector, points, output in flat:
         layers = []
-        for i, o in zip(widths, widths[1:], strict=False):
+        for i, o in pairwise(widths):
             layers += [nn.Linear(i, o), nn.ReLU()]
         module = nn.Sequential(*layers[:-1]).double()
         nn.utils.vector_to_parameters(vector, module.parameters())
@@ -209,13 +211,13 @@ def test_first_weights_have_the_scale_of_torchs_layers_and_follow_the_seed():
 
 def test_embeddings_that_cannot_be():
     spec = ParamSpec(("w",), ((1,),))
-    with pytest.raises(ar.ArchipelError, match="unknown embedding 'label'.*'labels'"):
+    with pytest.raises(ar.ArchipelError, match=r"unknown embedding 'label'.*'labels'"):
         Embedding.of("label", Blueprint(spec, (4,), 2, 0), 3)
     with pytest.raises(ar.ArchipelError, match="class labels and the task has none"):
         Embedding.of("examples", Blueprint(spec, (4,), None, 0), 3)
 
 
-# -- parts of a vector by name ----------------------------------------------------------------------
+# -- parts of a vector by name ---------------------------------------------------------------------
 
 NAMES = ("conv.weight", "conv.bias", "fc1.weight", "fc1.bias", "fc10.weight", "fc2.0.weight")
 SPEC = ParamSpec(NAMES, ((2, 1), (2,), (3, 2), (3,), (4,), (2, 2)))
