@@ -99,6 +99,15 @@ def test_the_server_s_time_counts_and_predictions_do_not() -> None:
     assert many.joining.seconds < took / 10
 
 
+def test_the_report_says_so(tmp_path: Path) -> None:
+    told = simulate(ar.FineTuned()).report(tmp_path / "own.html").read_text()
+    shared = simulate(ar.FedAvg()).report(tmp_path / "shared.html").read_text()
+
+    assert "A new hospital needs for a model of its own" in told
+    assert f"1 message, 112 B, {NEW} gradients of single examples" in told
+    assert "for a model of its own" not in shared
+
+
 def test_where_nobody_is_new_it_is_measured_at_those_seen() -> None:
     run = simulate(ar.FineTuned(), ar.load("heart_disease"))
 

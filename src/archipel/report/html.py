@@ -159,6 +159,7 @@ def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
         ("Model", f"{built}: {plural(run.task_model.p, 'parameter')}, {loss} loss"),
         ("Algorithm", _algorithm(run)),
         ("Settings", ", ".join(f"{name} = {value!r}" for name, value in _settings(run).items())),
+        (f"A new {one} needs for a model of its own", words.joining(run)),
         ("Rounds", f"{run.done:,} of {run.rounds:,}, seed {run.seed}"),
     ]
     return [(term, text) for term, text in terms if text]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from archipel.data.federation import Federation
-from archipel.exchange import is_peer
+from archipel.exchange import has_personal, is_peer
 from archipel.report.figures import series
 from archipel.run import Run
 from archipel.scorecard import Efficacy, Scorecard
-from archipel.scorecard.words import difference, metric_name, number, plural
+from archipel.scorecard.words import difference, duration, metric_name, number, plural, size
 
 _PEOPLE = {  # what the parties of known data are, as long as they have names
     "heart_disease": ("hospital", "hospitals"),
@@ -93,6 +93,18 @@ def verdict(run: Run, card: Scorecard) -> str:
     return (
         f"Where each {one} tests on its own data alone: {text}. One run with one split: small "
         "differences may be chance."
+    )
+
+
+def joining(run: Run) -> str:
+    """Return what a new party needs for a model of its own; empty where it gets none."""
+    needs = run.joining
+    if needs is None or not has_personal(run.algorithm):
+        return ""
+    gradients = plural(round(needs.gradients), "gradient") if needs.gradients else "no gradient"
+    return (
+        f"{plural(needs.messages, 'message')}, {size(needs.up + needs.down)}, {gradients} of "
+        f"single examples and {duration(needs.seconds)} on one core, in the mean"
     )
 
 
