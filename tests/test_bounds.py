@@ -226,6 +226,29 @@ def test_printed_bound_is_the_slides_formula(constants, gap, c, k, T):
     assert found.terms[found.dominant] == max(found[:6])
 
 
+@given(CONSTANTS, SMALL, st.integers(1, 8), st.integers(1, 9), st.floats(0.01, 2))
+def test_bound_is_the_documentation_s_formula(constants, gap, c, k, lr):
+    L, gamma, sigma_1, L_1, b_1, b_2, sigma_2, sigma_3 = constants
+    n, T, b, s = 8, 50, 32, 0.7 * lr * k
+    V = sigma_1**2 / (c * k) + gamma**2 * (1 / c - 1 / n) * n / (n - 1)
+    drift = (L_1 * b_1 * b_2 * lr) ** 2 * sum(j**2 for j in range(k)) / k
+    D2 = 3 * (drift + (b_1 * sigma_2) ** 2 / b + (L_1 * b_2 * sigma_3) ** 2 / b)
+
+    found = convergence_bound(
+        constants,
+        gap=gap,
+        parties=n,
+        sampled=c,
+        local_steps=k,
+        rounds=T,
+        lr=lr,
+        server_lr=0.7,
+        batch=b,
+    )
+
+    assert found.total == pytest.approx(2 * gap / (s * T) + 2 * L * s * V + (1 + L * s) * D2)
+
+
 def test_terms_vanish_where_their_cause_does():
     constants = Constants(1, 1, 1, 1, 1, 1, 1, 1)
     shared = {"gap": 1.0, "parties": 5, "rounds": 10, "lr": 0.1}
@@ -479,6 +502,7 @@ def test_measured_variances():
     rng = torch.Generator().manual_seed(0)
     gradients = 2.0 * torch.randn(20_000, 3, generator=rng) + 5.0
 
+    assert bounds.noise(torch.tensor([[0.0, 0.0], [6.0, 8.0]])) == pytest.approx(sqrt(50))
     assert bounds.noise(gradients) == pytest.approx(2 * sqrt(3), rel=0.02)
     assert bounds.batch_noise(gradients, torch.full((3,), 5.0), batch=4) == pytest.approx(
         4 * sqrt(3), rel=0.02
