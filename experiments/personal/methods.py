@@ -12,7 +12,7 @@ import numpy as np
 from archipel import fields
 from archipel.algorithms import ALGORITHMS
 
-TRIED = 8  # settings per method
+TRIED = 4  # settings per method
 BATCH = 20
 
 Settings = dict[str, Any]
@@ -26,6 +26,7 @@ class Method:
     algorithm: str
     space: dict[str, list[Any]]
     fixed: Settings = field(default_factory=dict)
+    everybody: bool = False  # takes part in every round, of which there are fewer: the same work
 
     @property
     def exists(self) -> bool:
@@ -46,53 +47,61 @@ class Method:
         return [grid[i] for i in sorted(order)]
 
 
+def falling(start: float) -> dict[str, Any]:
+    """A rate that falls to a seventh over 400 rounds."""
+    return {"name": "decay", "start": start, "factor": 0.995}
+
+
+LOCAL = {"local_epochs": 5}  # passes over a party's points in a round
 METHODS: dict[str, Method] = {
     # every party alone: passes over its data instead of rounds
-    "local": Method("local", "alone", {"lr": [0.03, 0.1], "epochs": [10, 20, 40, 80]}),
+    "local": Method("local", "alone", {"lr": [0.03, 0.1], "epochs": [30, 80]}),
     # all data in one place, over as many examples as the rounds of the others
-    "pooled": Method("pooled", "fedavg", {"lr": [0.01, 0.03, 0.1, 0.2], "batch_size": [20, 50]}),
-    "fedavg": Method("FedAvg", "fedavg", {"lr": [0.03, 0.1, 0.2, 0.3], "local_epochs": [1, 2]}),
+    "pooled": Method("pooled", "fedavg", {"lr": [0.03, 0.1], "batch_size": [20, 50]}, LOCAL),
+    "fedavg": Method("FedAvg", "fedavg", {"lr": [0.05, 0.1, falling(0.1), falling(0.2)]}, LOCAL),
     "finetuned": Method(
         "FedAvg + fine-tuning",
         "finetuned",
-        {"lr": [0.1, 0.2], "tune_epochs": [1, 2, 5, 10]},
+        {"lr": [0.1, falling(0.2)], "tune_epochs": [5, 15]},
+        LOCAL,
     ),
-    "ditto": Method("Ditto", "ditto", {"lr": [0.1, 0.2], "lam": [0.01, 0.1, 0.3, 1.0]}),
-    "l2gd": Method("L2GD", "l2gd", {"lr": [0.03, 0.1], "lam": [0.03, 0.3], "p": [0.05, 0.15]}),
+    "ditto": Method("Ditto", "ditto", {"lr": [0.1, falling(0.2)], "lam": [0.1, 1.0]}, LOCAL),
+    "l2gd": Method(
+        "L2GD", "l2gd", {"lr": [0.05, 0.1], "lam": [0.05, 0.2]}, {"p": 0.03}, everybody=True
+    ),
     "perfedavg-fo": Method(
         "Per-FedAvg, first order",
         "perfedavg",
-        {"lr": [0.05, 0.1], "inner_lr": [0.01, 0.05], "tune_steps": [1, 10]},
-        {"variant": "first-order"},
+        {"lr": [0.1, 0.2], "inner_lr": [0.01, 0.05]},
+        {"variant": "first-order", "tune_steps": 10, "local_epochs": 2},
     ),
     "perfedavg-hf": Method(
         "Per-FedAvg, Hessian-free",
         "perfedavg",
-        {"lr": [0.05, 0.1], "inner_lr": [0.01, 0.05], "tune_steps": [1, 10]},
-        {"variant": "hessian-free"},
+        {"lr": [0.1, 0.2], "inner_lr": [0.01, 0.05]},
+        {"variant": "hessian-free", "tune_steps": 10, "local_epochs": 2},
     ),
-    "pfedme": Method(
-        "pFedMe",
-        "pfedme",
-        {"lr": [0.01, 0.05], "lam": [5.0, 15.0], "server_lr": [1.0, 2.0]},
+    "pfedme": Method("pFedMe", "pfedme", {"lr": [0.01, 0.05], "lam": [5.0, 15.0]}),
+    "fedper": Method(
+        "FedPer", "fedper", {"lr": [0.1, falling(0.2)], "tune_epochs": [5, 15]}, LOCAL
     ),
-    "fedper": Method("FedPer", "fedper", {"lr": [0.03, 0.1], "tune_epochs": [2, 5, 10, 20]}),
-    "fedrep": Method("FedRep", "fedrep", {"lr": [0.03, 0.05, 0.1, 0.2], "head_epochs": [2, 5]}),
+    "fedrep": Method(
+        "FedRep", "fedrep", {"lr": [0.1, falling(0.2)], "head_epochs": [2, 5]}, {"local_epochs": 3}
+    ),
     "knnper": Method(
-        "kNN-Per",
-        "knnper",
-        {"lr": [0.1, 0.2], "lam": [0.3, 0.5], "scale": [0.3, 1.0]},
+        "kNN-Per", "knnper", {"lr": [0.1, falling(0.2)], "lam": [0.2, 0.4]}, LOCAL
     ),
     "pfedhn": Method(
         "pFedHN",
         "pfedhn",
-        {"lr": [0.005, 0.02], "server_lr": [0.01, 0.05], "local_steps": [10, 20]},
-        {"batch_size": 32},
+        {"server_lr": [falling(1e-3), falling(2e-3)], "descriptor_lr": [0.1, 10.0]},
+        {"lr": 0.1, "local_steps": 20, "batch_size": 32, "size": 64,
+         "optimiser": {"name": "sgd", "weight_decay": 5e-5}, "server_optimiser": "adam"},
     ),
     "pefll": Method(
         "PeFLL",
         "pefll",
-        {"lr": [0.005, 0.02], "server_lr": [5e-4, 2e-3], "local_steps": [10, 20]},
-        {"batch_size": 32},
+        {"lr": [0.05, 0.1], "server_lr": [falling(1e-3), falling(2e-3)]},
+        {"local_steps": 20, "batch_size": 32},
     ),
-}
+}  # fmt: skip

@@ -48,7 +48,7 @@ class Setup:
 
 
 SETUPS = {
-    "femnist": Setup("lenet", rounds=200, sample=0.1),
+    "femnist": Setup("mlp", rounds=400, sample=0.1),
     "cifar10": Setup("lenet", rounds=200, sample=0.1, parties=100),
     "mnist": Setup("lenet", rounds=100, sample=0.1, parties=100),
 }
@@ -113,6 +113,8 @@ def train(
         joining = {"messages": 1, "up": 0, "down": p.numel() * p.element_size(), "gradients": 0,
                    "seconds": 0.0}  # fmt: skip
         return Outcome(scores.parties["accuracy"], time.perf_counter() - began, joining)
+    if method.everybody:
+        common.update(rounds=max(1, round(args.rounds * args.sample)), sample=1.0)
     every = args.every or args.rounds
     run = ar.simulate(
         method.make(settings), fed, args.model, evaluate_every=every, watch=line, **common

@@ -14,18 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archipel.algorithms import (
+        APGD1,
+        APGD2,
         DSGD,
+        L2GD,
         Alone,
         Ditto,
         FedAvg,
         FedOpt,
+        FedPer,
         FedProx,
+        FedRep,
         FedSGD,
         FineTuned,
+        KNNPer,
+        PeFLL,
+        PerFedAvg,
+        PFedHN,
+        PFedMe,
         Scaffold,
     )
     from archipel.comparison import Comparison, compare
-    from archipel.core import Batch, Descent, Each, Party, PeerAlgorithm, ServerAlgorithm, Uploads
+    from archipel.core import (
+        Batch,
+        Blueprint,
+        Descent,
+        Each,
+        Examples,
+        Party,
+        PeerAlgorithm,
+        ServerAlgorithm,
+        Uploads,
+    )
     from archipel.data import Federation, load
     from archipel.engines.local import LocalEngine
     from archipel.engines.plan import Plan
@@ -41,9 +61,11 @@ if TYPE_CHECKING:
     from archipel.study import Study
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
-    "archipel.algorithms": "DSGD Alone Ditto FedAvg FedOpt FedProx FedSGD FineTuned Scaffold",
+    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedOpt FedPer FedProx FedRep "
+    "FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
     "archipel.comparison": "Comparison compare",
-    "archipel.core": "Batch Descent Each Party PeerAlgorithm ServerAlgorithm Uploads",
+    "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm ServerAlgorithm "
+    "Uploads",
     "archipel.data": "Federation load",
     "archipel.engines.local": "LocalEngine",
     "archipel.engines.plan": "Plan",
@@ -61,31 +83,43 @@ _HOMES = {  # where each public name lives; loaded when first asked for, so that
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "APGD1",
+    "APGD2",
     "DSGD",
+    "L2GD",
     "SGD",
     "Adam",
     "Alone",
     "ArchipelError",
     "Batch",
+    "Blueprint",
     "Comparison",
     "Cosine",
     "Decay",
     "Descent",
     "Ditto",
     "Each",
+    "Examples",
     "FedAvg",
     "FedOpt",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FedSGD",
     "FederatedClassifier",
     "FederatedRegressor",
     "Federation",
     "FineTuned",
     "Inverse",
+    "KNNPer",
     "LocalEngine",
     "Model",
+    "PFedHN",
+    "PFedMe",
     "Party",
+    "PeFLL",
     "PeerAlgorithm",
+    "PerFedAvg",
     "Plan",
     "Run",
     "Scaffold",

@@ -57,7 +57,7 @@ class Embedding:
     """The mean over a party's points of phi(x, y): aware of labels, blind to their order.
 
     phi is a LeNet for images and a perceptron for other examples, both with a term for the label in
-    the first layer; or, with `kind = "labels"`, a linear map of the label alone.
+    the first layer and one in the last; with `kind = "labels"`, a linear map of the label alone.
     """
 
     kind: Kind
@@ -84,32 +84,34 @@ class Embedding:
             return ParamSpec(("label",), ((e, c),))
         if not self._image:
             return ParamSpec(
-                ("label", *(f"dense.{name}" for name in self._dense.spec.names)),
-                ((HIDDEN, c), *self._dense.spec.shapes),
+                ("label", "first.label", *(f"dense.{name}" for name in self._dense.spec.names)),
+                ((e, c), (HIDDEN, c), *self._dense.spec.shapes),
             )
         channels = 1 if len(self.shape) == 2 else self.shape[0]
         return ParamSpec(
-            ("label", "0.weight", "0.bias", "1.weight", "1.bias",
+            ("label", "first.label", "0.weight", "0.bias", "1.weight", "1.bias",
              *(f"dense.{name}" for name in self._dense.spec.names)),
-            ((KERNELS, c), (KERNELS, channels, 5, 5), (KERNELS,), (2 * KERNELS, KERNELS, 5, 5),
-             (2 * KERNELS,), *self._dense.spec.shapes),
+            ((e, c), (KERNELS, c), (KERNELS, channels, 5, 5), (KERNELS,),
+             (2 * KERNELS, KERNELS, 5, 5), (2 * KERNELS,), *self._dense.spec.shapes),
         )  # fmt: skip
 
     def __call__(self, w: Vector, points: Examples) -> Vector:
         """`[..., q]` and points `[..., b, *shape]` -> `[..., e]`."""
         views = self.spec.views(w)
-        labels = views.pop("label").mT  # [..., classes, first layer]
-        known = F.one_hot(points.y, self.classes).to(w.dtype) @ labels  # [..., b, first layer]
+        labels = F.one_hot(points.y, self.classes).to(w.dtype)  # [..., b, classes]
+        shares = points.weights.unsqueeze(-2) @ labels  # [..., 1, classes]
+        v = (shares @ views["label"].mT).squeeze(-2)
         if self.kind == "labels":
-            return (points.weights.unsqueeze(-2) @ known).squeeze(-2)
+            return v
+        known = labels @ views["first.label"].mT  # [..., b, first layer]
         if self._image:
-            return self._of_images(views, points, known)
+            return v + self._of_images(views, points, known)
         dense = [views[f"dense.{name}"] for name in self._dense.spec.names]
         x = points.x.flatten(points.y.dim())
         h = F.relu(x @ dense[0].mT + dense[1].unsqueeze(-2) + known)
         h = F.relu(h @ dense[2].mT + dense[3].unsqueeze(-2))
         mean = (points.weights.unsqueeze(-2) @ h).squeeze(-2)  # before the last, linear layer
-        return (dense[4] @ mean.unsqueeze(-1)).squeeze(-1) + dense[5]
+        return v + (dense[4] @ mean.unsqueeze(-1)).squeeze(-1) + dense[5]
 
     @property
     def _image(self) -> bool:

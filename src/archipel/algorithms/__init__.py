@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from archipel.algorithms.alone import Alone
+from archipel.algorithms.apgd import APGD1, APGD2
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedavg import FedAvg
@@ -14,12 +15,17 @@ from archipel.algorithms.fedrep import FedRep
 from archipel.algorithms.fedsgd import FedSGD
 from archipel.algorithms.finetuned import FineTuned
 from archipel.algorithms.knnper import KNNPer
+from archipel.algorithms.l2gd import L2GD
 from archipel.algorithms.pefll import PeFLL
+from archipel.algorithms.perfedavg import PerFedAvg
 from archipel.algorithms.pfedhn import PFedHN
+from archipel.algorithms.pfedme import PFedMe
 from archipel.algorithms.scaffold import Scaffold
 
 ALGORITHMS = {
     "alone": Alone,
+    "apgd1": APGD1,
+    "apgd2": APGD2,
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedavg": FedAvg,
@@ -30,14 +36,20 @@ ALGORITHMS = {
     "fedsgd": FedSGD,
     "finetuned": FineTuned,
     "knnper": KNNPer,
+    "l2gd": L2GD,
     "pefll": PeFLL,
+    "perfedavg": PerFedAvg,
     "pfedhn": PFedHN,
+    "pfedme": PFedMe,
     "scaffold": Scaffold,
 }
 
 __all__ = [
     "ALGORITHMS",
+    "APGD1",
+    "APGD2",
     "DSGD",
+    "L2GD",
     "Alone",
     "Ditto",
     "FedAvg",
@@ -49,6 +61,8 @@ __all__ = [
     "FineTuned",
     "KNNPer",
     "PFedHN",
+    "PFedMe",
     "PeFLL",
+    "PerFedAvg",
     "Scaffold",
 ]

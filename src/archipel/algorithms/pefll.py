@@ -5,8 +5,9 @@ A party describes its data by a short vector, from which the server makes a mode
 a party that was never seen, in three messages and without a single gradient.
 
 Departures: the hyper-network's last bias starts at the model's own first weights and its last
-weights near 0, so that every party starts from the model as it was built. The embedding is a plain
-mean, neither rescaled nor standardised. No clipping of local steps.
+weights near 0, so that every party starts from the model as it was built. Embeddings reach it
+standardised by their running mean and variance over parties; the authors' code takes those of the
+first party for ever. phi has a linear term for the label. Local steps are not clipped.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import cat, enable_grad
+from torch import cat, enable_grad, lerp
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
 from archipel.networks import Embedding, Kind, Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Adam, Moments, Optimiser
-from archipel.schedules import Rate
+from archipel.schedules import Rate, rate
 from archipel.vector import clip
+
+
+class Scale(NamedTuple):
+    """Of embeddings over parties, `[..., e]`."""
+
+    mean: Vector
+    variance: Vector
 
 
 class Shared(NamedTuple):
@@ -29,28 +37,31 @@ class Shared(NamedTuple):
     eta_v: Vector  # embedding network
     eta_h: Vector  # hyper-network: stays at the server
     moments: Moments  # of both
+    scale: Scale
 
 
 @dataclass(frozen=True)
 class PeFLL:
     """A hyper-network at the server makes every party's model from an embedding of its data."""
 
-    lr: Rate = 0.002  # beta: of the local steps
-    local_steps: int = 50  # k
+    lr: Rate = 0.1  # beta: of the local steps
+    local_steps: int = 20  # k
     batch_size: int | float | None = 32
-    optimiser: Optimiser = SGD(momentum=0.9, weight_decay=5e-5)  # lambda_theta
-    server_lr: float = 2e-4  # alpha, of Adam
+    optimiser: Optimiser = SGD(weight_decay=5e-5)  # lambda_theta
+    server_lr: Rate = 1e-3  # alpha, of Adam
     weight_decay: float = 0.0  # lambda_h, lambda_v
     clip_at: float = 50.0  # norm of the server's gradient
     embedding: Kind = "examples"
-    size: int = 32  # of an embedding
+    size: int = 64  # of an embedding
     hidden: int = 100  # width of the hyper-network
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, None]:
         h, phi = self._h(w.shape[-1]), Embedding.of(self.embedding, blueprint, self.size)
         eta_v = first_weights(phi.spec, blueprint.seed, w)
         eta_h = h.starting_at(first_weights(h.spec, blueprint.seed + 1, w), w)
-        return Shared(w, eta_v, eta_h, Adam().init(cat([eta_v, eta_h], -1))), None
+        none = w.new_zeros(self.size)
+        moments = Adam().init(cat([eta_v, eta_h], -1))
+        return Shared(w, eta_v, eta_h, moments, Scale(none, none)), None
 
     def broadcast(self, shared: Shared) -> Vector:
         return shared.eta_v  # step 1
@@ -69,20 +80,25 @@ class PeFLL:
         return d_eta, None  # step 6
 
     def server(self, shared: Shared, uploads: Uploads) -> Generator[Each, Uploads, Shared]:
-        theta, eta_v, eta_h, moments = shared
-        h = self._h(theta.shape[-1])
+        _, eta_v, eta_h, moments, scale = shared
+        v = uploads.stack()
+        new = (1 - moments.t).clamp_min(0.05)  # all of the first round, then slowly
+        mean = lerp(scale.mean, v.mean(dim=-2), new)
+        variance = lerp(scale.variance, ((v - mean.unsqueeze(-2)) ** 2).mean(dim=-2), new)
+        scale = Scale(mean, variance)
         with enable_grad():
-            eta, v = eta_h.detach().requires_grad_(), uploads.stack().requires_grad_()
-            made = h(eta, v)
-        uploads = yield Each(made.detach())  # step 3
-        d_eta_h, d_v = pull_back(made, (eta, v), uploads.stack())
+            eta, v = eta_h.detach().requires_grad_(), v.requires_grad_()
+            theta = self._models(eta, v, scale, shared.theta.shape[-1])
+        uploads = yield Each(theta.detach())  # step 3
+        d_eta_h, d_v = pull_back(theta, (eta, v), uploads.stack())
         uploads = yield Each(d_v)  # step 5
         g = cat([uploads.mean(), d_eta_h / uploads.sampled], -1)
         x = cat([eta_v, eta_h], -1)
         g = clip(g + 2 * self.weight_decay * x, self.clip_at)
-        x, moments = Adam().step(x, g, self.server_lr, moments)  # step 7
+        alpha = rate(self.server_lr, int(moments.t.max()))
+        x, moments = Adam().step(x, g, alpha, moments)  # step 7
         eta_v, eta_h = x.split([eta_v.shape[-1], eta_h.shape[-1]], -1)
-        return Shared(made.detach().mean(dim=-2), eta_v, eta_h, moments)
+        return Shared(theta.detach().mean(dim=-2), eta_v, eta_h, moments, scale)
 
     def personal(self, me: Party, eta_v: Vector, _: None) -> Generator[Vector, Vector, Vector]:
         phi = Embedding.of(self.embedding, me.blueprint, self.size)
@@ -91,7 +107,14 @@ class PeFLL:
         return theta
 
     def advise(self, shared: Shared, uploads: Uploads) -> Each:
-        return Each(self._h(shared.theta.shape[-1])(shared.eta_h, uploads.stack()))
+        return Each(
+            self._models(shared.eta_h, uploads.stack(), shared.scale, shared.theta.shape[-1])
+        )
 
     def _h(self, p: int) -> Perceptron:
         return Perceptron((self.size, self.hidden, self.hidden, self.hidden, p))
+
+    def _models(self, eta_h: Vector, v: Vector, scale: Scale, p: int) -> Vector:
+        """theta_i = h(v_i; eta_h), `[..., m, e] -> [..., m, p]`."""
+        apart = v - scale.mean.unsqueeze(-2)
+        return self._h(p)(eta_h, apart / (scale.variance.unsqueeze(-2) + 1e-12).sqrt())

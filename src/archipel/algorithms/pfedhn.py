@@ -19,7 +19,7 @@ from torch import enable_grad, ones_like, where
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
 from archipel.networks import Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.schedules import Rate, rate
 from archipel.vector import clip
 
 
@@ -27,6 +27,7 @@ class Shared(NamedTuple):
     theta: Vector  # mean of the models made in the last round
     phi: Vector  # hyper-network
     state: Any  # of its optimiser
+    round: Vector  # [1]
 
 
 class Own(NamedTuple):
@@ -42,7 +43,7 @@ class PFedHN:
     local_steps: int = 50  # K
     batch_size: int | float | None = 64
     optimiser: Optimiser = SGD(momentum=0.9, weight_decay=5e-5)
-    server_lr: float = 0.01  # alpha
+    server_lr: Rate = 0.01  # alpha
     server_optimiser: Optimiser = SGD(momentum=0.9, weight_decay=1e-3)
     descriptor_lr: float = 0.01
     clip_at: float = 50.0  # norm of the server's gradient
@@ -54,7 +55,9 @@ class PFedHN:
         h = self._h(w.shape[-1])
         phi = first_weights(h.spec, blueprint.seed, w)
         own = Own(w.new_zeros(self.size), w.new_zeros(1))
-        return Shared(w, h.starting_at(phi, w), self.server_optimiser.init(phi)), own
+        return Shared(
+            w, h.starting_at(phi, w), self.server_optimiser.init(phi), w.new_zeros(1)
+        ), own
 
     def broadcast(self, shared: Shared) -> None:
         return None
@@ -74,15 +77,18 @@ class PFedHN:
         d_phi, d_v = pull_back(theta, (phi, v), uploads.stack())
         uploads = yield Each(d_v)
         g = clip(d_phi / uploads.sampled, self.clip_at)
-        moved, state = self.server_optimiser.step(shared.phi, g, self.server_lr, shared.state)
-        return Shared(theta.detach().mean(dim=-2), moved, state)
+        alpha = rate(self.server_lr, int(shared.round.max()))
+        moved, state = self.server_optimiser.step(shared.phi, g, alpha, shared.state)
+        return Shared(theta.detach().mean(dim=-2), moved, state, shared.round + 1)
 
     def personal(self, me: Party, _: None, own: Own) -> Generator[Any, Any, Vector]:
         none = own.v.new_zeros(*own.v.shape[:-1], me.blueprint.spec.size)
         v, theta = yield own.v, none
         for _step in range(self.new_steps):
-            delta = theta - me.descend(theta, self).w
-            v, theta = yield v, where(own.trained > 0, none, delta)
+            delta = none
+            if bool((own.trained == 0).any()):
+                delta = where(own.trained > 0, none, theta - me.descend(theta, self).w)
+            v, theta = yield v, delta
         return theta
 
     def advise(self, shared: Shared, uploads: Uploads) -> Each:
