@@ -63,23 +63,25 @@ def plain(embedding, eta, x, y):
     """phi(x, y) of each point `[b, e]`, by torch's layers."""
     views, classes = embedding.spec.views(eta), embedding.classes
     hot = nn.functional.one_hot(y, classes).to(eta.dtype)
+    linear = nn.functional.linear(hot, views.pop("label"))
     if embedding.kind == "labels":
-        return nn.functional.linear(hot, views["label"])
+        return linear
+    label = views.pop("first.label")
     dense = [view for name, view in views.items() if name.startswith("dense.")]
     if "0.weight" not in views:
-        weight = torch.cat([dense[0], views["label"]], dim=1)
+        weight = torch.cat([dense[0], label], dim=1)
         h = torch.relu(nn.functional.linear(torch.cat([x.flatten(1), hot], 1), weight, dense[1]))
         h = torch.relu(nn.functional.linear(h, dense[2], dense[3]))
-        return nn.functional.linear(h, dense[4], dense[5])
+        return linear + nn.functional.linear(h, dense[4], dense[5])
     x = x[:, None] if x.dim() == 3 else x
     module = OfImages(x.shape[1], classes, dense[0].shape[1], embedding.size).double()
     # a constant channel meets all 25 numbers of its kernel: their sum is the label's term
-    label = (views["label"] / 25)[..., None, None].expand(-1, -1, 5, 5)
-    values = [torch.cat([views["0.weight"], label], 1), *list(views.values())[2:]]
+    planes = (label / 25)[..., None, None].expand(-1, -1, 5, 5)
+    values = [torch.cat([views.pop("0.weight"), planes], 1), *views.values()]
     with torch.no_grad():
         for parameter, value in zip(module.parameters(), values, strict=True):
             parameter.copy_(value)
-        return module(x, y)
+        return linear + module(x, y)
 
 
 @few
