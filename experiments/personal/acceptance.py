@@ -24,8 +24,13 @@ from torch import Tensor, nn
 
 import archipel as ar
 from archipel.algorithms.apgd import APGD1, APGD2
+from archipel.algorithms.fedper import FedPer
+from archipel.algorithms.fedrep import FedRep
+from archipel.algorithms.knnper import KNNPer
 from archipel.algorithms.l2gd import L2GD
+from archipel.algorithms.pefll import PeFLL
 from archipel.algorithms.perfedavg import PerFedAvg
+from archipel.algorithms.pfedhn import PFedHN
 from archipel.algorithms.pfedme import PFedMe
 from archipel.baselines import alone
 from archipel.data import optimum
@@ -425,12 +430,324 @@ def pfedme(quick: bool) -> Result:
     )
 
 
+# -- 4d: FedRep --------------------------------------------------------------------------------
+
+
+def shared_subspace(
+    points: int, d: int = 20, k: int = 2, parties: int = 100, seed: int = 0
+) -> tuple[ar.Federation, ar.Model, np.ndarray, np.ndarray]:
+    """y = x B w_i without noise: data, a two-layer linear model, B `[d, k]`, all B w_i `[n, d]`."""
+    random = np.random.default_rng([seed, 12])
+    B = np.linalg.qr(random.normal(size=(d, k)))[0]
+    truths = random.normal(size=(parties, k)) @ B.T
+    x = random.normal(size=(parties, points, d))
+    y = (x @ truths[..., None])[..., 0]
+    fed = ar.Federation.from_arrays(
+        list(torch.from_numpy(x)), list(torch.from_numpy(y)), test=0.0, task="regression"
+    )
+    module = nn.Sequential(nn.Linear(d, k, bias=False), nn.Linear(k, 1, bias=False)).double()
+    start = np.linalg.qr(random.normal(size=(d, k)))[0]
+    first = np.concatenate([start.T.ravel(), random.normal(size=k)])
+    nn.utils.vector_to_parameters(torch.from_numpy(first), module.parameters())
+    return fed, ar.Model(module, "squared_error"), B, truths
+
+
+def principal_angle(w: Tensor, B: np.ndarray) -> float:
+    """Sine of the largest angle between the model's subspace and B's."""
+    d, k = B.shape
+    Q = np.linalg.qr(w[: d * k].view(k, d).numpy().T)[0]
+    return float(np.linalg.norm(Q - B @ (B.T @ Q), 2))
+
+
+def fedrep(quick: bool) -> Result:
+    """FedRep and FedPer where the truth is a subspace that all parties share."""
+    rows, checks, figures = [], [], {}
+    plan = ar.Plan("stacked", 100, 1)
+    for points, lr, rounds in ((20, 0.4, 80), (10, 0.4, 240), (5, 0.25, 2400)):
+        if quick and points == 5:
+            continue
+        fed, model, B, truths = shared_subspace(points)
+        size = np.linalg.norm(truths, axis=1)
+        alone_ = [np.linalg.lstsq(*map(np.asarray, fed.party(k)[:2]), rcond=None)[0]
+                  for k in range(100)]  # fmt: skip
+        apart = float(np.mean(np.linalg.norm(np.stack(alone_) - truths, axis=1) / size))
+        work = {"lr": lr, "batch_size": None}
+        for name, algorithm in (
+            ("FedRep", FedRep(head_epochs=15, **work)),
+            ("FedPer", FedPer(**work)),
+        ):
+            angles = []
+            with ar.LocalEngine(algorithm, fed, model, plan=plan) as engine:
+                for t in range(rounds):
+                    engine.round(t, range(100))
+                    angles.append(principal_angle(engine.vector(), B))
+                own = engine.own_states(range(100))
+                heads = (own if name == "FedRep" else own.h).numpy()
+                body = engine.vector()[: B.size].view(*B.T.shape).numpy()
+            error = float(np.mean(np.linalg.norm(heads @ body - truths, axis=1) / size))
+            quarters = [angles[rounds * q // 4 - 1] for q in (1, 2, 3, 4)]
+            rows.append(
+                (name, points, rounds, ", ".join(f"{a:.0e}" for a in quarters), f"{error:.0e}",
+                 f"{apart:.2f}")
+            )  # fmt: skip
+            figures[f"{name}, {points} points"] = {
+                "angles": quarters, "error": error, "alone": apart,
+            }  # fmt: skip
+            if name == "FedRep":
+                falls = -np.diff(np.log10(quarters))
+                checks += [
+                    (
+                        f"FedRep, {points} points: the angle falls geometrically, to 1e-6",
+                        f"by 10^{falls.min():.1f} to 10^{falls.max():.1f} a quarter; "
+                        f"{quarters[-1]:.0e}",
+                        quarters[-1] < 1e-6 and bool(falls.min() > 0.5 * falls.max()),
+                    )
+                ]
+                if points < len(B):
+                    checks.append(
+                        (
+                            f"FedRep, {points} points < {len(B)}: error below least squares alone",
+                            f"{error:.0e}, {apart:.2f}",
+                            error < apart,
+                        )
+                    )
+    return Result(
+        "y = x B w_i without noise, 20 features, a subspace of 2 dimensions, 100 parties, "
+        "everybody in each round, whole batches, 15 steps of the head and one of the body; the "
+        "angle (its sine) after each quarter of the rounds, and errors of the parties' models "
+        "relative to the truth.",
+        ["method", "points a party", "rounds", "angle", "error", "least squares alone"],
+        rows,
+        checks,
+        figures,
+    )
+
+
+# -- 4e: kNN-Per -------------------------------------------------------------------------------
+
+
+def trained_mlp(fed: ar.Federation, rounds: int, seed: int) -> tuple[ar.Model, float]:
+    """A small network that FedAvg trained, as a model that starts there; its test accuracy."""
+    run = ar.simulate(
+        ar.FedAvg(lr=0.1, **WORK), fed, "mlp", rounds=rounds, evaluate_every=rounds, seed=seed,
+        workers=1,
+    )  # fmt: skip
+    return ar.Model(run.model), run.metrics["accuracy"]
+
+
+def with_neighbours(model: ar.Model, fed: ar.Federation, lam: float) -> float:
+    """Test accuracy of the model mixed with every party's neighbours."""
+    with ar.LocalEngine(KNNPer(lam=lam), fed, model, plan=PLAN) as engine:
+        return float(engine.evaluate(own=True).pooled["accuracy"])
+
+
+def neighbours_alone(model: ar.Model, fed: ar.Federation, k: int = 10) -> float:
+    """The same with neighbours alone, counted with numpy."""
+    body, right, total = nn.Sequential(*list(model.module)[:-1]).eval(), 0, 0
+    for party in range(fed.parties):
+        x, y, x_test, y_test = fed.party(party)
+        with torch.no_grad():
+            phi, stored = body(x_test).double().numpy(), body(x).double().numpy()
+        d = ((phi[:, None] - stored) ** 2).sum(axis=-1)
+        near = np.argsort(d, axis=1, kind="stable")[:, :k]
+        kernel = np.exp(-np.take_along_axis(d, near, axis=1) / phi.shape[1])
+        votes = np.zeros((len(phi), fed.classes))
+        for i, row in enumerate(near):
+            np.add.at(votes[i], y.numpy()[row], kernel[i])
+        right += int((votes.argmax(axis=1) == y_test.numpy()).sum())
+        total += len(y_test)
+    return right / total
+
+
+def knn_per(quick: bool) -> Result:
+    """FedAvg, mixed with the neighbours among a party's own points."""
+    rounds, seeds = (10, 1) if quick else (60, 3)
+    grid = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    validation = two_labels(20, 0, validate=True)
+    model, _ = trained_mlp(validation, rounds, 0)
+    by_lam = {lam: with_neighbours(model, validation, lam) for lam in grid}
+    best = max(grid, key=lambda lam: by_lam[lam])
+    found: dict[str, list[float]] = {
+        "FedAvg": [], "lambda 0": [], f"lambda {best:g}, chosen": [], "lambda 1": [],
+        "neighbours alone, numpy": [],
+    }  # fmt: skip
+    for seed in range(seeds):
+        fed = two_labels(20, seed)
+        model, plain = trained_mlp(fed, rounds, seed)
+        mixed = [with_neighbours(model, fed, lam) for lam in (0.0, best, 1.0)]
+        values = (plain, *mixed, neighbours_alone(model, fed))
+        for name, value in zip(found, values, strict=True):
+            found[name].append(value)
+    fedavg, zero, chosen, one, plain_knn = found.values()
+    checks = [
+        ("lambda 0 is FedAvg", f"{mean(zero):.4f}, {mean(fedavg):.4f}", zero == fedavg),
+        (
+            "lambda 1 is a plain count of neighbours (within 3 of 2000 images)",
+            f"{mean(one):.4f}, {mean(plain_knn):.4f}",
+            max(abs(a - b) for a, b in zip(one, plain_knn, strict=True)) < 0.0015,
+        ),
+        (
+            "the lambda chosen on validation images is above 0 and gains over FedAvg",
+            f"lambda {best:g}: {mean(chosen):.1%} against {mean(fedavg):.1%}",
+            best > 0 and all(a > b for a, b in zip(chosen, fedavg, strict=True)),
+        ),
+    ]
+    return Result(
+        f"MNIST-10k, 20 parties of two labels, a network with two hidden layers, {rounds} rounds "
+        f"of FedAvg, everybody in each; k = 10; mean of {seeds} seeds ± sd.",
+        ["model", "test accuracy"],
+        [(name, spread(values)) for name, values in found.items()],
+        checks,
+        {"accuracy": found, "validation": {f"{lam:g}": score for lam, score in by_lam.items()}},
+    )
+
+
+# -- 4f: pFedHN --------------------------------------------------------------------------------
+
+
+def seen_and_new(
+    algorithm: Any, fed: ar.Federation, rounds: int, seed: int, sample: float | int = 1.0
+) -> tuple[float, float]:
+    """Test accuracy at seen and at new parties after the last round, of the models they use."""
+    run = ar.simulate(
+        algorithm, fed, softmax_regression(fed), rounds=rounds, evaluate_every=rounds, seed=seed,
+        sample=sample, workers=1,
+    )  # fmt: skip
+    entry = run.history[-1]
+    seen, new = entry["own"] or entry["metrics"], entry["own_new"] or entry["new"]
+    return seen["accuracy"], new["accuracy"]
+
+
+def pfedhn(quick: bool) -> Result:
+    """pFedHN beside FedAvg and every party alone, at seen and at new parties."""
+    rounds, seeds = (20, 1) if quick else (100, 3)
+    work = {"local_steps": 20, "batch_size": 20}
+    fixed = {"lr": 0.05, "optimiser": ar.SGD(weight_decay=5e-5), "size": 6, **work}
+    validation = two_labels(20, 0, validate=True).with_new(2, 0)
+    setting, by_setting = best_setting(
+        lambda **s: seen_and_new(PFedHN(**fixed, **s), validation, rounds, 0)[0],
+        {"server_lr": [0.01, 0.1], "descriptor_lr": [0.01, 1.0, 10.0]},
+    )
+    plain, by_lr = best_setting(
+        lambda lr: seen_and_new(ar.FedAvg(lr=lr, **work), validation, rounds, 0)[0],
+        {"lr": [0.01, 0.03, 0.1]},
+    )
+    found: dict[str, list[tuple[float, float]]] = {"pFedHN": [], "FedAvg": []}
+    local = []
+    for seed in range(seeds):
+        fed = two_labels(20, seed).with_new(2, seed)
+        fedavg = ar.FedAvg(**plain, **work)
+        found["pFedHN"].append(seen_and_new(PFedHN(**fixed, **setting), fed, rounds, seed))
+        found["FedAvg"].append(seen_and_new(fedavg, fed, rounds, seed))
+        apart = alone(fedavg, fed, softmax_regression(fed), rounds=rounds, seed=seed, workers=1)
+        local.append(apart.local.pooled["accuracy"])
+    (seen, new), (fedavg_seen, fedavg_new) = (
+        [mean(pair[i] for pair in found[name]) for i in (0, 1)] for name in found
+    )
+    rows = [
+        (name, spread([a for a, _ in pairs]), spread([b for _, b in pairs]))
+        for name, pairs in found.items()
+    ]
+    checks = [
+        ("seen parties: above FedAvg", f"{seen:.1%}, {fedavg_seen:.1%}", seen > fedavg_seen),
+        (
+            "seen parties: within a point of every party alone",
+            f"{seen:.1%}, {mean(local):.1%}",
+            seen > mean(local) - 0.01,
+        ),
+        ("new parties: above FedAvg", f"{new:.1%}, {fedavg_new:.1%}", new > fedavg_new),
+    ]
+    chosen = ", ".join(f"{k} {v:g}" for k, v in setting.items())
+    return Result(
+        f"MNIST-10k, 20 parties of two labels of which 2 are new, softmax regression, {rounds} "
+        f"rounds of 20 steps on batches of 20, everybody in each; {chosen} (FedAvg: lr "
+        f"{plain['lr']:g}) chosen on validation images of seen parties; mean of {seeds} seeds ± "
+        "sd.",
+        ["method", "seen parties", "new parties"],
+        [*rows, ("every party alone", spread(local), "-")],
+        checks,
+        {"accuracy": found, "alone": local, "validation": {"pFedHN": by_setting, "FedAvg": by_lr}},
+    )
+
+
+# -- 4g: PeFLL ---------------------------------------------------------------------------------
+
+
+def by_one_scale(fed: ar.Federation) -> ar.Federation:
+    """All pixels with one mean and deviation, those of the training points of training parties."""
+    x = torch.cat([fed.party(k)[0] for k in range(fed.training)])
+    return replace(fed, x=(fed.x - x.mean()) / x.std())
+
+
+def pefll(quick: bool) -> Result:
+    """PeFLL beside FedAvg and every party alone, at seen and at new parties."""
+    rounds, seeds = (50, 1) if quick else (300, 3)
+    work = {"local_steps": 50, "batch_size": 32}
+    algorithm = PeFLL(
+        lr=0.002, optimiser=ar.SGD(momentum=0.9, weight_decay=5e-5), server_lr=2e-4,
+        embedding="labels", size=13, **work,
+    )  # fmt: skip
+    rows, checks, figures = [], [], {}
+    scales = {"each pixel": ar.Federation.standardised, "all pixels alike": by_one_scale}
+    for scale, standardise in scales.items():
+        validation = standardise(two_labels(50, 0, validate=True).with_new(5, 0))
+
+        def score(lr: float, validation: ar.Federation = validation) -> float:
+            return seen_and_new(ar.FedAvg(lr=lr, **work), validation, rounds, 0, sample=5)[0]
+
+        plain, by_lr = best_setting(score, {"lr": [0.001, 0.003, 0.01, 0.1]})
+        found: dict[str, list[tuple[float, float]]] = {"PeFLL": [], "FedAvg": []}
+        local = []
+        for seed in range(seeds):
+            fed = standardise(two_labels(50, seed).with_new(5, seed))
+            fedavg = ar.FedAvg(**plain, **work)
+            found["PeFLL"].append(seen_and_new(algorithm, fed, rounds, seed, sample=5))
+            found["FedAvg"].append(seen_and_new(fedavg, fed, rounds, seed, sample=5))
+            apart = alone(
+                fedavg, fed, softmax_regression(fed), rounds=rounds, sample=5, seed=seed, workers=1
+            )
+            local.append(apart.local.pooled["accuracy"])
+        (seen, new), (_, fedavg_new) = (
+            [mean(pair[i] for pair in found[name]) for i in (0, 1)] for name in found
+        )
+        rows += [
+            (f"{name}, {scale}", spread([a for a, _ in pairs]), spread([b for _, b in pairs]))
+            for name, pairs in found.items()
+        ]
+        rows.append((f"every party alone, {scale}", spread(local), "-"))
+        checks += [
+            (f"{scale}: seen parties at least 95 %", f"{seen:.1%}", seen >= 0.95),
+            (f"{scale}: new parties at least 92 %", f"{new:.1%}", new >= 0.92),
+            (
+                f"{scale}: new parties at least 4 points above FedAvg's",
+                f"{new:.1%} - {fedavg_new:.1%} = {100 * (new - fedavg_new):.1f} points",
+                new >= fedavg_new + 0.04,
+            ),
+        ]
+        figures[scale] = {"accuracy": found, "alone": local, "FedAvg, validation": by_lr}
+    return Result(
+        f"MNIST-10k, 50 parties of two labels of which 5 are new, softmax regression, {rounds} "
+        "rounds of 5 parties; the embedding is linear in the label, 13 numbers; 50 local steps "
+        "with lr 0.002 and momentum 0.9, Adam with 2e-4 at the server; pixels standardised each "
+        "by itself or all alike; FedAvg with as many steps and its best lr on validation images; "
+        f"mean of {seeds} seeds ± sd.",
+        ["method", "seen parties", "new parties"],
+        rows,
+        checks,
+        figures,
+    )
+
+
 # -- all of them -------------------------------------------------------------------------------
 
 SECTIONS: dict[str, tuple[str, Callable[[bool], Result]]] = {
     "4a": ("Mean-regularised models: L2GD, APGD1, APGD2", mean_regularised),
     "4b": ("Per-FedAvg", per_fedavg),
     "4c": ("pFedMe", pfedme),
+    "4d": ("FedRep and FedPer", fedrep),
+    "4e": ("kNN-Per", knn_per),
+    "4f": ("pFedHN", pfedhn),
+    "4g": ("PeFLL", pefll),
 }
 
 
