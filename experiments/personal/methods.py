@@ -26,7 +26,8 @@ class Method:
     algorithm: str
     space: dict[str, list[Any]]
     fixed: Settings = field(default_factory=dict)
-    everybody: bool = False  # takes part in every round, of which there are fewer: the same work
+    everybody: bool = False  # takes part in every round
+    rounds: float = 1.0  # of the others': as many as make the same local work
 
     @property
     def exists(self) -> bool:
@@ -66,8 +67,8 @@ METHODS: dict[str, Method] = {
         LOCAL,
     ),
     "ditto": Method("Ditto", "ditto", {"lr": [0.1, falling(0.2)], "lam": [0.1, 1.0]}, LOCAL),
-    "l2gd": Method(
-        "L2GD", "l2gd", {"lr": [0.05, 0.1], "lam": [0.05, 0.2]}, {"p": 0.03}, everybody=True
+    "l2gd": Method(  # a round has 1 / p = 10 local steps, a third of the others'
+        "L2GD", "l2gd", {"lr": [0.05, 0.1], "lam": [0.3, 1.0]}, {"p": 0.1}, True, 3.3
     ),
     "perfedavg-fo": Method(
         "Per-FedAvg, first order",
@@ -81,7 +82,9 @@ METHODS: dict[str, Method] = {
         {"lr": [0.1, 0.2], "inner_lr": [0.01, 0.05]},
         {"variant": "hessian-free", "tune_steps": 10, "local_epochs": 2},
     ),
-    "pfedme": Method("pFedMe", "pfedme", {"lr": [0.01, 0.05], "lam": [5.0, 15.0]}),
+    "pfedme": Method(
+        "pFedMe", "pfedme", {"lr": [0.02, 0.05], "inner_lr": [0.03, 0.1]}, {"local_epochs": 2}
+    ),
     "fedper": Method(
         "FedPer", "fedper", {"lr": [0.1, falling(0.2)], "tune_epochs": [5, 15]}, LOCAL
     ),

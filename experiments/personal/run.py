@@ -114,8 +114,9 @@ def train(
                    "seconds": 0.0}  # fmt: skip
         return Outcome(scores.parties["accuracy"], time.perf_counter() - began, joining)
     if method.everybody:
-        common.update(rounds=max(1, round(args.rounds * args.sample)), sample=1.0)
-    every = args.every or args.rounds
+        rounds = max(1, round(args.rounds * method.rounds * args.sample))
+        common.update(rounds=rounds, sample=1.0)
+    every = args.every or common["rounds"]
     run = ar.simulate(
         method.make(settings), fed, args.model, evaluate_every=every, watch=line, **common
     )
