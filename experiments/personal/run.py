@@ -48,9 +48,9 @@ class Setup:
 
 
 SETUPS = {
-    "femnist": Setup("mlp", rounds=400, sample=0.1),
-    "cifar10": Setup("lenet", rounds=200, sample=0.1, parties=100),
-    "mnist": Setup("lenet", rounds=100, sample=0.1, parties=100),
+    "femnist": Setup("mlp", rounds=300, sample=0.1),
+    "cifar10": Setup("mlp", rounds=150, sample=0.1, parties=100),
+    "mnist": Setup("mlp", rounds=150, sample=0.1, parties=100),
 }
 
 
@@ -229,11 +229,16 @@ def tune(args: argparse.Namespace) -> None:
 
 def show_choice(args: argparse.Namespace, name: str) -> None:
     found = read(args.out / "settings.json")[args.dataset][name]
-    space = METHODS[name].space
+    tried: dict[str, list[Any]] = {}
+    for each in METHODS[name].settings(args.settings):
+        for field, value in each.items():
+            tried.setdefault(field, []).append(value)
     edges = [
         field
         for field, value in found["chosen"].items()
-        if isinstance(value, int | float) and value in (min(space[field]), max(space[field]))
+        if isinstance(value, int | float)
+        and len(set(tried[field])) > 1
+        and value in (min(tried[field]), max(tried[field]))
     ]
     edge = f" (at the edge: {', '.join(edges)})" if edges else ""
     print(f"{name}: {words(found['chosen'])}{edge}")
@@ -312,7 +317,7 @@ def keep(path: Path, record: Record) -> None:
 def options() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("methods", nargs="*", help=f"of {', '.join(METHODS)}; all of them")
-    shared.add_argument("--model", help="lenet")
+    shared.add_argument("--model", help="mlp")
     shared.add_argument("--rounds", type=int)
     shared.add_argument("--sample", type=float, help="share of the parties a round takes")
     shared.add_argument("--every", type=int, help="rounds between evaluations; only the last")

@@ -61,3 +61,26 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> ArchipelError:
     ]
     hint = f"did you mean '{near[0]}'? " if near else ""
     return ArchipelError(f"unknown {kind} '{name}': {hint}Known: {', '.join(known)}.")
+
+
+def at_least(holder: object, **least: float) -> None:
+    """Refuse fields that are numbers below these: whole ones where the bound is whole.
+
+    >>> at_least(complex(-1, 0), real=0.0)
+    Traceback (most recent call last):
+    ...
+    archipel.errors.ArchipelError: real = -1.0: give a number from 0.
+    """
+    for name, low in least.items():
+        value = getattr(holder, name)
+        if isinstance(value, int | float) and not value >= low:
+            kind = "whole number" if isinstance(low, int) else "number"
+            raise ArchipelError(f"{name} = {value}: give a {kind} from {low:g}.")
+
+
+def above_zero(holder: object, *names: str) -> None:
+    """Refuse fields that are numbers but not above 0."""
+    for name in names:
+        value = getattr(holder, name)
+        if isinstance(value, int | float) and not value > 0:
+            raise ArchipelError(f"{name} = {value}: give a number above 0.")

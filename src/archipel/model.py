@@ -232,13 +232,14 @@ class OneByOne:
         def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             found.append(inputs[0])
 
-        last = self._module.get_submodule(self._spec.names[-1].rpartition(".")[0])
-        hook = last.register_forward_pre_hook(keep)
+        layers = {name.rpartition(".")[0] for name in self._spec.names}
+        hooks = [self._module.get_submodule(n).register_forward_pre_hook(keep) for n in layers]
         try:
             self.outputs(w, x, buffers)
         finally:
-            hook.remove()
-        return found[-1].flatten(1)
+            for hook in hooks:
+                hook.remove()
+        return found[-1].flatten(1)  # of the layer that was used last
 
     def settle(self, w: Vector, x: Tensor) -> Tensor:
         """Buffers after one pass over these points: statistics for a party that never trained."""
@@ -326,7 +327,7 @@ class OneByOne:
                 outputs = self._outputs(x)
         value = self._loss(outputs, y, weights)
         wanted = self._parameters if parameters is None else parameters
-        found = torch.autograd.grad(value, wanted, allow_unused=True)
+        found = torch.autograd.grad(value, wanted, allow_unused=True) if wanted else ()
         grads = {id(p): g for p, g in zip(wanted, found, strict=True) if g is not None}
         return tuple(
             grads[id(p)] if id(p) in grads else torch.zeros_like(p) for p in self._parameters

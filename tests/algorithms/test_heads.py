@@ -234,7 +234,6 @@ def test_a_name_that_nothing_has_is_told_in_a_sentence(kind):
         ar.simulate(kind(), DATA, "logistic", rounds=1, plan=ONE)
 
 
-@pytest.mark.xfail(strict=True, reason="the sentence is about local_epochs")
 @pytest.mark.parametrize("algorithm", [FedPer(tune_epochs=0), FedRep(head_epochs=0)], ids=repr)
 def test_bad_epochs_are_told_by_their_own_name(algorithm):
     data, model = classification(3, 3, 3, 0), network(3, 3)
@@ -262,7 +261,6 @@ def test_a_checkpoint_holds_bodies_and_heads(kind):
         assert torch.equal(*same)
 
 
-@pytest.mark.xfail(strict=True, reason="a restored engine makes models as in round 0")
 def test_a_restored_engine_makes_the_same_models_of_parties_own():
     def engine():
         return ar.LocalEngine(FedRep(lr=0.05), DATA, small(), plan=ONE)

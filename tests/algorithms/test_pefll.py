@@ -53,7 +53,8 @@ def networks(algorithm, model, data):
 
 def standardised(v, scale):
     """What the hyper-network gets of embeddings, their mean and variance being constants."""
-    return (v - scale.mean) / (scale.variance + FLOOR).sqrt()
+    least = 1e-3 * (scale.mean**2).mean(dim=-1, keepdim=True) + FLOOR
+    return (v - scale.mean) / (scale.variance + least).sqrt()
 
 
 def composed(algorithm, model, data, shared, scale, ids, seed=0, t=0):
@@ -99,7 +100,8 @@ def test_a_round_is_autograd_through_both_networks(parties, seed, batch_size, ki
 
     torch.testing.assert_close(g[: len(d_eta_v)], d_eta_v, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(g[len(d_eta_v) :], d_eta_h, rtol=1e-8, atol=1e-10)
-    assert float(d_eta_v.norm()) > 0 and float(d_eta_h.norm()) > 0
+    if parties > 1:  # the mean of one is itself, and nothing may pass the first ReLU
+        assert float(d_eta_v.norm()) > 0 and float(d_eta_h.norm()) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -134,7 +136,6 @@ def test_several_steps_are_not_differentiated_through():
     torch.testing.assert_close(g, expected)
 
 
-@pytest.mark.xfail(strict=True, reason="no variance among one: gradients times a million")
 def test_a_first_round_of_one_party_teaches_both_networks():
     data, model = classification(3, 3, 3, 0), network(3, 3)
     algorithm = PeFLL(batch_size=None, **ONE_STEP)
@@ -450,7 +451,6 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path):
 # -- what cannot be --------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="the server takes deltas for all whose embedding came")
 def test_a_party_that_diverges_is_left_out():
     data, model = classification(4, 3, 3, 0), network(3, 3)
     x = data.x.clone()
@@ -464,7 +464,6 @@ def test_a_party_that_diverges_is_left_out():
 
 
 @pytest.mark.parametrize("kind", ["examples", "labels"])
-@pytest.mark.xfail(strict=True, reason="a regression has 0 classes, not None")
 def test_targets_that_are_not_classes_are_refused_in_a_sentence(kind):
     model = ar.Model(nn.Linear(3, 1).double(), "squared_error")
     with pytest.raises(ar.ArchipelError, match="class labels and the task has none"):
@@ -474,15 +473,12 @@ def test_targets_that_are_not_classes_are_refused_in_a_sentence(kind):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        pytest.param(*pair, marks=pytest.mark.xfail(strict=True, reason="not checked"))
-        for pair in [
-            ("size", 0),
-            ("hidden", 0),
-            ("clip_at", 0.0),
-            ("clip_at", -1.0),
-            ("server_lr", -1e-3),
-            ("weight_decay", -0.1),
-        ]
+        ("size", 0),
+        ("hidden", 0),
+        ("clip_at", 0.0),
+        ("clip_at", -1.0),
+        ("server_lr", -1e-3),
+        ("weight_decay", -0.1),
     ],
 )
 def test_bad_settings_are_told_in_a_sentence(field, value):

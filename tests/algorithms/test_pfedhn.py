@@ -186,7 +186,6 @@ def test_own_models_do_not_depend_on_the_plan(plan):
 # -- what cannot be --------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="the server takes deltas for all whose descriptor came")
 def test_a_party_that_diverges_is_left_out():
     data, model = classification(4, 3, 3, 0), network(3, 3)
     x = data.x.clone()
@@ -201,15 +200,12 @@ def test_a_party_that_diverges_is_left_out():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        pytest.param(*pair, marks=pytest.mark.xfail(strict=True, reason="not checked"))
-        for pair in [
-            ("size", 0),
-            ("hidden", 0),
-            ("clip_at", -1.0),
-            ("server_lr", -0.01),
-            ("descriptor_lr", -0.01),
-            ("new_steps", -1),
-        ]
+        ("size", 0),
+        ("hidden", 0),
+        ("clip_at", -1.0),
+        ("server_lr", -0.01),
+        ("descriptor_lr", -0.01),
+        ("new_steps", -1),
     ],
 )
 def test_bad_settings_are_told_in_a_sentence(field, value):

@@ -94,7 +94,7 @@ def test_a_mask_of_everything_is_no_mask(way, optimiser):
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param("one", marks=pytest.mark.xfail(strict=True, reason="no gradient of nothing")),
+        "one",
         "vmapped",
         "stacked",
     ],
@@ -203,9 +203,7 @@ MODULES = [
     chain,
     normed,
     Forked,
-    pytest.param(
-        HeadFirst, marks=pytest.mark.xfail(strict=True, reason="last is the last registered")
-    ),
+    HeadFirst,
 ]
 
 
@@ -246,7 +244,6 @@ def test_features_of_a_lone_layer_are_the_examples():
     assert torch.equal(me.features(model.w, data.x), data.x)
 
 
-@pytest.mark.xfail(strict=True, reason="no points cannot be reshaped")
 def test_no_points_have_no_outputs():
     data, model = classification(2, 3, 3, 0), network(3, 3)
     me = stack(data, model, model.one, [0], ())
@@ -339,7 +336,6 @@ def test_init_may_ask_what_is_learnt():
         assert engine.shared[1].tolist() == [[4, 4, 3, 0]] * 2
 
 
-@pytest.mark.xfail(strict=True, reason="says 0")
 def test_targets_that_are_not_classes_have_none():
     data = regression(2, 3, 0)
     model = ar.Model(nn.Linear(3, 1).double(), "squared_error")
@@ -372,7 +368,6 @@ def test_predict_says_what_a_partys_model_makes_of_its_points(plan):
         assert scores.parties["loss"][k] == pytest.approx(float(loss))
 
 
-@pytest.mark.xfail(strict=True, reason="no points cannot be reshaped")
 def test_a_model_is_predicted_with_where_a_party_has_no_test_point():
     data, model = classification(3, 3, 3, 0), network(3, 3)
     only_first = data.test_from.clone()

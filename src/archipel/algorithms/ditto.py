@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
+from archipel.errors import at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 
@@ -34,6 +35,7 @@ class Ditto:
     optimiser: Optimiser = SGD()
 
     def init(self, w: Vector) -> tuple[Vector, Own]:
+        at_least(self, lam=0.0)
         return w, Own(w, zeros_like(w[..., :1]))
 
     def party(self, me: Party, w: Vector, own: Own) -> tuple[Vector, Own]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import Tensor, ones_like, where, zeros_like
 
 from archipel.core import Blueprint, Party, Uploads, Vector
+from archipel.errors import at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 from archipel.vector import join
@@ -42,6 +43,7 @@ class FedPer:
     tune_epochs: int = 5  # of the head, at a party that never trained
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Own]:
+        at_least(self, tune_epochs=1)
         head = blueprint.spec.mask(self.head)
         return Shared(w, (~head).nonzero()[:, 0]), Own(w[..., head], zeros_like(w[..., :1]))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from archipel.core import Blueprint, Descent, Party, Uploads, Vector
+from archipel.errors import at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 from archipel.vector import join
@@ -36,6 +37,7 @@ class FedRep:
     head: str = "last"  # names of the head's parameters, such as "fc2.* fc3.*", or the last layer
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Vector]:
+        at_least(self, head_epochs=1)
         head = blueprint.spec.mask(self.head)
         return Shared(w, (~head).nonzero()[:, 0]), w[..., head]
 

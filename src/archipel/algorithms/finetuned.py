@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from archipel.core import Party, Uploads, Vector
+from archipel.errors import at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 
@@ -28,6 +29,7 @@ class FineTuned:
     tune_epochs: int = 1  # at the party, before it uses the model
 
     def init(self, w: Vector) -> tuple[Vector, None]:
+        at_least(self, tune_epochs=1)
         return w, None
 
     def party(self, me: Party, w: Vector, _: None) -> tuple[Vector, None]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, cdist, finfo, log, softmax, zeros
+from torch import Tensor, cat, cdist, finfo, inf, log, softmax, unique, where, zeros
 
-from archipel.core import Party, Uploads, Vector
-from archipel.errors import ArchipelError
+from archipel.core import Blueprint, Party, Uploads, Vector
+from archipel.errors import ArchipelError, above_zero, at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 
@@ -33,7 +33,15 @@ class KNNPer:
     neighbours: int = 10  # k
     scale: float = 1.0  # sigma, of distances
 
-    def init(self, w: Vector) -> tuple[Vector, None]:
+    def init(self, w: Vector, blueprint: Blueprint) -> tuple[Vector, None]:
+        at_least(self, neighbours=1, lam=0.0)
+        above_zero(self, "scale")
+        if self.lam > 1:
+            raise ArchipelError(f"lam = {self.lam}: give a number from 0 to 1.")
+        if blueprint.classes is None:
+            raise ArchipelError(
+                "knnper mixes class labels and the task has none: take an algorithm such as ditto."
+            )
         return w, None
 
     def party(self, me: Party, w: Vector, _: None) -> tuple[Vector, None]:
@@ -47,14 +55,26 @@ class KNNPer:
 
     def predict(self, me: Party, w: Vector, x: Tensor) -> Tensor:
         """Logarithms of the mixed probabilities, `[b, classes]`."""
-        if me.blueprint.classes is None:
-            raise ArchipelError("knnper mixes class labels and the task has none: take ditto.")
         own, outputs = me.examples(), me.outputs(w, x)
+        if outputs.shape[1:] != (me.blueprint.classes,):
+            raise ArchipelError(
+                f"knnper needs an output for each of {me.blueprint.classes} classes and the model "
+                f"has {list(outputs.shape[1:])}: give it as many."
+            )
         phi, stored = me.features(w, x), me.features(w, own.x)
         d = cdist(phi, stored) ** 2 / (phi.shape[-1] * self.scale)
+        d = d.masked_fill(_same(x, own.x), inf)  # a training point is not its own neighbour
         near = d.topk(min(self.neighbours, len(stored)), largest=False)
-        kernel = softmax(-near.values, -1)  # exp(-d), summing to 1 over the neighbours
-        p_knn = zeros(outputs.shape, dtype=kernel.dtype)
-        p_knn.scatter_add_(-1, own.y[near.indices], kernel)
-        p = self.lam * p_knn + (1 - self.lam) * softmax(outputs, -1)
+        kernel = softmax(-near.values, -1).nan_to_num(0)  # exp(-d), summing to 1, or no neighbour
+        p_knn = zeros(outputs.shape, dtype=kernel.dtype).scatter_add(
+            -1, own.y[near.indices], kernel
+        )
+        p = softmax(outputs, -1)
+        p = where(p_knn.sum(dim=-1, keepdim=True) > 0, self.lam * p_knn + (1 - self.lam) * p, p)
         return log(p.clamp_min(finfo(p.dtype).tiny))
+
+
+def _same(x: Tensor, stored: Tensor) -> Tensor:
+    """Which of the stored points are the points x themselves, `[b, n]`."""
+    which = unique(cat([x, stored]).flatten(1), dim=0, return_inverse=True)[1]
+    return which[: len(x), None] == which[len(x) :]

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from torch import cat, enable_grad, lerp
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.errors import above_zero, at_least
 from archipel.networks import Embedding, Kind, Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Adam, Moments, Optimiser
 from archipel.schedules import Rate, rate
@@ -56,6 +57,8 @@ class PeFLL:
     hidden: int = 100  # width of the hyper-network
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, None]:
+        at_least(self, size=1, hidden=1, server_lr=0.0, weight_decay=0.0)
+        above_zero(self, "clip_at")
         h, phi = self._h(w.shape[-1]), Embedding.of(self.embedding, blueprint, self.size)
         eta_v = first_weights(phi.spec, blueprint.seed, w)
         eta_h = h.starting_at(first_weights(h.spec, blueprint.seed + 1, w), w)
@@ -116,5 +119,6 @@ class PeFLL:
 
     def _models(self, eta_h: Vector, v: Vector, scale: Scale, p: int) -> Vector:
         """theta_i = h(v_i; eta_h), `[..., m, e] -> [..., m, p]`."""
-        apart = v - scale.mean.unsqueeze(-2)
-        return self._h(p)(eta_h, apart / (scale.variance.unsqueeze(-2) + 1e-12).sqrt())
+        mean, variance = scale.mean.unsqueeze(-2), scale.variance.unsqueeze(-2)
+        least = 1e-3 * (mean**2).mean(dim=-1, keepdim=True) + 1e-12  # where few parties were seen
+        return self._h(p)(eta_h, (v - mean) / (variance + least).sqrt())

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import enable_grad, ones_like, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.errors import above_zero, at_least
 from archipel.networks import Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate, rate
@@ -52,6 +53,8 @@ class PFedHN:
     new_steps: int = 5  # exchanges by which a new party learns its descriptor
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Own]:
+        at_least(self, size=1, hidden=1, new_steps=0, server_lr=0.0, descriptor_lr=0.0)
+        above_zero(self, "clip_at")
         h = self._h(w.shape[-1])
         phi = first_weights(h.spec, blueprint.seed, w)
         own = Own(w.new_zeros(self.size), w.new_zeros(1))

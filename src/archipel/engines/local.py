@@ -81,6 +81,11 @@ def _unasked(call: str) -> ArchipelError:
     )
 
 
+def _bad(answers: list[dict[str, Any]]) -> Ints:
+    """Parties whose numbers are not finite."""
+    return np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
+
+
 class LocalEngine:
     """Runs rounds of an algorithm over a federation; use it in a `with` block.
 
@@ -200,22 +205,22 @@ class LocalEngine:
         answers = self.pool.run([{**message, "number": 0} for message in messages])
         assert isinstance(self._server, ServerAlgorithm)
         gradients = sum(answer["gradients"] for answer in answers)
-        result = self._server.server(self.shared, self._received(0, ids, answers))
+        heard = np.flatnonzero(~np.isin(ids, _bad(answers)))  # places of the rows of the round
+        result = self._server.server(self.shared, self._received(0, ids, heard, answers))
         if isinstance(result, Generator):
             reply, number = next(result), 0
             while True:
-                lost = [k for answer in answers for k in answer["bad"]]
-                self._answer(number, reply, np.flatnonzero(~np.isin(ids, lost)))
+                self._answer(number, reply, heard)
                 number += 1
                 again = [{"do": "round", "number": number} for _ in messages]
                 answers = self.pool.run(again)
                 gradients += sum(answer["gradients"] for answer in answers)
                 try:
-                    reply = result.send(self._received(number, ids, answers))
+                    reply = result.send(self._received(number, ids, heard, answers))
                 except StopIteration as end:
                     result = end.value
                     break
-        bad = np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
+        bad = _bad(answers)
         self._check(t, result, ids, bad)
         self.shared = result
         return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
@@ -223,7 +228,7 @@ class LocalEngine:
     def _peer_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
         messages = [{**m, "present": ids.tolist()} for m in self._deal(t, ids, effort)]
         answers = self.pool.run(messages)
-        bad = np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
+        bad = _bad(answers)
         if len(bad) and (self._job.topology is not None or len(bad) == len(ids)):
             raise RunFailed(
                 f"round {t + 1}: the model of party {self.data.name(int(bad[0]))} is no longer "
@@ -250,7 +255,10 @@ class LocalEngine:
             for share in shares(cost, len(self.pool))
         ]
 
-    def _received(self, number: int, ids: Ints, answers: list[dict[str, Any]]) -> Uploads:
+    def _received(
+        self, number: int, ids: Ints, heard: Ints, answers: list[dict[str, Any]]
+    ) -> Uploads:
+        """Upload number `number`; a party lost since the first has a row of zeros in a stack."""
         memory = self._memory
         sums = {
             ask: tree_map(lambda *parts: sum(parts[1:], parts[0].clone()), *by_worker)
@@ -258,9 +266,10 @@ class LocalEngine:
         }
         rows = memory.stacks[number]
         if rows is not None:
-            bad = [k for answer in answers for k in answer["bad"]]
-            places = np.flatnonzero(~np.isin(ids, bad))
-            rows = self._job.stacked(tree_map(lambda leaf: leaf[places], rows))
+            rows = tree_map(lambda leaf: leaf[heard], rows)
+            for leaf in leaves(rows):
+                leaf[np.isin(ids[heard], _bad(answers))] = 0
+            rows = self._job.stacked(rows)
         count = sum(answer["count"] for answer in answers)
         if count == 0:
             raise RunFailed(
@@ -316,11 +325,11 @@ class LocalEngine:
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""
         shared = {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
-        return {**shared, **self._memory.kept()}
+        return {**shared, **self._memory.kept(), "done": torch.tensor([self._done])}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint of an engine made alike."""
-        here = self.state()
+        here = {name: leaf for name, leaf in self.state().items() if name != "done"}
         for name, tensor in here.items():
             skip = 0 if name.startswith("shared.") else 1  # a row per party that took part
             found = state.get(name)
@@ -341,6 +350,7 @@ class LocalEngine:
         names = iter(range(len(leaves(self.shared))))
         self.shared = tree_map(lambda _: state[f"shared.{next(names)}"].clone(), self.shared)
         self._memory.restore(state)
+        self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
 
     # -- what has been learnt ----------------------------------------------------------------------
 

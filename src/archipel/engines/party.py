@@ -201,13 +201,13 @@ class LocalParty:
         """Pass x `[..., b, *shape]` through models one by one."""
         lead = x.shape[: len(self.lead)]
         vectors = w.expand(*lead, w.shape[-1]).reshape(-1, w.shape[-1])
-        points = x.reshape(-1, *x.shape[len(self.lead) :])
+        points = x.reshape(len(vectors), *x.shape[len(self.lead) :])
         party = np.arange(len(vectors)) % len(self.ids)
         out = [
             use(vector, some, None if self.buffers is None else self.buffers[k].clone())
             for vector, some, k in zip(vectors, points, party.tolist(), strict=True)
         ]
-        return torch.stack(out).view(*lead, *out[0].shape)
+        return torch.stack(out).reshape(*lead, *out[0].shape)
 
     # -- between [..., p] and rows [r, p]: party by party, the settings of a sweep side by side ----
 
@@ -330,4 +330,4 @@ class LocalParty:
 
 def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:
     """What an algorithm may know of the problem before the first round."""
-    return Blueprint(model.spec, tuple(data.shape), data.classes, seed)
+    return Blueprint(model.spec, tuple(data.shape), data.classes or None, seed)

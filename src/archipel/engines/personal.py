@@ -78,11 +78,11 @@ class Making:
             if message["split"] == "train":
                 start, stop = data.offsets[k], data.test_from[k]
             x, at = data.x[start:stop], self._places[k]
+            buffers = self._share.used_buffers(block.me, i, models[i])
             if hasattr(self._job.algorithm, "predict"):
-                me = self._share.one_party(k, block.me.round)
+                me = self._share.one_party(k, block.me.round, buffers)
                 outputs[at : at + len(x)] = self._job.algorithm.predict(me, models[i], x)
                 continue
-            buffers = None if block.me.buffers is None else block.me.buffers[i].clone()
             outputs[at : at + len(x)] = self._share.one.outputs(models[i], x, buffers)
 
 

@@ -328,10 +328,10 @@ class Share:
             job.separable,
         )
 
-    def one_party(self, k: int, t: int) -> LocalParty:
+    def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:
         """Party k by itself, its vectors `[p]`."""
         me = self._party(np.array([k]), t, np.ones(1))
-        return replace(me, lead=())
+        return replace(me, lead=(), buffers=None if buffers is None else buffers[None])
 
     def own(self, ids: Ints) -> Any:
         return self._job.stacked(self._memory.own_of(ids))
@@ -382,6 +382,14 @@ class Share:
             memory.outputs[at : at + len(x)] = self.one.outputs(w, x, buffers)
             at += len(x)
         return {}
+
+    def used_buffers(self, me: LocalParty, i: int, w: Vector) -> Tensor | None:
+        """Statistics that go with the model w of the i-th party of a block."""
+        if me.buffers is None:
+            return None
+        if torch.equal(me.buffers[i], self._job.model.buffers):  # it never trained
+            return self._settled(int(me.ids[i]), w)
+        return me.buffers[i].clone()
 
     def _settled(self, k: int, w: Vector) -> Tensor:
         """Statistics for a party that never trained: one pass over its training points."""
