@@ -33,6 +33,12 @@ class Method:
     def exists(self) -> bool:
         return self.algorithm in ALGORITHMS
 
+    @property
+    def frame(self) -> dict[str, Any]:
+        """What besides the settings a result depends on."""
+        return {"fixed": {"batch_size": BATCH, **self.fixed}, "everybody": self.everybody,
+                "more_rounds": self.rounds}  # fmt: skip
+
     def make(self, settings: Settings) -> Any:
         """The algorithm with these settings, given as a study file would give them."""
         kind = ALGORITHMS[self.algorithm]

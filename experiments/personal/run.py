@@ -198,10 +198,10 @@ def tune(args: argparse.Namespace) -> None:
     parties = load(args, seed=0)
     fed = parties.training()
     inside = Parties(fed, {"seen": slice(0, fed.parties)})
-    frame = {"model": args.model, "rounds": args.rounds, "sample": args.sample,
-             "parties": fed.parties}  # fmt: skip
     for name in args.methods:
         method = METHODS[name]
+        frame = {"model": args.model, "rounds": args.rounds, "sample": args.sample,
+                 "parties": fed.parties, **method.frame}  # fmt: skip
         before = read(args.out / "settings.json").get(args.dataset, {}).get(name, {})
         tried = before.get("tried", []) if before.get("frame") == frame else []
         for settings in method.settings(args.settings):
@@ -280,6 +280,7 @@ def run_all(args: argparse.Namespace) -> None:
                 "rounds": args.rounds,
                 "sample": args.sample,
                 "settings": {} if tuned is None else tuned["chosen"],
+                **METHODS[name].frame,
             }
             done = read(path).get("runs", [])
             if any(all(each.get(k) == v for k, v in frame.items()) for each in done):

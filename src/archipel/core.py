@@ -75,10 +75,11 @@ class Party(Protocol):
     @property
     def blueprint(self) -> Blueprint: ...
 
-    def batch(self, size: int | float | None) -> Batch:
+    def batch(self, size: int | float | None, going: Tensor | None = None) -> Batch:
         """Draw the next mini-batch: the data shuffled anew each epoch, the last batch short.
 
-        A float is a fraction of the party's data, None all of it.
+        A float is a fraction of the party's data, None all of it. Where `going` `[..., 1]` is
+        false the batch is empty, and so is its gradient: for parties that have no step left.
         """
 
     def grad(self, w: Vector, batch: Batch | None = None) -> Vector:
@@ -132,7 +133,10 @@ class Uploads(Protocol):
         """Mean over parties, uniform or weighted by n_k: needs only a sum, never an individual."""
 
     def stack(self) -> Any:
-        """Every upload, one row per party: `[|S|, p]`."""
+        """Every upload, one row per party: `[|S|, p]`.
+
+        In later messages of a round a party that was lost on the way has a row of zeros.
+        """
 
 
 class Each(NamedTuple):
@@ -171,7 +175,7 @@ class Personal(Protocol):
     points. With `yield` it asks the server, whose `advise` answers all with one value, or each with
     `Each`, and changes nothing. Without `personal`, every party uses the shared model. `predict`,
     where there is one, says what a party's model w makes of new points x `[b, *shape]`; without it
-    that is the model's output.
+    that is the model's output. `own` is whether they are the party's training points, all of them.
     """
 
     def personal(
@@ -180,7 +184,7 @@ class Personal(Protocol):
 
     def advise(self, shared: Any, uploads: Uploads) -> Any: ...  # reply
 
-    def predict(self, me: Party, w: Vector, x: Tensor) -> Tensor: ...  # [b, ...]
+    def predict(self, me: Party, w: Vector, x: Tensor, own: bool) -> Tensor: ...  # [b, ...]
 
 
 @runtime_checkable

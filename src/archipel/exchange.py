@@ -41,7 +41,7 @@ class Anatomy(NamedTuple):
     @property
     def sums_only(self) -> bool:
         """Whether the server never asks to see an individual upload."""
-        return all("stack" not in message.asks for message in self.messages)
+        return all("stack" not in m.asks for m in (*self.messages, *self.personal))
 
     @property
     def bytes_up(self) -> int:
@@ -123,7 +123,7 @@ def examine(
 
 def first_states(algorithm: Any, w: Vector, blueprint: Blueprint) -> Any:
     """What `init` returns; it may ask for the blueprint."""
-    wants = len(signature(algorithm.init).parameters) > 1
+    wants = "blueprint" in signature(algorithm.init).parameters
     return algorithm.init(w, blueprint) if wants else algorithm.init(w)
 
 

@@ -202,6 +202,9 @@ class OneByOne:
     def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
         out = torch.empty_like(w)
         for r, length in enumerate(points.lengths):
+            if length == 0:
+                out[r] = 0
+                continue
             with self._as(w[r], None if buffers is None else buffers[r]):
                 seed = None if points.seeds is None else int(points.seeds[r])
                 grads = self._gradients(

@@ -22,7 +22,7 @@ from archipel.metrics import PRIMARY, larger_is_better
 from archipel.model import Model
 from archipel.participation import Cohort
 from archipel.store.journal import Event
-from archipel.tree import nbytes
+from archipel.tree import leaves, nbytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,23 +159,22 @@ class Run:
 
     @property
     def joining(self) -> Joining | None:
-        """What a new party needs for a model; None for peers, and where it was not measured."""
+        """What a new party needs for a model; None for peers, and where none was measured."""
         if is_peer(self.algorithm) or not self.history:
             return None
         sent, asked = self.anatomy.sent, self.anatomy.personal
         able, training = self.data.n > 0, self.data.training
         new = able & (torch.arange(len(able)) >= training)
-        group = new if bool(new.any()) else able
         spent = {"gradients": 0.0, "seconds": 0.0}  # the shared model is used as it is
         if has_personal(self.algorithm):
-            if not self.making:  # of a run from before it was measured
+            if not self.making or not new.any():  # nobody is new, or nobody looked
                 return None
-            spent = {name: float(values[group].mean()) for name, values in self.making.items()}
+            spent = {name: float(values[new].mean()) for name, values in self.making.items()}
         return Joining(
-            messages=1 + 2 * len(asked),
+            messages=bool(leaves(sent)) + 2 * len(asked),
             up=sum(nbytes(message.upload) for message in asked),
             down=nbytes(sent) + sum(nbytes(message.reply) for message in asked),
-            parties=int(group.sum()),
+            parties=int(new.sum()),
             **spent,
         )
 

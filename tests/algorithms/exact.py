@@ -30,7 +30,7 @@ class Parties:
         self.start = normal(dims).to(dtype)
         self.n, self.round = torch.ones(parties, 1, dtype=dtype), 0
 
-    def batch(self, size):
+    def batch(self, size, going=None):
         return None
 
     def grad(self, w, batch=None):

@@ -71,7 +71,7 @@ def test_neighbours_alone_are_numpys(seed, k, scale, lam, hidden):
     x = torch.randn(7, 3, generator=random, dtype=torch.float64)
     me = party(data, model, 1)
     algorithm = KNNPer(lam=lam, neighbours=k, scale=scale)
-    p = algorithm.predict(me, model.w, x).exp()
+    p = algorithm.predict(me, model.w, x, own=False).exp()
 
     body = nn.Sequential(*list(model.module)[:-1])
     stored, labels, _, _ = data.party(1)
@@ -88,7 +88,7 @@ def test_a_run_scores_what_predict_says_at_every_party():
 
     for k in range(DATA.parties):  # the new one, too
         _, _, x, y = DATA.party(k)
-        outputs = algorithm.predict(party(DATA, model, k), run.vector, x)
+        outputs = algorithm.predict(party(DATA, model, k), run.vector, x, own=False)
         loss = float(nn.functional.nll_loss(outputs, y))
         assert float(run.parties["loss"][k]) == pytest.approx(loss, rel=1e-4)
     assert run.joining.messages == 1 and run.joining.gradients == 0
@@ -97,7 +97,7 @@ def test_a_run_scores_what_predict_says_at_every_party():
 def test_what_is_stored_are_the_partys_training_points():
     algorithm, model = KNNPer(lam=1.0, neighbours=3), small()
     asked = DATA.party(0)[2]
-    before = algorithm.predict(party(DATA, model, 0), model.w, asked)
+    before = algorithm.predict(party(DATA, model, 0), model.w, asked, own=False)
     test_rows = torch.from_numpy(DATA._row_is_test)
     first = torch.arange(len(DATA.x)) < int(DATA.offsets[1])
 
@@ -109,16 +109,28 @@ def test_what_is_stored_are_the_partys_training_points():
         )
 
     for rows, same in ((test_rows, True), (~first, True), (first & ~test_rows, False)):
-        after = algorithm.predict(party(changed(rows), model, 0), model.w, asked)
+        after = algorithm.predict(party(changed(rows), model, 0), model.w, asked, own=False)
         assert torch.equal(after, before) == same
 
 
 def test_fewer_points_than_neighbours_are_all_counted():
     data, model = classification(2, 3, 3, 0), network(3, 3)
-    many = KNNPer(lam=1.0, neighbours=10_000).predict(party(data, model, 0), model.w, data.x[:4])
-    as_many = KNNPer(lam=1.0, neighbours=int(data.n[0]))
+    me, x = party(data, model, 0), data.x[:4]
+    many, as_many = (KNNPer(lam=1.0, neighbours=k) for k in (10_000, int(data.n[0])))
 
-    torch.testing.assert_close(many, as_many.predict(party(data, model, 0), model.w, data.x[:4]))
+    torch.testing.assert_close(
+        many.predict(me, model.w, x, own=False), as_many.predict(me, model.w, x, own=False)
+    )
+
+
+def test_a_new_point_that_equals_a_stored_one_has_it_as_neighbour():
+    x = torch.tensor([[0.0], [0.0], [5.0]]).double()
+    data = ar.Federation.from_arrays([x], [torch.tensor([1, 1, 0])], test=0.0)
+    model = ar.Model(nn.Linear(1, 2).double())
+    one = KNNPer(lam=1.0, neighbours=1)
+    p = one.predict(party(data, model, 0), model.w, x[:1], own=False).exp()
+
+    torch.testing.assert_close(p, torch.tensor([[0.0, 1.0]]).double())
 
 
 # -- two labels at every party ---------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_the_server_s_time_counts_and_predictions_do_not() -> None:
         [np.ones((2, 13), np.float32), np.ones((2, 13), np.float32)],
         [np.array([0, 1])] * 2,
         test=[(np.ones((200_000, 13), np.float32), np.zeros(200_000, np.int64))] * 2,
-    )
+    ).with_new(1)
     began = time.perf_counter()
     many = simulate(Advised(), crowd, rounds=1)
     took = time.perf_counter() - began
@@ -108,11 +108,20 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     assert "for a model of its own" not in shared
 
 
-def test_where_nobody_is_new_it_is_measured_at_those_seen() -> None:
-    run = simulate(ar.FineTuned(), ar.load("heart_disease"))
+def test_where_nobody_is_new_nothing_is_said() -> None:
+    assert simulate(ar.FineTuned(), ar.load("heart_disease")).joining is None
 
-    assert run.joining.parties == 4
-    assert run.joining.gradients == pytest.approx(float(run.data.n.double().mean()))
+
+@pytest.mark.parametrize("block", [1, 3, 10])
+def test_costs_do_not_depend_on_who_works_beside_whom(block: int) -> None:
+    work = {"local_steps": 10, "batch_size": 4}
+    run = simulate(ar.Ditto(**work), plan=Plan("stacked", block, 1))
+    step = simulate(ar.PFedMe(local_epochs=2), plan=Plan("stacked", block, 1))
+    alone = simulate(ar.PFedMe(local_epochs=2), plan=Plan("one", 1, 1))
+
+    assert run.joining.gradients == 10 * 4
+    assert step.joining.gradients == alone.joining.gradients
+    assert step.spent.gradients == alone.spent.gradients
 
 
 def test_peers_have_nobody_to_ask() -> None:

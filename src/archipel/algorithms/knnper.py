@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, cat, cdist, finfo, inf, log, softmax, unique, where, zeros
+from torch import Tensor, cdist, finfo, inf, log, softmax, where, zeros
 
 from archipel.core import Blueprint, Party, Uploads, Vector
 from archipel.errors import ArchipelError, above_zero, at_least
@@ -53,28 +53,24 @@ class KNNPer:
     def personal(self, me: Party, w: Vector, _: None) -> Vector:
         return w
 
-    def predict(self, me: Party, w: Vector, x: Tensor) -> Tensor:
+    def predict(self, me: Party, w: Vector, x: Tensor, own: bool) -> Tensor:
         """Logarithms of the mixed probabilities, `[b, classes]`."""
-        own, outputs = me.examples(), me.outputs(w, x)
+        points, outputs = me.examples(), me.outputs(w, x)
         if outputs.shape[1:] != (me.blueprint.classes,):
             raise ArchipelError(
                 f"knnper needs an output for each of {me.blueprint.classes} classes and the model "
                 f"has {list(outputs.shape[1:])}: give it as many."
             )
-        phi, stored = me.features(w, x), me.features(w, own.x)
-        d = cdist(phi, stored) ** 2 / (phi.shape[-1] * self.scale)
-        d = d.masked_fill(_same(x, own.x), inf)  # a training point is not its own neighbour
+        phi, stored = me.features(w, x), me.features(w, points.x)
+        centre = stored.mean(dim=0)  # distances of large numbers would lose their digits
+        d = cdist(phi - centre, stored - centre) ** 2 / (phi.shape[-1] * self.scale)
+        if own:
+            d.fill_diagonal_(inf)  # a training point is not its own neighbour
         near = d.topk(min(self.neighbours, len(stored)), largest=False)
         kernel = softmax(-near.values, -1).nan_to_num(0)  # exp(-d), summing to 1, or no neighbour
         p_knn = zeros(outputs.shape, dtype=kernel.dtype).scatter_add(
-            -1, own.y[near.indices], kernel
+            -1, points.y[near.indices], kernel
         )
         p = softmax(outputs, -1)
         p = where(p_knn.sum(dim=-1, keepdim=True) > 0, self.lam * p_knn + (1 - self.lam) * p, p)
         return log(p.clamp_min(finfo(p.dtype).tiny))
-
-
-def _same(x: Tensor, stored: Tensor) -> Tensor:
-    """Which of the stored points are the points x themselves, `[b, n]`."""
-    which = unique(cat([x, stored]).flatten(1), dim=0, return_inverse=True)[1]
-    return which[: len(x), None] == which[len(x) :]

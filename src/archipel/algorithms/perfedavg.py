@@ -51,13 +51,14 @@ class PerFedAvg:
         alpha, beta, tau = self.inner_lr, rate(self.lr, me.round), me.steps(self)
         w_i = w
         for t in range(int(tau.max())):
-            D, D1 = me.batch(self.batch_size), me.batch(self.batch_size)
+            going = t < tau  # parties that have a step left
+            D, D1 = me.batch(self.batch_size, going), me.batch(self.batch_size, going)
             w_tilde = w_i - alpha * me.grad(w_i, D)
             g = me.grad(w_tilde, D1)
             if self.variant == "hessian-free":
-                D2 = me.batch(self.batch_size)
+                D2 = me.batch(self.batch_size, going)
                 g = g - alpha * self.curvature(me, w_i, g, D2)  # (I - alpha H(w; D'')) g
-            w_i = where(t < tau, w_i - beta * g, w_i)  # parties that have a step left
+            w_i = where(going, w_i - beta * g, w_i)
         return w_i - w, None
 
     def curvature(self, me: Party, w: Vector, v: Vector, batch: Batch) -> Vector:

@@ -57,9 +57,10 @@ class PFedMe:
         eta, lam, R = rate(self.lr, me.round), self.lam, me.steps(self)
         w_i = theta = w
         for r in range(int(R.max())):
-            found = self.solve(me, theta, w_i, me.batch(self.batch_size))
-            theta = where(r < R, found, theta)  # parties that have a step left
-            w_i = where(r < R, w_i - eta * lam * (w_i - theta), w_i)
+            going = r < R  # parties that have a step left
+            found = self.solve(me, theta, w_i, me.batch(self.batch_size, going))
+            theta = where(going, found, theta)
+            w_i = where(going, w_i - eta * lam * (w_i - theta), w_i)
         return w_i - w, Own(theta, ones_like(own.trained))
 
     def solve(self, me: Party, theta: Vector, w: Vector, batch: Batch) -> Vector:

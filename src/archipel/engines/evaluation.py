@@ -57,7 +57,7 @@ def evaluate(
     do = "own outputs" if own or job.model.buffer_spec.size else "outputs"
     scored: list[dict[str, Tensor]] = []
     kept: list[tuple[Tensor, Tensor]] = []
-    costs = None if server is None else personal.Costs(data.n)
+    costs = None if server is None else personal.Costs(data.parties)
     keep = memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
     for lo, hi in _chunks(sizes, job.chunk):
         ends = np.cumsum(sizes[lo:hi])

@@ -43,7 +43,7 @@ class LocalParty:
     separable: bool = False  # whether a gradient over some points may be computed in parts
     limit: int | None = None  # use at most so many points of each party
     mixing: Callable[[Vector], Vector] | None = None
-    gradients: int = field(default=0, init=False)  # of single examples, computed so far
+    spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +52,7 @@ class LocalParty:
         if self.limit is not None:
             sizes = np.minimum(sizes, self.limit)
         self._starts, self._sizes = starts, sizes
+        self.spent = np.zeros(len(self.ids), np.int64)
         n = torch.from_numpy(sizes).to(self.model.dtype)
         self.n = n.view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
@@ -61,11 +62,19 @@ class LocalParty:
     def blueprint(self) -> Blueprint:
         return blueprint(self.model, self.data, self.seed)
 
+    @property
+    def gradients(self) -> int:
+        """Gradients of single examples, computed so far."""
+        return int(self.spent.sum())
+
     # -- what an algorithm calls ---------------------------------------------------------------
 
-    def batch(self, size: int | float | None) -> Batch:
+    def batch(self, size: int | float | None, going: Tensor | None = None) -> Batch:
         table = self._batches.draw(checked_batch_size(size))
-        return Batch(table.rows[:, 0], table.weights[:, 0], torch.from_numpy(table.first))
+        weights = table.weights[:, 0]
+        if going is not None:
+            weights = weights * going.expand(*self.lead, 1).reshape(-1, len(self.ids), 1)[0]
+        return Batch(table.rows[:, 0], weights, torch.from_numpy(table.first))
 
     def grad(self, w: Vector, batch: Batch | None = None) -> Vector:
         rows, out = self._rows(w), []
@@ -73,13 +82,13 @@ class LocalParty:
             part = rows[at]
             if batch is not None:
                 points = self._points(batch, at)
-                self.gradients += int(points.lengths.sum())
+                np.add.at(self.spent, self._party_of(at), points.lengths)
                 out.append(self.way.grad(part, points, self._buffers(at)))
                 continue
             total = torch.zeros_like(part)
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
-                self.gradients += int(points.lengths.sum())
+                np.add.at(self.spent, self._party_of(at)[active.numpy()], points.lengths)
                 total[active] += share * self.way.grad(part[active], points, own)
                 if own is not None and self.buffers is not None:
                     self.buffers[at][active] = own
@@ -117,7 +126,7 @@ class LocalParty:
         eta = rate(task.lr, self.round)
         counts = self._counts(task)
         table = self._batches.take(task.batch_size, counts)
-        self.gradients += int(table.lengths.sum()) * self._repeat
+        self.spent += table.lengths.sum(axis=1) * self._repeat
         order = np.argsort(-np.repeat(counts, self._repeat), kind="stable")
         same = bool((order == np.arange(len(order))).all())
         rows = self._rows(w)

@@ -36,10 +36,11 @@ class Making:
             self._places = dict(zip(message["ids"], message["at"], strict=True))
         spent = []
         for block in self._blocks:
-            began, before = time.perf_counter(), block.me.gradients
+            began, before = time.perf_counter(), block.me.spent.copy()
             models = self._advance(block, number)
             seconds = time.perf_counter() - began  # without what is done with the model
-            spent.append((block.ids.tolist(), block.me.gradients - before, seconds))
+            gradients = (block.me.spent - before).tolist()
+            spent.append((block.ids.tolist(), gradients, seconds))
             if models is not None:
                 self._predict(block, models.expand(len(block.ids), self._job.model.p), message)
         return {"spent": spent}
@@ -77,11 +78,13 @@ class Making:
             start, stop = data.test_from[k], data.offsets[k + 1]
             if message["split"] == "train":
                 start, stop = data.offsets[k], data.test_from[k]
-            x, at = data.x[start:stop], self._places[k]
+            x, at, own = data.x[start:stop], self._places[k], message["split"] == "train"
+            if len(x) == 0:
+                continue
             buffers = self._share.used_buffers(block.me, i, models[i])
             if hasattr(self._job.algorithm, "predict"):
                 me = self._share.one_party(k, block.me.round, buffers)
-                outputs[at : at + len(x)] = self._job.algorithm.predict(me, models[i], x)
+                outputs[at : at + len(x)] = self._job.algorithm.predict(me, models[i], x, own)
                 continue
             outputs[at : at + len(x)] = self._share.one.outputs(models[i], x, buffers)
 
@@ -91,6 +94,10 @@ class Server:
 
     def __init__(self, algorithm: Any, shared: Any, memory: Memory, t: int) -> None:
         self._algorithm, self._shared, self._memory, self.t = algorithm, shared, memory, t
+
+    def have_trained(self, ids: Ints) -> Any:
+        """Which of these parties ever took part, `[m]`."""
+        return self._memory.visited.numpy()[ids] > 0
 
     def answer(self, number: int, count: int) -> None:
         """Put the reply to question `number` of `count` parties where they read it."""
@@ -121,18 +128,18 @@ class _Asked:
 class Costs:
     """What it took each party `[K]` to have a model of its own; NaN where it made none.
 
-    Parties that work together share what they spent in proportion to their training points.
+    Parties that work together share the time in proportion to their gradients, or evenly.
     """
 
-    def __init__(self, n: Tensor) -> None:
-        self._n = n.double()
-        self.gradients = torch.full_like(self._n, torch.nan)  # of single examples
-        self.seconds = torch.full_like(self._n, torch.nan)  # on one core, at party and server
+    def __init__(self, parties: int) -> None:
+        nothing = torch.full((parties,), torch.nan, dtype=torch.float64)
+        self.gradients, self.seconds = nothing.clone(), nothing  # of examples; on one core
 
-    def add(self, ids: Any, gradients: float, seconds: float) -> None:
-        share = self._n[ids] / self._n[ids].sum()
-        for spent, total in ((self.gradients, gradients), (self.seconds, seconds)):
-            spent[ids] = spent[ids].nan_to_num() + total * share
+    def add(self, ids: Any, gradients: list[int], seconds: float) -> None:
+        work = torch.tensor(gradients, dtype=torch.float64)
+        share = work / work.sum() if work.sum() > 0 else torch.full_like(work, 1 / len(work))
+        for spent, more in ((self.gradients, work), (self.seconds, seconds * share)):
+            spent[ids] = spent[ids].nan_to_num() + more
 
 
 def outputs(
@@ -148,8 +155,14 @@ def outputs(
     before = np.concatenate([[0], ends[:-1]])
     n = job.data.n.numpy()[first : first + len(ends)]
     able = np.flatnonzero(n > 0)
-    for lo in range(0, len(able), job.together):
-        ids = able[lo : lo + job.together]
+    # those that trained and those that did not apart: what one does is not done for the other
+    trained = server.have_trained(first + able)
+    together = [
+        group[lo : lo + job.together]
+        for group in _by_size(n, able[trained], able[~trained])
+        for lo in range(0, len(group), job.together)
+    ]
+    for ids in together:
         dealt = shares(n[ids].tolist(), len(pool))
         messages = [
             {
@@ -168,5 +181,10 @@ def outputs(
         for number in range(len(job.anatomy.personal)):
             began = time.perf_counter()
             server.answer(number, len(ids))
-            costs.add(first + ids, 0, time.perf_counter() - began)
+            costs.add(first + ids, [0] * len(ids), time.perf_counter() - began)
             run([{"do": "personal", "number": number + 1, "split": split} for _ in dealt])
+
+
+def _by_size(n: Ints, *groups: Ints) -> list[Ints]:
+    """Each group in order of size, so that a block's points need little padding."""
+    return [group[np.argsort(-n[group], kind="stable")] for group in groups]

@@ -247,6 +247,9 @@ def _messages(anatomy: Anatomy, peer: bool) -> tuple[Sent, ...]:
     for message in anatomy.messages:
         sent += _sent("up", message.upload, "update")
         sent += _sent("down", message.reply, "reply")
+    for message in anatomy.personal:  # when a party makes its own model
+        sent += _sent("up", message.upload, "question")
+        sent += _sent("down", message.reply, "answer")
     return tuple(sent)
 
 
