@@ -114,14 +114,12 @@ def test_where_nobody_is_new_nothing_is_said() -> None:
 
 @pytest.mark.parametrize("block", [1, 3, 10])
 def test_costs_do_not_depend_on_who_works_beside_whom(block: int) -> None:
-    work = {"local_steps": 10, "batch_size": 4}
-    run = simulate(ar.Ditto(**work), plan=Plan("stacked", block, 1))
-    step = simulate(ar.PFedMe(local_epochs=2), plan=Plan("stacked", block, 1))
-    alone = simulate(ar.PFedMe(local_epochs=2), plan=Plan("one", 1, 1))
+    for algorithm in (ar.Ditto(local_steps=10, batch_size=4), ar.PFedMe(local_epochs=2)):
+        alone = simulate(algorithm, plan=Plan("one", 1, 1))
+        beside = simulate(algorithm, plan=Plan("stacked", block, 1))
 
-    assert run.joining.gradients == 10 * 4
-    assert step.joining.gradients == alone.joining.gradients
-    assert step.spent.gradients == alone.spent.gradients
+        assert beside.joining.gradients == alone.joining.gradients > 0
+        assert beside.spent.gradients == alone.spent.gradients
 
 
 def test_peers_have_nobody_to_ask() -> None:
