@@ -167,7 +167,7 @@ def test_a_new_party_pays_for_its_steps_and_seen_parties_pay_nothing():
     algorithm = PFedHN(new_steps=2, **{**WORK, "batch_size": None})
     run = ar.simulate(algorithm, DATA, "logistic", rounds=2, plan=PLANS[0])
 
-    assert run.joining.messages == 1 + 2 * 3
+    assert run.joining.messages == 2 * 3  # nothing is broadcast
     assert run.joining.gradients == 2 * 5 * int(DATA.n[-1])
     assert not run.making["gradients"][: DATA.training].any()
 
