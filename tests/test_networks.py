@@ -211,6 +211,17 @@ def test_first_weights_have_the_scale_of_torchs_layers_and_follow_the_seed():
     assert not torch.equal(first_weights(spec, 3, like), first_weights(spec, 4, like))
 
 
+def test_first_weights_of_two_purposes_never_share_a_stream():
+    spec, like = Perceptron((3, 2)).spec, torch.zeros(1)
+    drawn = [
+        first_weights(spec, seed, like, purpose)
+        for seed in range(4)
+        for purpose in ("embedding network", "hyper-network")
+    ]
+
+    assert len({tuple(w.tolist()) for w in drawn}) == len(drawn)
+
+
 def test_embeddings_that_cannot_be():
     spec = ParamSpec(("w",), ((1,),))
     with pytest.raises(ar.ArchipelError, match=r"unknown embedding 'label'.*'labels'"):
@@ -257,7 +268,6 @@ def test_a_mask_of_nothing_or_everything_is_refused_in_a_sentence(pattern, told)
     assert "conv.weight" in text and text.endswith(".") and "\n" not in text
 
 
-@pytest.mark.xfail(strict=True, reason="says none: a name without a dot has no layer")
 def test_the_last_layer_of_a_lone_layer_is_all_of_it():
     with pytest.raises(ar.ArchipelError, match="'last' names all of the model's parameters"):
         ar.Model(nn.Linear(3, 2)).spec.mask("last")

@@ -9,14 +9,15 @@ party's points into one vector that does not depend on their order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from archipel.core import Blueprint, Examples, Vector
-from archipel.errors import ArchipelError, unknown
+from archipel.errors import ArchipelError, texts, unknown
+from archipel.rng import key
 from archipel.vector import ParamSpec
 
 Kind = Literal["examples", "labels"]
@@ -97,6 +98,11 @@ class Embedding:
 
     def __call__(self, w: Vector, points: Examples) -> Vector:
         """`[..., q]` and points `[..., b, *shape]` -> `[..., e]`."""
+        if points.y.dim() > points.weights.dim():
+            raise ArchipelError(
+                "the embedding network reads one class label of an example, and these have "
+                f"{list(points.y.shape[points.weights.dim() :])}: take an algorithm such as ditto."
+            )
         views = self.spec.views(w)
         labels = F.one_hot(points.y, self.classes).to(w.dtype)  # [..., b, classes]
         shares = points.weights.unsqueeze(-2) @ labels  # [..., 1, classes]
@@ -149,9 +155,27 @@ class Embedding:
         return torch.stack(out).view(*lead, self.size)
 
 
-def first_weights(spec: ParamSpec, seed: int, like: Tensor) -> Vector:
-    """Uniform with sd 1 / sqrt(3 inputs), as torch's layers have them."""
-    generator = torch.Generator().manual_seed(seed)
+def head_of(algorithm: Any, blueprint: Blueprint) -> Tensor:
+    """Which numbers `[p]` belong to the parameters that the algorithm's `head` names."""
+    texts(algorithm, "head")
+    layers = {name.rpartition(".")[0] for name in blueprint.spec.names}
+    if algorithm.head == "last" and len(layers) == 1:
+        raise ArchipelError(
+            f"{type(algorithm).__name__.lower()}: head = 'last' is the whole model: take a model "
+            "with more layers, such as mlp."
+        )
+    return blueprint.spec.mask(algorithm.head)
+
+
+def first_weights(
+    spec: ParamSpec, seed: int, like: Tensor, purpose: str = "first weights"
+) -> Vector:
+    """Uniform with sd 1 / sqrt(3 inputs), as torch's layers have them.
+
+    Two networks of a run have different purposes, so that neither has the other's numbers in a run
+    with another seed.
+    """
+    generator = torch.Generator().manual_seed(key(seed, purpose))
     parts, inputs = [], 1
     for shape, size in zip(spec.shapes, spec.sizes, strict=True):
         if len(shape) > 1:  # a bias follows its weight and has the same scale

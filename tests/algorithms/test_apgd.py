@@ -119,8 +119,30 @@ def test_own_models_do_not_depend_on_the_plan(algorithm, plan):
     assert run.to_json()["personal"]["unseen"] is not None
 
 
-@pytest.mark.parametrize("make", [APGD1, APGD2])
-@pytest.mark.parametrize("field", ["lam", "strong_convexity"])
-def test_settings_that_cannot_work_are_refused(make, field):
-    with pytest.raises(ar.ArchipelError, match=f"{field} = -1.0"):
-        learn(make(**{field: -1.0}), regression(2, 2, 0), linear(2), rounds=1)
+WARMING = ar.Cosine(20.0, rounds=30, warmup=10)  # 2 in the first round
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "says"),
+    [
+        *[
+            (make, {field: value}, f"{field} = {value}: give a finite number")
+            for make in (APGD1, APGD2)
+            for field in ("lam", "strong_convexity")
+            for value in (-1.0, float("inf"), float("nan"))
+        ],
+        (APGD1, {"tune_steps": -1}, "tune_steps = -1"),
+        (APGD1, {"lr": 2.0, "strong_convexity": 0.6}, "their product is at most 1"),
+        (APGD1, {"lr": WARMING, "strong_convexity": 0.1}, "their product is at most 1"),
+        (APGD2, {"lr": 0.5, "lam": 4.0}, r"lr \* lam is below 2"),
+        (APGD2, {"lr": WARMING, "lam": 0.1}, r"lr \* lam is below 2"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make, fields, says):
+    with pytest.raises(ar.ArchipelError, match=says):
+        learn(make(**fields), regression(2, 2, 0), linear(2), rounds=1)
+
+
+def test_steps_of_adam_do_not_grow_with_the_pull():
+    strong = APGD2(lr=0.5, lam=100.0, optimiser=ar.Adam())
+    learn(strong, regression(2, 2, 0), linear(2), rounds=1)

@@ -230,8 +230,18 @@ def test_a_name_that_nothing_has_is_told_in_a_sentence(kind):
 
     assert "'clasifier.*' names none" in str(caught.value)
     assert "classifier.0.weight" in str(caught.value)
-    with pytest.raises(ar.ArchipelError, match="'last' names all"):
-        ar.simulate(kind(), DATA, "logistic", rounds=1, plan=ONE)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_head_that_is_the_whole_model_is_told_in_a_sentence(kind):
+    name = kind.__name__.lower()
+    says = f"{name}: head = 'last' is the whole model: take a model with more layers, such as mlp."
+    for model in ("logistic", nn.Linear(13, 2)):
+        with pytest.raises(ar.ArchipelError) as caught:
+            ar.simulate(kind(), DATA, model, rounds=1, plan=ONE)
+        assert str(caught.value) == says
+    with pytest.raises(ar.ArchipelError, match="head = 3: give a text"):
+        ar.simulate(kind(head=3), DATA, "mlp", rounds=1, plan=ONE)
 
 
 @pytest.mark.parametrize("algorithm", [FedPer(tune_epochs=0), FedRep(head_epochs=0)], ids=repr)

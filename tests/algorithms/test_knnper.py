@@ -217,7 +217,17 @@ def test_targets_that_are_not_classes_are_refused_in_a_sentence():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [*[("lam", -0.1), ("lam", 1.5), ("neighbours", 0), ("scale", 0.0)]],
+    [
+        ("lam", -0.1),
+        ("lam", 1.5),
+        ("lam", float("nan")),
+        ("lam", "half"),
+        ("neighbours", 0),
+        ("neighbours", 2.5),
+        ("neighbours", True),
+        ("scale", 0.0),
+        ("scale", float("inf")),
+    ],
 )
 def test_bad_settings_are_told_in_a_sentence(field, value):
     data, model = classification(3, 3, 3, 0).split_test(0.4), network(3, 3)

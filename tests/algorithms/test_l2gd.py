@@ -142,9 +142,17 @@ def test_own_models_do_not_depend_on_the_plan(plan):
     [
         ({"p": 0.0}, "p = 0.0"),
         ({"p": 1.0}, "p = 1.0"),
+        ({"p": 5e-4}, r"p = 0\.0005: .* from 0\.001"),
+        ({"p": float("nan")}, "p = nan"),
         ({"lam": -1.0}, "lam = -1.0"),
+        ({"lam": float("inf")}, "lam = inf"),
+        ({"coin_seed": -1}, "coin_seed = -1: give a whole number from 0"),
+        ({"coin_seed": 0.5}, "coin_seed = 0.5: give a whole number from 0"),
+        ({"tune_steps": -1}, "tune_steps = -1"),
         ({"lr": 0.5, "lam": 1.0, "p": 0.2}, r"lr \* lam / p is at most 1"),
         ({"lr": ar.Decay(0.5), "lam": 1.0, "p": 0.2}, r"lr \* lam / p is at most 1"),
+        ({"lr": ar.Cosine(0.5, 20, warmup=9), "lam": 1.0}, r"lr \* lam / p is at most 1"),
+        ({"lr": ar.Cosine(0.1, 20, end=0.5), "lam": 1.0}, r"lr \* lam / p is at most 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fields, says):

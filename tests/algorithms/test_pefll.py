@@ -15,7 +15,7 @@ from torch import nn
 from torch.func import functional_call
 
 import archipel as ar
-from archipel.algorithms.pefll import PeFLL
+from archipel.algorithms.pefll import PeFLL, Scale
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.networks import Embedding, Perceptron
@@ -25,7 +25,7 @@ from problems import classification, network, regression
 FLOOR = 1e-12  # of a variance
 ONE = Plan("one", 3, 1)
 SMALL = {"size": 4, "hidden": 7}
-ONE_STEP = {"lr": 1.0, "local_steps": 1, "optimiser": ar.SGD(), "clip_at": float("inf"), **SMALL}
+ONE_STEP = {"lr": 1.0, "local_steps": 1, "optimiser": ar.SGD(), "clip_at": 1e9, **SMALL}
 
 
 def images(parties, seed, dtype=torch.float64):
@@ -54,7 +54,7 @@ def networks(algorithm, model, data):
 def standardised(v, scale):
     """What the hyper-network gets of embeddings, their mean and variance being constants."""
     least = 1e-3 * (scale.mean**2).mean(dim=-1, keepdim=True) + FLOOR
-    return (v - scale.mean) / (scale.variance + least).sqrt()
+    return ((v - scale.mean) / (scale.variance + least).sqrt()).clamp(-10, 10)
 
 
 def composed(algorithm, model, data, shared, scale, ids, seed=0, t=0):
@@ -463,6 +463,67 @@ def test_a_party_that_diverges_is_left_out():
         assert all(bool(leaf.isfinite().all()) for leaf in leaves(engine.shared))
 
 
+def extreme(data, party):
+    """The same data, with one party's numbers so large that their squares are not finite."""
+    x = data.x.clone()
+    x[data.offsets[party] : data.offsets[party + 1]] *= 1e25
+    return replace(data, x=x)
+
+
+def test_a_party_with_extreme_numbers_does_not_spoil_the_others_models():
+    data, model = (
+        classification(6, 3, 3, 0, dtype=torch.float32),
+        ar.Model(network(3, 3).module.float()),
+    )
+    others = [0, 2, 3, 4, 5]
+    algorithm = PeFLL(**SMALL)
+    with (
+        ar.LocalEngine(algorithm, extreme(data, 1), model, plan=ONE) as engine,
+        ar.LocalEngine(algorithm, data, model, plan=ONE) as usual,
+    ):
+        for t in range(3):
+            outcome = engine.round(t, range(6))
+            usual.round(t, others)
+
+            assert set(outcome.diverged) <= {1}
+        assert all(bool(leaf.isfinite().all()) for leaf in leaves(engine.shared))
+        scale, without = engine.shared.scale, usual.shared.scale
+        own = engine.evaluate(own=True, split="train").parties["loss"]
+
+        ratio = scale.sd / without.sd
+        assert float(ratio.min()) > 0.3 and float(ratio.max()) < 3
+        assert float(((scale.mean - without.mean) / without.sd).abs().max()) < 1
+        assert bool(own[others].isfinite().all())
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e25])
+def test_a_round_of_extreme_embeddings_alone_moves_the_scale_a_little(factor):
+    scale = Scale(torch.full((5,), 3.0), torch.full((5,), 0.25))
+    found = scale.renewed(factor * torch.ones(1, 5), torch.ones(1))
+
+    torch.testing.assert_close(found.mean, scale.mean + 0.05 * 10 * scale.sd)
+    assert bool((found.sd < 3 * scale.sd).all())
+
+
+def test_embeddings_of_ordinary_parties_are_standardised_as_they_are():
+    random = torch.Generator().manual_seed(0)
+    v = torch.randn(20, 5, generator=random) * torch.rand(20, 1, generator=random) + 3
+    scale = Scale(torch.full((5,), 3.1), torch.full((5,), 0.3))
+    found = scale.renewed(v, torch.ones(1))
+
+    assert torch.equal(found.mean, torch.lerp(scale.mean, v.mean(dim=0), 0.05))
+    spread = ((v - found.mean) ** 2).mean(dim=0)
+    assert torch.equal(found.variance, torch.lerp(scale.variance, spread, 0.05))
+
+
+@pytest.mark.parametrize("kind", ["examples", "labels"])
+def test_targets_of_several_labels_are_refused_in_a_sentence(kind):
+    symbols = [torch.randint(0, 7, (4, 5)) for _ in range(3)]
+    data = ar.Federation.from_arrays(symbols, symbols, test=0.0, task="text", classes=7)
+    with pytest.raises(ar.ArchipelError, match=r"one class label of an example.* \[5\]: take"):
+        ar.simulate(PeFLL(embedding=kind), data, "char_lstm", rounds=1, plan=ONE)
+
+
 @pytest.mark.parametrize("kind", ["examples", "labels"])
 def test_targets_that_are_not_classes_are_refused_in_a_sentence(kind):
     model = ar.Model(nn.Linear(3, 1).double(), "squared_error")
@@ -474,14 +535,18 @@ def test_targets_that_are_not_classes_are_refused_in_a_sentence(kind):
     ("field", "value"),
     [
         ("size", 0),
+        ("size", 4.5),
         ("hidden", 0),
         ("clip_at", 0.0),
         ("clip_at", -1.0),
         ("server_lr", -1e-3),
+        ("clip_at", float("nan")),
+        ("server_lr", float("inf")),
         ("weight_decay", -0.1),
+        ("embedding", 3),
     ],
 )
 def test_bad_settings_are_told_in_a_sentence(field, value):
     data, model = classification(3, 3, 3, 0), network(3, 3)
-    with pytest.raises(ar.ArchipelError, match=f"{field} = "):
+    with pytest.raises(ar.ArchipelError, match=f"{field} (= |'3')"):
         ar.LocalEngine(replace(PeFLL(), **{field: value}), data, model, plan=ONE)

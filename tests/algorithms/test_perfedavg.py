@@ -180,7 +180,12 @@ def test_own_models_do_not_depend_on_the_plan(variant, plan):
     [
         ({"variant": "hessian"}, "did you mean 'hessian-free'"),
         ({"inner_lr": -0.1}, "inner_lr = -0.1"),
+        ({"inner_lr": float("nan")}, "inner_lr = nan"),
         ({"delta": 0.0}, "delta = 0.0"),
+        ({"delta": float("inf")}, "delta = inf"),
+        ({"tune_steps": -1}, "tune_steps = -1"),
+        ({"tune_steps": 1.5}, "tune_steps = 1.5: give a whole number"),
+        ({"variant": 3}, "unknown variant '3'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fields, says):

@@ -23,7 +23,7 @@ ONE = Plan("one", 3, 1)
 SMALL = {"size": 4, "hidden": 7}
 ONE_STEP = {
     "lr": 1.0, "local_steps": 1, "optimiser": ar.SGD(), "server_lr": 1.0,
-    "server_optimiser": ar.SGD(), "clip_at": float("inf"), **SMALL,
+    "server_optimiser": ar.SGD(), "clip_at": 1e9, **SMALL,
 }  # fmt: skip
 WORK = {"lr": 0.05, "local_steps": 5, "batch_size": 8, **SMALL}
 
@@ -206,6 +206,8 @@ def test_a_party_that_diverges_is_left_out():
         ("server_lr", -0.01),
         ("descriptor_lr", -0.01),
         ("new_steps", -1),
+        ("server_optimiser", 3),
+        ("server_optimiser", ar.Adam),
     ],
 )
 def test_bad_settings_are_told_in_a_sentence(field, value):

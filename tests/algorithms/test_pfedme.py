@@ -132,7 +132,13 @@ def test_own_models_do_not_depend_on_the_plan(plan):
     [
         ({"lam": 0.0}, "lam = 0.0"),
         ({"lr": 0.1, "lam": 15.0}, r"lr \* lam is at most 1"),
+        ({"lr": ar.Cosine(0.1, 20, warmup=9)}, r"lr \* lam is at most 1"),
         ({"inner_steps": 0}, "inner_steps = 0"),
+        ({"inner_steps": 2.5}, "inner_steps = 2.5: give a whole number"),
+        ({"inner_lr": -0.1}, "inner_lr = -0.1"),
+        ({"inner_lr": 0.2, "lam": 10.0}, r"inner_lr \* lam is below 2"),
+        ({"server_lr": 0.0}, "server_lr = 0.0"),
+        ({"server_lr": float("inf")}, "server_lr = inf"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fields, says):

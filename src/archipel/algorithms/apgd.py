@@ -27,7 +27,7 @@ from typing import NamedTuple
 from torch import ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, above_zero, at_least, largest
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate, rate
 
@@ -39,13 +39,8 @@ class Own(NamedTuple):
 
 
 def _first(algorithm: APGD1 | APGD2, w: Vector) -> tuple[Vector, Own]:
-    lam, mu = algorithm.lam, algorithm.strong_convexity
-    if lam < 0:
-        raise ArchipelError(f"lam = {lam}: give a number from 0.")
-    if mu <= 0:
-        raise ArchipelError(
-            f"strong_convexity = {mu}: give a number above 0; a smaller one is more momentum."
-        )
+    at_least(algorithm, lam=0.0)
+    above_zero(algorithm, "strong_convexity")
     return w, Own(w, w, zeros_like(w[..., :1]))
 
 
@@ -60,6 +55,12 @@ class APGD1:
     tune_steps: int = 50  # of a party that never trained, to get a model of its own
 
     def init(self, w: Vector) -> tuple[Vector, Own]:
+        at_least(self, tune_steps=0)
+        if largest(self.lr) * self.strong_convexity > 1:
+            raise ArchipelError(
+                f"lr = {self.lr}, strong_convexity = {self.strong_convexity}: steps are longer "
+                "than the curvature allows; lower one of them until their product is at most 1."
+            )
         return _first(self, w)
 
     def party(self, me: Party, zbar: Vector, own: Own) -> tuple[Vector, Own]:
@@ -98,6 +99,11 @@ class APGD2:
     strong_convexity: float = 0.01  # mu of the f_i
 
     def init(self, w: Vector) -> tuple[Vector, Own]:
+        if isinstance(self.optimiser, SGD) and largest(self.lr) * self.lam >= 2:
+            raise ArchipelError(
+                f"lr = {self.lr}, lam = {self.lam}: local steps overshoot the mean ever further; "
+                "lower one of them until lr * lam is below 2."
+            )
         return _first(self, w)
 
     def party(self, me: Party, ybar: Vector, own: Own) -> tuple[Vector, Own]:

@@ -15,6 +15,7 @@ from torch import Tensor, ones_like, where, zeros_like
 
 from archipel.core import Blueprint, Party, Uploads, Vector
 from archipel.errors import at_least
+from archipel.networks import head_of
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 from archipel.vector import join
@@ -44,14 +45,14 @@ class FedPer:
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Own]:
         at_least(self, tune_epochs=1)
-        head = blueprint.spec.mask(self.head)
+        head = head_of(self, blueprint)
         return Shared(w, (~head).nonzero()[:, 0]), Own(w[..., head], zeros_like(w[..., :1]))
 
     def broadcast(self, shared: Shared) -> Vector:
         return shared.w.gather(-1, shared.body)  # W_B
 
     def party(self, me: Party, base: Vector, own: Own) -> tuple[Vector, Own]:
-        head = me.blueprint.spec.mask(self.head)
+        head = head_of(self, me.blueprint)
         w = me.descend(join(head, own.h, base), self).w
         return w[..., ~head] - base, Own(w[..., head], ones_like(own.trained))
 
@@ -60,7 +61,7 @@ class FedPer:
         return Shared(shared.w.scatter_add(-1, shared.body, delta), shared.body)
 
     def personal(self, me: Party, base: Vector, own: Own) -> Vector:
-        head = me.blueprint.spec.mask(self.head)
+        head = head_of(self, me.blueprint)
         w = join(head, own.h, base)
         if bool((own.trained > 0).all()):
             return w

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from archipel.core import Blueprint, Descent, Party, Uploads, Vector
 from archipel.errors import at_least
+from archipel.networks import head_of
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 from archipel.vector import join
@@ -38,14 +39,14 @@ class FedRep:
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Vector]:
         at_least(self, head_epochs=1)
-        head = blueprint.spec.mask(self.head)
+        head = head_of(self, blueprint)
         return Shared(w, (~head).nonzero()[:, 0]), w[..., head]
 
     def broadcast(self, shared: Shared) -> Vector:
         return shared.w.gather(-1, shared.body)  # phi
 
     def party(self, me: Party, phi: Vector, h: Vector) -> tuple[Vector, Vector]:
-        head = me.blueprint.spec.mask(self.head)
+        head = head_of(self, me.blueprint)
         w = self._train_head(me, join(head, h, phi), head).w  # line 7
         w = me.descend(w, self, only=~head).w  # line 9
         return w[..., ~head] - phi, w[..., head]
@@ -55,7 +56,7 @@ class FedRep:
         return Shared(shared.w.scatter_add(-1, shared.body, delta), shared.body)  # line 12
 
     def personal(self, me: Party, phi: Vector, h: Vector) -> Vector:
-        head = me.blueprint.spec.mask(self.head)
+        head = head_of(self, me.blueprint)
         return self._train_head(me, join(head, h, phi), head).w
 
     def _train_head(self, me: Party, w: Vector, head: Tensor) -> Descent:

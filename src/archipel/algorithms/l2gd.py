@@ -26,7 +26,7 @@ import numpy as np
 from torch import Tensor, as_tensor, float64, ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, at_least, largest
 from archipel.schedules import Rate, rate
 
 
@@ -47,11 +47,13 @@ class L2GD:
     tune_steps: int = 50  # of a party that never trained, to get a model of its own
 
     def init(self, w: Vector) -> tuple[Vector, Own]:
-        if not 0 < self.p < 1:
-            raise ArchipelError(f"p = {self.p}: give a chance between 0 and 1, both excluded.")
-        if self.lam < 0:
-            raise ArchipelError(f"lam = {self.lam}: give a number from 0.")
-        if rate(self.lr, 0) * self.lam / self.p > 1:
+        at_least(self, p=0.0, lam=0.0, coin_seed=0, tune_steps=0)
+        if not 1e-3 <= self.p < 1:
+            raise ArchipelError(
+                f"p = {self.p}: give a chance below 1, and from 0.001, since a round has 1 / p "
+                "local steps."
+            )
+        if largest(self.lr) * self.lam / self.p > 1:
             raise ArchipelError(
                 f"lr = {self.lr}, lam = {self.lam}, p = {self.p}: aggregations overshoot the mean; "
                 "lower lr or lam, or raise p, until lr * lam / p is at most 1."

@@ -20,7 +20,7 @@ from typing import Literal
 from torch import finfo, where
 
 from archipel.core import Batch, Party, Uploads, Vector
-from archipel.errors import ArchipelError, unknown
+from archipel.errors import above_zero, at_least, unknown
 from archipel.schedules import Rate, rate
 from archipel.vector import norm
 
@@ -41,10 +41,8 @@ class PerFedAvg:
     def init(self, w: Vector) -> tuple[Vector, None]:
         if self.variant not in ("hessian-free", "first-order"):
             raise unknown("variant", self.variant, ("hessian-free", "first-order"))
-        if self.inner_lr < 0:
-            raise ArchipelError(f"inner_lr = {self.inner_lr}: give a learning rate from 0.")
-        if self.delta <= 0:
-            raise ArchipelError(f"delta = {self.delta}: give a number above 0, such as 0.001.")
+        at_least(self, inner_lr=0.0, tune_steps=0)
+        above_zero(self, "delta")
         return w, None
 
     def party(self, me: Party, w: Vector, _: None) -> tuple[Vector, None]:

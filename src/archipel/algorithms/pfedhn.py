@@ -4,8 +4,9 @@
 Departures: a party keeps its descriptor v_i itself and sends it when it takes part: the same as a
 table at the server, which then need not know who is who; its steps are plain SGD. Several parties
 take part in a round, where the authors take one. The hyper-network's last bias starts at the
-model's own first weights and its last weights near 0. A new party learns its descriptor with the
-hyper-network as it is, from 0, the mean of the first descriptors.
+model's own first weights and its last weights near 0. The server's gradient is clipped; local
+steps, which the authors clip too, are not. A new party learns its descriptor with the hyper-network
+as it is, from 0, the mean of the first descriptors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import enable_grad, ones_like, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
-from archipel.errors import above_zero, at_least
+from archipel.errors import above_zero, at_least, optimisers
 from archipel.networks import Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate, rate
@@ -55,8 +56,9 @@ class PFedHN:
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Own]:
         at_least(self, size=1, hidden=1, new_steps=0, server_lr=0.0, descriptor_lr=0.0)
         above_zero(self, "clip_at")
+        optimisers(self, "server_optimiser")
         h = self._h(w.shape[-1])
-        phi = first_weights(h.spec, blueprint.seed, w)
+        phi = first_weights(h.spec, blueprint.seed, w, "hyper-network")
         own = Own(w.new_zeros(self.size), w.new_zeros(1))
         return Shared(
             w, h.starting_at(phi, w), self.server_optimiser.init(phi), w.new_zeros(1)

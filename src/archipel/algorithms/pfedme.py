@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch import ones_like, where, zeros_like
 
 from archipel.core import Batch, Party, Uploads, Vector
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, above_zero, at_least, largest
 from archipel.schedules import Rate, rate
 
 
@@ -42,15 +42,18 @@ class PFedMe:
     server_lr: float = 1.0  # beta
 
     def init(self, w: Vector) -> tuple[Vector, Own]:
-        if self.lam <= 0:
-            raise ArchipelError(f"lam = {self.lam}: give a number above 0.")
-        if rate(self.lr, 0) * self.lam > 1:
+        at_least(self, inner_lr=0.0, inner_steps=1)
+        above_zero(self, "lam", "server_lr")
+        if largest(self.lr) * self.lam > 1:
             raise ArchipelError(
                 f"lr = {self.lr}, lam = {self.lam}: the shared model overshoots the parties' own; "
                 "lower one of them until lr * lam is at most 1."
             )
-        if self.inner_steps < 1:
-            raise ArchipelError(f"inner_steps = {self.inner_steps}: give a whole number from 1.")
+        if self.inner_lr * self.lam >= 2:
+            raise ArchipelError(
+                f"inner_lr = {self.inner_lr}, lam = {self.lam}: the parties' own models overshoot "
+                "the shared one ever further; lower one until inner_lr * lam is below 2."
+            )
         return w, Own(w, zeros_like(w[..., :1]))
 
     def party(self, me: Party, w: Vector, own: Own) -> tuple[Vector, Own]:
