@@ -417,7 +417,9 @@ def test_roots_are_averaged_over_draws():
     shared = {"sizes": [10] * 8, "kl_networks": 1.0}
 
     two = generalisation_bound(
-        training_error=torch.tensor([0.1, 0.3]), kl_models=torch.tensor([0.0, 20.0]), **shared
+        training_error=torch.tensor([0.1, 0.3]),
+        kl_models=torch.tensor([[0.0] * 8, [2.5] * 8]),
+        **shared,
     )
     one, other, middle = (
         generalisation_bound(training_error=0.2, kl_models=kl, **shared) for kl in (0.0, 20.0, 10.0)
@@ -564,6 +566,10 @@ GOOD = {"training_error": 0.1, "sizes": [5], "kl_networks": 1.0, "kl_models": 1.
         ("sizes", [3, 0]),
         ("kl_networks", -1.0),
         ("kl_models", float("nan")),
+        ("kl_models", []),
+        ("kl_models", [1.0, 2.0]),  # of two parties, or the sums of two draws
+        ("kl_models", torch.ones(0, 1)),
+        ("training_error", []),
     ],
 )
 def test_bad_input_of_the_generalisation_bound(field, value):
@@ -573,7 +579,17 @@ def test_bad_input_of_the_generalisation_bound(field, value):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("gap", -1.0), ("sampled", 0), ("sampled", 9), ("rounds", 0), ("lr", 0.0), ("lr", inf)],
+    [
+        ("gap", -1.0),
+        ("parties", 8.5),
+        ("sampled", 0),
+        ("sampled", 9),
+        ("local_steps", 1.5),
+        ("local_steps", True),
+        ("rounds", 0),
+        ("lr", 0.0),
+        ("lr", inf),
+    ],
 )
 def test_bad_input_of_the_convergence_bound(field, value):
     good = {"gap": 1, "parties": 8, "sampled": 2, "local_steps": 1, "rounds": 5, "lr": 0.1}
@@ -590,3 +606,27 @@ def test_bad_constants():
         bounds.noise(torch.ones(1, 3))
     with pytest.raises(ArchipelError, match="prior_sd is 0"):
         gaussian_kl(torch.ones(3), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: drawn_error(torch.ones(0), 0.1), "errors is empty"),
+        (lambda: drawn_error(torch.tensor([0.5, 1.5]), 0.1), "losses between 0 and 1"),
+        (lambda: drawn_error(torch.tensor([float("nan")]), 0.1), "losses between 0 and 1"),
+        (lambda: best_posterior(lambda sd: Generalisation(0, 0, 0), []), "sds is empty"),
+        (lambda: best_prior(lambda sd, delta: Generalisation(0, 0, 0), []), "sds is empty"),
+        (lambda: bounds.smoothness(torch.ones(1, 3), torch.ones(1, 3)), "give at least 2"),
+        (lambda: measure(torch.ones(1, 3), lambda w: torch.ones(2, 3)), "give at least 2"),
+    ],
+)
+def test_nothing_to_measure_is_told_in_a_sentence(call, says):
+    with pytest.raises(ArchipelError, match=says):
+        call()
+
+
+def test_divergences_of_parties_are_summed():
+    shared = {"training_error": 0.1, "sizes": [5, 9, 4], "kl_networks": 1.0}
+    each = generalisation_bound(kl_models=torch.tensor([1.0, 2.0, 4.0]), **shared)
+
+    assert each == generalisation_bound(kl_models=7.0, **shared)

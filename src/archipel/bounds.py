@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import log, sqrt
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -138,6 +139,7 @@ def convergence_bound(
     Momentum, Adam and clipping are not covered.
     """
     _check_convergence(constants, gap, sampled, local_steps, rounds, batch)
+    _check_whole(parties=parties)
     if sampled > parties:
         raise ArchipelError(f"sampled is {sampled} of {parties} parties: give at most {parties}.")
     _check_positive(lr=lr, server_lr=server_lr)
@@ -164,7 +166,13 @@ def _check_convergence(
     for name, value in {**constants._asdict(), "gap": gap}.items():
         if not 0 <= value < float("inf"):
             raise ArchipelError(f"{name} is {value}: give a finite number, at least 0.")
-    _check_positive(sampled=sampled, local_steps=local_steps, rounds=rounds, batch=batch)
+    _check_whole(sampled=sampled, local_steps=local_steps, rounds=rounds, batch=batch)
+
+
+def _check_whole(**values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise ArchipelError(f"{name} is {value}: give a whole number from 1.")
 
 
 def _check_positive(**values: float) -> None:
@@ -229,12 +237,15 @@ def generalisation_bound(
     """Theorem 4.2: bound the expected loss, in [0, 1], of the models made for new parties.
 
     `sizes` are the training points m_i of the n parties. `kl_networks` is KL(Q_h | P_h) +
-    KL(Q_v | P_v) of hyper-network and embedding network, `kl_models` the sum over parties of
-    KL(Q_theta_i | P_theta), a number or `[draws]`, one for each draw of the networks from Q.
-    `training_error`, a number or `[draws]`, is of networks and models drawn from their posteriors;
-    a mean over draws is an estimate: see `drawn_error`.
+    KL(Q_v | P_v) of hyper-network and embedding network, `kl_models` every party's
+    KL(Q_theta_i | P_theta), `[n]`, or `[draws, n]` for draws of the networks from Q; a number is
+    the sum over parties. `training_error`, a number or `[draws]`, is of networks and models drawn
+    from their posteriors; a mean over draws is an estimate: see `drawn_error`.
 
-    >>> generalisation_bound(training_error=0.1, sizes=[5, 9], kl_networks=1, kl_models=4).vacuous
+    >>> bound = generalisation_bound(
+    ...     training_error=0.1, sizes=[5, 9], kl_networks=1, kl_models=torch.tensor([3.0, 1.0])
+    ... )
+    >>> bound.vacuous
     True
     """
     _check_delta(delta)
@@ -244,8 +255,13 @@ def generalisation_bound(
     n = len(points)
     if n == 0 or not bool((points >= 1).all()):
         raise ArchipelError(f"sizes are {points.tolist()}: give every party's points, at least 1.")
-    if not bool(((error >= 0) & (error <= 1)).all()):
-        raise ArchipelError(f"training_error is {error.tolist()}: give a loss between 0 and 1.")
+    _check_losses("training_error", error)
+    if models.dim() > 2 or (models.dim() > 0 and (models.shape[-1] != n or len(models) == 0)):
+        raise ArchipelError(
+            f"kl_models has the shape {list(models.shape)} for {n} parties: give one divergence a "
+            f"party, [{n}] or [draws, {n}], or a number, their sum."
+        )
+    models = models.sum(dim=-1) if models.dim() else models
     if not (networks >= 0 and bool((models >= 0).all())):
         raise ArchipelError(
             "kl_networks or kl_models is below 0: give divergences, see `gaussian_kl`."
@@ -265,6 +281,7 @@ def drawn_error(errors: Tensor, delta: float) -> float:
     By Hoeffding. With it as the training error, the deltas of both bounds add up.
     """
     _check_delta(delta)
+    _check_losses("errors", errors)
     return min(1.0, float(errors.double().mean()) + sqrt(log(1 / delta) / (2 * errors.numel())))
 
 
@@ -275,6 +292,7 @@ def best_posterior(
 
     A PAC-Bayes bound holds for all posteriors at once, so that the data may choose among them.
     """
+    _check_some(sds)
     return min(((sd, bound(sd)) for sd in sds), key=lambda found: found[1].total)
 
 
@@ -285,7 +303,20 @@ def best_prior(
 
     A prior is chosen before the data is seen: to choose among J, each has delta / J.
     """
+    _check_some(sds)
     return best_posterior(lambda sd: bound(sd, delta / len(sds)), sds)
+
+
+def _check_some(sds: Sequence[float]) -> None:
+    if len(sds) == 0:
+        raise ArchipelError("sds is empty: give at least one standard deviation to choose from.")
+
+
+def _check_losses(name: str, losses: Tensor) -> None:
+    if losses.numel() == 0:
+        raise ArchipelError(f"{name} is empty: give at least one loss.")
+    if not bool(((losses >= 0) & (losses <= 1)).all()):
+        raise ArchipelError(f"{name} is {losses.tolist()}: give losses between 0 and 1.")
 
 
 def _check_delta(delta: float) -> None:
@@ -302,6 +333,8 @@ def smoothness(points: Tensor, gradients: Tensor) -> float:
     The gradients must be of one function, not of changing mini-batches; dimensions between are
     parties.
     """
+    if len(points) < 2:
+        raise ArchipelError(f"points are {len(points)}: give at least 2, with their gradients.")
     return gain(points.diff(dim=0), gradients.diff(dim=0))
 
 
