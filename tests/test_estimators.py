@@ -17,7 +17,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from archipel.algorithms import DSGD, FedAvg, Scaffold
+from archipel.algorithms import ALGORITHMS, DSGD, FedAvg, Scaffold
 from archipel.data import Federation
 from archipel.errors import ArchipelError
 from archipel.estimators import FederatedClassifier, FederatedRegressor
@@ -301,6 +301,11 @@ def test_every_row_has_a_party(nobody):
     ("wrong", "sentence"),
     [
         ({"algorithm": "fedavgg"}, "did you mean 'fedavg'"),
+        *[
+            ({"algorithm": name}, "its parties use models of their own")
+            for name, kind in ALGORITHMS.items()
+            if hasattr(kind, "personal")
+        ],
         ({"model": "mpl"}, "did you mean 'mlp'"),
         ({"model": 3}, "model = 3: give a name"),
         ({"model": lambda features, outputs: None}, "model = None: give a name"),

@@ -28,6 +28,7 @@ from archipel.data.build import as_tensor
 from archipel.data.federation import Federation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
+from archipel.exchange import has_personal
 from archipel.graphs import Topology
 from archipel.losses import Loss, default_loss
 from archipel.model import Model
@@ -93,8 +94,14 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             options["plan"] = Plan("stacked", 16, 1)
         elif self.workers is not None:
             options["workers"] = self.workers
+        algorithm = self._algorithm(lr)
+        if has_personal(algorithm):
+            raise ArchipelError(
+                f"algorithm = {type(algorithm).__name__}: its parties use models of their own and "
+                "an estimator has one for all; take simulate or compare, or one such as fedavg."
+            )
         model = self._model(data, seed)
-        self.run_: Run = simulate(self._algorithm(lr), data, model, **options)
+        self.run_: Run = simulate(algorithm, data, model, **options)
         self.module_ = self.run_.model.eval()
         self.n_iter_ = len(self.run_.participation)
         return self
@@ -150,7 +157,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     """A classifier that parties train together, each on its own rows.
 
     - `algorithm`: an algorithm, or its name (None: FedAvg) to have it with a learning rate that
-      falls from 0.3 to 0 over the rounds.
+      falls from 0.3 to 0 over the rounds. Not one that gives parties models of their own.
     - `model`: a name of `archipel.models`, a torch module, or a function that makes one of
       (number of features, number of outputs). None is logistic regression. It computes in the type
       of X, float32 or float64, and gives one output per class (one in all for the loss
