@@ -51,14 +51,14 @@ def _spread(values: list[float], digits: int = 1) -> str:
 def _table(main: dict[str, list[Record]], kind: str) -> str:
     groups = list(next(iter(main.values()))[0]["groups"])
     header = ["", *(text for g in groups for text in (f"{g} {kind} (%)", f"{g}, mean over {kind}")),
-              "seconds a run", "messages", "KB", "gradients", "ms"]  # fmt: skip
+              "seconds, quickest run", "messages", "KB", "gradients", "ms"]  # fmt: skip
     rows = []
     for name, runs in main.items():
         untuned = "" if all(each["tuned"] for each in runs) else " (not tuned)"
         cells = [METHODS[name].label + untuned]
         for group in groups:
             cells += [_spread(_values(runs, group)), _spread(_values(runs, group, "mean"))]
-        cells.append(_spread([each["seconds"] for each in runs], 0))
+        cells.append(f"{min(each['seconds'] for each in runs):.0f}")
         needs = [each["joining"] for each in runs if each["joining"]]
         for write in _NEEDS:
             cells.append(write(needs) if needs else NOTHING)

@@ -57,7 +57,7 @@ class Method:
 
 
 def falling(start: float) -> dict[str, Any]:
-    """A rate that falls to 0.22 of its start over 300 rounds."""
+    """A rate that falls to a seventh of its start over 400 rounds."""
     return {"name": "decay", "start": start, "factor": 0.995}
 
 
@@ -107,7 +107,7 @@ METHODS: dict[str, Method] = {
     "pfedhn": Method(
         "pFedHN",
         "pfedhn",
-        {"server_lr": [falling(1e-3), falling(2e-3)], "descriptor_lr": [0.1, 10.0]},
+        {"server_lr": [falling(1e-3), falling(2e-3)], "descriptor_lr": [1.0, 10.0]},
         {"lr": 0.1, "local_steps": 20, "batch_size": 32, "size": 64,
          "optimiser": {"name": "sgd", "weight_decay": 5e-5}, "server_optimiser": "adam"},
     ),

@@ -10,7 +10,8 @@ import numpy as np
 
 import archipel as ar
 
-NEW = {"femnist": 0.2, "cifar10": 0.1, "mnist": 0.1}  # share of the parties that are new
+NEW = 0.1  # share of the parties that are new
+HELD_OUT = 0.15  # of those that train: new ones to choose settings by
 CLASSES = 2  # of a party of CIFAR-10 or MNIST
 POINTS = (10_000, 2_000)  # of these, to train and to test on, as CIFAR-10's subset has them
 
@@ -22,20 +23,23 @@ class Parties:
     fed: ar.Federation
     groups: dict[str, slice]  # seen first, then new ones
 
-    def training(self) -> ar.Federation:
-        """Only those that train, and of these only the training points, a fifth as test points."""
-        return self.fed.select(np.arange(self.fed.training)).validation(0.2)
+    def validation(self) -> Parties:
+        """Only those that train, some of them as new ones, and a fifth of their training points."""
+        fed = self.fed.select(np.arange(self.fed.training)).validation(0.2).with_new(HELD_OUT)
+        return Parties(
+            fed, {"seen": slice(0, fed.training), "new": slice(fed.training, fed.parties)}
+        )
 
 
 def writers(seed: int, train: int | None = None, most: int | None = None) -> Parties:
-    """FEMNIST: a fifth of the 293 whole writers is new, and the 233 partial ones are, too.
+    """FEMNIST: a tenth of the 293 whole writers is new, and the 233 partial ones are, too.
 
     `train` leaves so many of the others to train, the same new ones staying new; `most` is how many
     of each kind of new writers there are.
     """
     fed = ar.load("femnist", new="partial", seed=seed)
     whole = fed.training
-    fed = fed.with_new(NEW["femnist"], seed)
+    fed = fed.with_new(NEW, seed)
     new = [np.arange(fed.training, whole)[:most], np.arange(whole, fed.parties)[:most]]
     seen = np.random.default_rng([seed, 0]).permutation(fed.training)[:train]
     fed = fed.select(np.concatenate([np.sort(seen), *new]))
@@ -61,7 +65,7 @@ def two_classes(
         test=[(x_test[r], y_test[r]) for r in test],
         classes=whole.classes,
         about=whole.about,
-    ).with_new(NEW[name], seed)
+    ).with_new(NEW, seed)
     seen, new = np.arange(fed.training), np.arange(fed.training, fed.parties)
     if train is not None:
         seen = np.sort(np.random.default_rng([seed, 0]).permutation(fed.training)[:train])

@@ -44,9 +44,9 @@ class ParamSpec:
         >>> ParamSpec(("a.weight", "b.weight", "b.bias"), ((2,), (1,), (1,))).mask("last")
         tensor([False, False,  True,  True])
         """
-        last = self.names[-1].rpartition(".")[0] + "."
+        last = self.names[-1].rpartition(".")[0]
         chosen = [
-            name.startswith(last) if pattern == "last"
+            name.rpartition(".")[0] == last if pattern == "last"
             else any(fnmatchcase(name, each) for each in pattern.split())
             for name in self.names
         ]  # fmt: skip

@@ -56,11 +56,12 @@ def test_a_party_tests_on_the_two_classes_it_trains_on(script: ModuleType) -> No
 
 
 def test_validation_has_no_test_point_and_no_new_party(script: ModuleType) -> None:
-    parties = script.writers(seed=0, train=5, most=2)
-    inside = parties.training()
+    parties = script.writers(seed=0, train=10, most=2)
+    inside = parties.validation().fed
 
-    assert inside.parties == inside.training == 5
-    assert int((inside.n + inside.n_test).sum()) == int(parties.fed.n[:5].sum())
+    assert inside.parties == 10 > inside.training
+    assert set(inside.names) == set(parties.fed.names[:10])
+    assert int((inside.n + inside.n_test).sum()) == int(parties.fed.n[:10].sum())
 
 
 def test_every_method_has_as_many_settings_to_try(script: ModuleType) -> None:
