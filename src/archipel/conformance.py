@@ -16,7 +16,7 @@ from archipel.data.federation import Federation
 from archipel.engines.local import LocalEngine
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
-from archipel.exchange import broadcast, first_states, is_peer
+from archipel.exchange import broadcast, first_states, has_personal, is_peer
 from archipel.graphs import topology
 from archipel.model import Model
 from archipel.tree import leaves, tree_map
@@ -35,6 +35,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
         check_arguments_unchanged,
         check_sweep_equals_separate_runs,
         check_states_are_plain_tensors,
+        check_own_models,
     ):
         try:
             check(algorithm)
@@ -57,7 +58,7 @@ def check_workers_agree(algorithm: Algorithm) -> None:
 def check_same_seed_same_result(algorithm: Algorithm) -> None:
     """A run repeats bit for bit."""
     first, again = _learn(algorithm, _ONE), _learn(algorithm, _ONE)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), "not repeatable"
+    assert _equal(first, again), "not repeatable"
 
 
 def check_order_of_parties(algorithm: Algorithm) -> None:
@@ -110,13 +111,42 @@ def check_states_are_plain_tensors(algorithm: Algorithm) -> None:
         assert torch.equal(leaf, restored), "a state does not survive its bytes"
 
 
-def _problem() -> tuple[Federation, Model]:
+def check_own_models(algorithm: Algorithm) -> None:
+    """Parties' own models, also of those that never trained, are the same however they are made.
+
+    To make them changes nothing: neither the models that are made next nor a later round.
+    """
+    if not has_personal(algorithm):
+        return
+    scores, states = _evaluated(algorithm, _ONE, times=1)
+    for plan in (Plan("stacked", 3, 1), Plan("stacked", 10, 2)):
+        _close(scores, _evaluated(algorithm, plan, times=1)[0], f"own models, {plan}")
+    for times in (0, 2):
+        again, after = _evaluated(algorithm, _ONE, times)
+        assert _equal(states, after), "states differ once own models were made"
+        assert times == 0 or _equal(scores, again), "own models differ once they were made before"
+
+
+def _evaluated(algorithm: Algorithm, plan: Plan, times: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Losses of own models, made so many times before every round, and the states at the end."""
+    data, model = _problem(new=2)
+    scores = []
+    with LocalEngine(algorithm, data, model, plan=plan) as engine:
+        for t in range(ROUNDS):
+            for _ in range(times):
+                found = engine.evaluate(own=True, split="train").parties["loss"]
+            scores += [found] if times else []
+            engine.round(t, [0, 1, 3])  # 2 and 4 never train, 5 and 6 are new
+        return scores, list(engine.state().values())
+
+
+def _problem(new: int = 0) -> tuple[Federation, Model]:
     """Five parties of unequal size in double precision, and a small network."""
     random = np.random.default_rng(0)
-    sizes = [7, 3, 12, 5, 9]
+    sizes = [7, 3, 12, 5, 9, 4, 8][: 5 + new]
     xs = [torch.from_numpy(random.standard_normal((n, 4))) for n in sizes]
     ys = [torch.from_numpy(random.integers(0, 3, n)) for n in sizes]
-    data = Federation.from_arrays(xs, ys, test=0.0)
+    data = Federation.from_arrays(xs, ys, test=0.0, new=new)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -138,6 +168,10 @@ def _learn(
             engine.round(t, ids or range(5))
         state: Any = engine.own_states(range(5)) if engine.peer else engine.shared
         return [leaf.clone() for leaf in leaves(state)]
+
+
+def _equal(expected: list[Tensor], got: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
 def _close(expected: list[Tensor], got: list[Tensor], what: str) -> None:

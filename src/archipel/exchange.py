@@ -81,6 +81,11 @@ def examine(
 ) -> Anatomy:
     """Run one round on a single party `[p]` and write down what is said."""
     name = type(algorithm).__name__
+    if hasattr(algorithm, "predict") and not has_personal(algorithm):
+        raise ArchipelError(
+            f"{name} has predict but no personal: add the method personal, which returns the model "
+            "that a party uses."
+        )
     if is_peer(algorithm):
         own = first_states(algorithm, w, me.blueprint)
         same_form(f"{name}.party", own, algorithm.party(me, own))  # type: ignore[call-arg]
@@ -146,6 +151,11 @@ def _asked(
     name = f"{type(algorithm).__name__}.personal"
     at_party, messages = _Side(algorithm.personal(me, broadcast(algorithm, shared), own)), []
     while not at_party.ended:
+        if not hasattr(algorithm, "advise"):
+            raise ArchipelError(
+                f"{name} yields a question and there is no advise: add the method advise, which "
+                "answers it at the server."
+            )
         upload = tree_map(Tensor.detach, at_party.value)
         probe = Probe(upload, parties)
         reply = algorithm.advise(shared, probe)
@@ -155,7 +165,21 @@ def _asked(
         messages.append(Message(upload, frozenset(probe.asks), reply, each))
         at_party.send(reply)
     same_form(name, w, at_party.value)
+    _check_predict(algorithm, me, at_party.value)
     return tuple(messages)
+
+
+def _check_predict(algorithm: Any, me: Party, w: Vector) -> None:
+    """Refuse predictions of another form than the model's outputs."""
+    if not hasattr(algorithm, "predict"):
+        return
+    x = me.examples().x
+    outputs, got = me.outputs(w, x), algorithm.predict(me, w, x, True)
+    if not (isinstance(got, Tensor) and got.shape == outputs.shape):
+        raise ArchipelError(
+            f"{type(algorithm).__name__}.predict returns {_form(got)} where the model's outputs "
+            f"are {_form(outputs)}: return predictions of that shape."
+        )
 
 
 class _Side:

@@ -1,10 +1,13 @@
 """Every algorithm passes the checks that a plugin's must pass too."""
 
+from dataclasses import dataclass
+
 import pytest
 
 import archipel as ar
 from archipel.algorithms import ALGORITHMS
-from archipel.conformance import check_algorithm
+from archipel.conformance import check_algorithm, check_own_models
+from problems import classification, network
 
 VARIANTS = [
     *[make() for make in ALGORITHMS.values()],
@@ -24,3 +27,91 @@ VARIANTS = [
 @pytest.mark.parametrize("algorithm", VARIANTS, ids=repr)
 def test_conformance(algorithm):
     check_algorithm(algorithm)
+
+
+# -- algorithms that are wrong about own models ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain:
+    """FedAvg in little, with something that a party keeps."""
+
+    lr: float = 0.1
+
+    def init(self, w):
+        return w, w.clone()
+
+    def party(self, me, w, own):
+        return me.descend(w, self).w - w, own
+
+    def server(self, w, uploads):
+        return w + uploads.mean()
+
+
+class Remembers(Plain):
+    asked = 0
+
+    def party(self, me, w, own):
+        return me.descend(w, self).w - (1 + Remembers.asked) * w, own
+
+    def personal(self, me, w, own):
+        Remembers.asked += 1
+        return w * 0
+
+
+class Counts(Plain):
+    made = 0
+
+    def personal(self, me, w, own):
+        Counts.made += 1
+        return w * (1 + Counts.made)
+
+
+class LooksAside(Plain):
+    def personal(self, me, w, own):
+        return w + me.n.mean()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [(Remembers, "states differ"), (Counts, "own models"), (LooksAside, "own models, Plan")],
+)
+def test_own_models_that_depend_on_more_than_they_may(wrong, says):
+    with pytest.raises(AssertionError, match=says):
+        check_own_models(wrong())
+
+
+# -- algorithms that are no algorithms ------------------------------------------------------------
+
+
+class NoPersonal(Plain):
+    def predict(self, me, w, x, own):
+        return me.outputs(w, x)
+
+
+class OneNumber(NoPersonal):
+    def personal(self, me, w, own):
+        return w
+
+    def predict(self, me, w, x, own):
+        return me.outputs(w, x)[:, 0]
+
+
+class NoAnswer(Plain):
+    def personal(self, me, w, own):
+        return (yield w)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (NoPersonal, "NoPersonal has predict but no personal: add"),
+        (OneNumber, r"OneNumber.predict returns a tensor \[2\] where the model's outputs are a"),
+        (NoAnswer, "NoAnswer.personal yields a question and there is no advise: add"),
+    ],
+)
+def test_methods_that_do_not_fit_are_told_before_the_run(wrong, says):
+    with pytest.raises(ar.ArchipelError, match=says):
+        ar.LocalEngine(
+            wrong(), classification(3, 3, 3, 0), network(3, 3), plan=ar.Plan("one", 1, 1)
+        )
