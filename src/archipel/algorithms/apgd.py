@@ -38,12 +38,6 @@ class Own(NamedTuple):
     trained: Vector  # [..., 1]: 1 once x was trained
 
 
-def _first(algorithm: APGD1 | APGD2, w: Vector) -> tuple[Vector, Own]:
-    at_least(algorithm, lam=0.0)
-    above_zero(algorithm, "strong_convexity")
-    return w, Own(w, w, zeros_like(w[..., :1]))
-
-
 @dataclass(frozen=True)
 class APGD1:
     """Models drawn to their mean, by accelerated gradient steps: for strong pulls."""
@@ -55,13 +49,14 @@ class APGD1:
     tune_steps: int = 50  # of a party that never trained, to get a model of its own
 
     def init(self, w: Vector) -> tuple[Vector, Own]:
-        at_least(self, tune_steps=0)
+        at_least(self, lam=0.0, tune_steps=0)
+        above_zero(self, "strong_convexity")
         if largest(self.lr) * self.strong_convexity > 1:
             raise ArchipelError(
                 f"lr = {self.lr}, strong_convexity = {self.strong_convexity}: steps are longer "
                 "than the curvature allows; lower one of them until their product is at most 1."
             )
-        return _first(self, w)
+        return w, Own(w, w, zeros_like(w[..., :1]))
 
     def party(self, me: Party, zbar: Vector, own: Own) -> tuple[Vector, Own]:
         gamma = rate(self.lr, me.round)
@@ -99,12 +94,14 @@ class APGD2:
     strong_convexity: float = 0.01  # mu of the f_i
 
     def init(self, w: Vector) -> tuple[Vector, Own]:
+        at_least(self, lam=0.0)
+        above_zero(self, "strong_convexity")
         if isinstance(self.optimiser, SGD) and largest(self.lr) * self.lam >= 2:
             raise ArchipelError(
                 f"lr = {self.lr}, lam = {self.lam}: local steps overshoot the mean ever further; "
                 "lower one of them until lr * lam is below 2."
             )
-        return _first(self, w)
+        return w, Own(w, w, zeros_like(w[..., :1]))
 
     def party(self, me: Party, ybar: Vector, own: Own) -> tuple[Vector, Own]:
         mu, lam = self.strong_convexity, self.lam
