@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
 
 
 class ArchipelError(ValueError):
@@ -64,61 +61,3 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> ArchipelError:
     ]
     hint = f"did you mean '{near[0]}'? " if near else ""
     return ArchipelError(f"unknown {kind} '{name}': {hint}Known: {', '.join(known)}.")
-
-
-def at_least(holder: object, **least: float) -> None:
-    """Refuse fields below these bounds: whole numbers where the bound is whole.
-
-    Tensors, which are sweeps, and schedules pass.
-
-    >>> at_least(complex(-1, 0), real=0.0)
-    Traceback (most recent call last):
-    ...
-    archipel.errors.ArchipelError: real = -1.0: give a finite number from 0.
-    """
-    for name, low in least.items():
-        value, whole = getattr(holder, name), isinstance(low, int)
-        if not _varies(value) and not (_is_number(value, whole) and value >= low):
-            kind = "whole number" if whole else "finite number"
-            raise ArchipelError(f"{name} = {value!r}: give a {kind} from {low:g}.")
-
-
-def above_zero(holder: object, *names: str) -> None:
-    """Refuse fields that are not finite numbers above 0; tensors and schedules pass."""
-    for name in names:
-        value = getattr(holder, name)
-        if not _varies(value) and not (_is_number(value) and value > 0):
-            raise ArchipelError(f"{name} = {value!r}: give a finite number above 0.")
-
-
-def texts(holder: object, *names: str) -> None:
-    """Refuse fields that are not texts."""
-    for name in names:
-        value = getattr(holder, name)
-        if not isinstance(value, str):
-            raise ArchipelError(f"{name} = {value!r}: give a text.")
-
-
-def optimisers(holder: object, *names: str) -> None:
-    """Refuse fields that are not optimisers."""
-    for name in names:
-        value = getattr(holder, name)
-        if isinstance(value, type) or not (hasattr(value, "init") and hasattr(value, "step")):
-            raise ArchipelError(f"{name} = {value!r}: give SGD() or Adam().")
-
-
-def largest(value: Any) -> float:
-    """A number, the largest of a tensor, or the largest rate of a schedule, warm-up or not."""
-    if hasattr(value, "at"):
-        return float(max(value.start, getattr(value, "end", value.start)))
-    return float(value.max() if _varies(value) else value)
-
-
-def _varies(value: Any) -> bool:
-    """Whether a value is a tensor or a schedule."""
-    return hasattr(value, "broadcast_to") or hasattr(value, "at")
-
-
-def _is_number(value: Any, whole: bool = False) -> bool:
-    kind = numbers.Integral if whole else numbers.Real
-    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from archipel.core import Blueprint, Examples, Vector
-from archipel.errors import ArchipelError, texts, unknown
+from archipel.errors import ArchipelError, unknown
+from archipel.limits import texts
 from archipel.rng import key
 from archipel.vector import ParamSpec
 

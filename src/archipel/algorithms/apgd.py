@@ -27,7 +27,8 @@ from typing import NamedTuple
 from torch import ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
-from archipel.errors import ArchipelError, above_zero, at_least, largest
+from archipel.errors import ArchipelError
+from archipel.limits import above_zero, at_least, largest
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate, rate
 

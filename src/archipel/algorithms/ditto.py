@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
-from archipel.errors import at_least
+from archipel.limits import at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor, ones_like, where, zeros_like
 
 from archipel.core import Blueprint, Party, Uploads, Vector
-from archipel.errors import at_least
+from archipel.limits import at_least
 from archipel.networks import head_of
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate

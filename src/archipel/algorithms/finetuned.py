@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from archipel.core import Party, Uploads, Vector
-from archipel.errors import at_least
+from archipel.limits import at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from torch import Tensor, cdist, finfo, inf, log, softmax, where, zeros
 
 from archipel.core import Blueprint, Party, Uploads, Vector
-from archipel.errors import ArchipelError, above_zero, at_least
+from archipel.errors import ArchipelError
+from archipel.limits import above_zero, at_least
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 

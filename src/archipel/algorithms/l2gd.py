@@ -26,7 +26,8 @@ import numpy as np
 from torch import Tensor, as_tensor, float64, ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
-from archipel.errors import ArchipelError, at_least, largest
+from archipel.errors import ArchipelError
+from archipel.limits import at_least, largest
 from archipel.schedules import Rate, rate
 
 

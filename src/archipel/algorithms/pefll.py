@@ -24,7 +24,7 @@ from typing import NamedTuple
 from torch import cat, clamp, enable_grad, lerp, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
-from archipel.errors import above_zero, at_least
+from archipel.limits import above_zero, at_least
 from archipel.networks import Embedding, Kind, Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Adam, Moments, Optimiser
 from archipel.schedules import Rate, rate

@@ -20,7 +20,8 @@ from typing import Literal
 from torch import finfo, where
 
 from archipel.core import Batch, Party, Uploads, Vector
-from archipel.errors import above_zero, at_least, unknown
+from archipel.errors import unknown
+from archipel.limits import above_zero, at_least
 from archipel.schedules import Rate, rate
 from archipel.vector import norm
 

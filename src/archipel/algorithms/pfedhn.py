@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import enable_grad, ones_like, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
-from archipel.errors import above_zero, at_least, optimisers
+from archipel.limits import above_zero, at_least, optimisers
 from archipel.networks import Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate, rate

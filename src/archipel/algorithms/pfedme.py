@@ -19,7 +19,8 @@ from typing import NamedTuple
 from torch import ones_like, where, zeros_like
 
 from archipel.core import Batch, Party, Uploads, Vector
-from archipel.errors import ArchipelError, above_zero, at_least, largest
+from archipel.errors import ArchipelError
+from archipel.limits import above_zero, at_least, largest
 from archipel.schedules import Rate, rate
 
 
