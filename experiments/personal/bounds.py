@@ -54,15 +54,22 @@ class Size(NamedTuple):
     hidden: int
     rounds: int
     kept: tuple[int, ...]  # rounds at which all constants are measured
-    every: int  # the gradient is looked at every so many rounds
+    closely: int  # the gradient is looked at in each of the first rounds
+    every: int  # and then every so many
     batches: int  # drawn for each variance
     noises: int  # every so many of NOISES is tried
     tries: int  # draws of each
     draws: int  # of the one chosen
 
+    @property
+    def looked(self) -> dict[int, int]:
+        """Rounds whose gradient is looked at, and how many each stands for."""
+        at = [t for t in range(self.rounds) if t < self.closely or t % self.every == 0]
+        return {t: after - t for t, after in zip(at, [*at[1:], self.rounds], strict=True)}
 
-WHOLE = Size(45, 5, 100, 300, (0, 10, 50, 300), 5, 6, 1, 5, 120)
-QUICK = Size(6, 2, 10, 6, (0, 6), 2, 2, 9, 2, 4)
+
+WHOLE = Size(45, 5, 100, 300, (0, 10, 50, 300), 40, 5, 6, 1, 4, 120)
+QUICK = Size(6, 2, 10, 6, (0, 6), 2, 2, 2, 11, 2, 4)
 SAMPLED, LOCAL_STEPS, BATCH = 5, 50, 32
 STEP = 0.5  # of the plain runs, in parts of 1 / L as PeFLL's run shows it
 DELTA = 0.05
@@ -237,7 +244,7 @@ def follow(algorithm: Any, at: Composed, size: Size, sampled: int) -> Journey:
         engine.shared = engine.shared._replace(scale=scale)
         for t in range(size.rounds + 1):
             eta = joined(engine.shared)
-            if t % size.every == 0 or t in size.kept:
+            if t in size.looked or t in size.kept:
                 states[t] = State(eta, engine.shared.scale)
             if t == size.rounds:
                 break
@@ -251,10 +258,12 @@ def follow(algorithm: Any, at: Composed, size: Size, sampled: int) -> Journey:
         return Journey(states, steps, engine.shared, errors)
 
 
-def squared_gradients(at: Composed, path: Journey, size: Size) -> list[float]:
-    """|grad F|^2 before every so many rounds."""
-    looked = [t for t in path.states if t % size.every == 0 and t < size.rounds]
-    return [float(at.gradient(path.states[t]).square().sum()) for t in looked]
+def squared_gradient(at: Composed, path: Journey, size: Size) -> float:
+    """The mean over rounds of |grad F|^2: of those not looked at, as in the last one before."""
+    total = 0.0
+    for t, rounds in size.looked.items():
+        total += rounds * float(at.gradient(path.states[t]).square().sum())
+    return total / size.rounds
 
 
 # -- measured constants ------------------------------------------------------------------------
@@ -278,11 +287,11 @@ def measured(at: Composed, state: State, size: Size) -> Constants:
     random, theta = torch.Generator().manual_seed(0), at.models(state, at.points)
     each = torch.cat(list(at.pulled(state, at.points, at.slopes(theta))))  # [n, q]
     L = bounds.sharpness(
-        lambda eta: at.gradient(state._replace(eta=eta)), state.eta, 8, DISTANCE, random
+        lambda eta: at.gradient(state._replace(eta=eta)), state.eta, 20, DISTANCE, random
     )
     # the largest eigenvalue of a block matrix is that of one of its blocks: all parties at once
     L_1 = bounds.sharpness(
-        lambda thetas: at.slopes(thetas.view_as(theta)).flatten(), theta.flatten(), 8, DISTANCE,
+        lambda thetas: at.slopes(thetas.view_as(theta)).flatten(), theta.flatten(), 12, DISTANCE,
         random,
     )  # fmt: skip
     path, slopes = local_path(at, state)
@@ -369,12 +378,12 @@ def watched(
     name: str, at: Composed, journey: Journey, size: Size, sampled: int, server_lr: float | None
 ) -> Followed:
     """Measure a run's constants and gradients, and bound these; Adam's step is measured, too."""
-    squared = squared_gradients(at, journey, size)
+    squared = squared_gradient(at, journey, size)
     found, rounds = constants(at, journey, size)
     lr, k = float(at.algorithm.lr), at.algorithm.local_steps  # type: ignore[arg-type]
     if server_lr is None:
-        looked = journey.steps[:: size.every]
-        server_lr = sqrt(sum(d**2 for d in looked) / sum(squared)) / (lr * k)
+        far = sum(d**2 for d in journey.steps) / len(journey.steps)
+        server_lr = sqrt(far / squared) / (lr * k)
     start, *_, end = (at.loss(journey.states[t]) for t in size.kept)
     bound = bounds.convergence_bound(
         found,
@@ -387,8 +396,7 @@ def watched(
         server_lr=server_lr,
         batch=BATCH if at.algorithm.batch_size else 1,
     )
-    mean = sum(squared) / len(squared)
-    return Followed(name, sampled, k, bound.step, (start, end), mean, found, rounds, bound)
+    return Followed(name, sampled, k, bound.step, (start, end), squared, found, rounds, bound)
 
 
 def plain_runs(at: Composed, size: Size, smoothness: float) -> Iterator[Followed]:
@@ -424,9 +432,13 @@ class Sds(NamedTuple):
 
 NOISES = tuple(  # posteriors: the data may choose
     Sds(*sds)
-    for sds in product((0.03, 0.1, 0.3), (0.005, 0.01, 0.02, 0.04), (0.02, 0.05, 0.1, 0.2))
+    for sds in product((0.1, 0.3, 1.0), (0.01, 0.02, 0.04, 0.08, 0.16), (0.05, 0.1, 0.2, 0.4))
 )
-PRIORS = Sds((0.1, 0.3, 1, 3), (0.005, 0.01, 0.02, 0.04, 0.1), (0.02, 0.05, 0.1, 0.2, 0.4))  # type: ignore[arg-type]
+PRIORS = Sds(  # to choose among these costs
+    (0.3, 1.0, 3.0),
+    (0.01, 0.02, 0.04, 0.08, 0.16),
+    (0.05, 0.1, 0.2, 0.4, 0.8),  # type: ignore[arg-type]
+)
 CHOICES = len(list(product(*PRIORS)))  # type: ignore[call-overload]
 
 
@@ -641,7 +653,9 @@ def plot(some: Sequence[Option], n: int, m: float, new: float) -> Figure:
     ax.axhspan(1, 10 * at_run, color=GREY, alpha=0.13, linewidth=0)
     for times, colour in zip(TIMES, (INK, PURPLE, BLUE, SKY, GREEN), strict=True):
         values = projected(some, PARTIES, times * m)
-        ax.plot(PARTIES, values, color=colour, label=f"{times * m:,.0f}")
+        ax.plot(PARTIES, values, color=colour)
+        ax.annotate(f"{times * m:,.0f}", (high, float(values[-1])), (6, 0), va="center",
+                    textcoords="offset points", color=colour, annotation_clip=False)  # fmt: skip
     ax.plot(n, at_run, "o", color=ORANGE, markersize=8, zorder=3)
     ax.annotate(f"this run: {at_run:.1f}", (n, at_run), (9, 5), textcoords="offset points",
                 color=ORANGE, fontweight="bold")  # fmt: skip
@@ -652,8 +666,7 @@ def plot(some: Sequence[Option], n: int, m: float, new: float) -> Figure:
                 va="top", ha="right", color=INK)  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(new / 2, 4 * at_run),
            xlabel="parties that train", ylabel="bound of the error at a new party")  # fmt: skip
-    ax.legend(title="points of a party", loc="upper right", bbox_to_anchor=(1, 0.9))
-    ax.set_title("What PeFLL's generalisation bound would need")
+    ax.set_title("What PeFLL's generalisation bound would need (right: points of each party)")
     return figure
 
 
@@ -703,10 +716,10 @@ which), and for L also between these:
 {measured_}
 
 L and L_1 are in all directions, by power iteration; b_2 is the largest singular value of a
-Jacobian; variances are from {size.batches} batches, Jacobians of one party in {FEW}; gradients were
-looked at every {size.every} rounds. F_* is taken as 0. Two assumptions are not met: the networks
-have ReLUs, so that no finite L is true everywhere, and a party's batches come from shuffled epochs,
-where the proof has them independent."""
+Jacobian; variances are from {size.batches} batches, Jacobians of one party in {FEW}; gradients are of
+all rounds up to {size.closely}, then of every {size.every}th. F_* is taken as 0. Two assumptions are
+not met: the networks have ReLUs, so that no finite L is true everywhere, and a party's batches come
+from shuffled epochs, where the proof has them independent."""
 
 
 def printed_bound(run: Followed, size: Size) -> Convergence:

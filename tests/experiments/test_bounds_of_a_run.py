@@ -70,13 +70,19 @@ def test_plain_steps_of_all_parties_on_all_points_are_gradient_descent(
     pefll = replace(
         at.algorithm, lr=0.1, local_steps=1, batch_size=None, optimiser=ar.SGD(weight_decay=5e-5)
     )
-    few = script.QUICK._replace(rounds=2, every=1, kept=(0,))
+    few = script.QUICK._replace(rounds=2, closely=2, kept=(0, 2))
     states = script.follow(script.Plain(pefll, 0.5), at, few, sampled=len(at.ids)).states
 
     for t in (0, 1):
         moved = states[t].eta - 0.05 * at.gradient(states[t])
         torch.testing.assert_close(states[t + 1].eta, moved)
         torch.testing.assert_close(states[t + 1].scale.mean, states[0].scale.mean)
+
+
+def test_rounds_not_looked_at_are_stood_for(script: ModuleType) -> None:
+    size = script.QUICK._replace(rounds=12, closely=3, every=5)
+
+    assert size.looked == {0: 1, 1: 1, 2: 3, 5: 5, 10: 2}
 
 
 def test_largest_singular_value_of_a_jacobian(script: ModuleType, at: Any, journey: Any) -> None:
