@@ -30,6 +30,8 @@ def template(given: Mapping[str, Mapping[str, Any]], schema: str | None = None) 
     algorithm: Any = plugins.find("algorithm", given["algorithm"]["name"])
     if not hasattr(algorithm, "server"):
         given = {"topology": {"name": "ring"}, **given}
+    if "head" in fields.hints(algorithm):  # a part of the model: it must have more than one layer
+        given = {**given, "model": {"name": "mlp", **given.get("model", {})}}
     lines = [f"#:schema ./{schema}", ""] if schema else []
     lines += ["# A study. Lines with a # show what holds without them.", ""]
     for section, kind in SECTIONS.items():
@@ -73,4 +75,7 @@ def _key(key: str) -> str:
 
 
 def _commented(text: str, comment: str | None) -> str:
-    return f"{text:<34}  # {comment}" if comment else text
+    if not comment:
+        return text
+    line = f"{text:<34}  # {comment}"
+    return line if len(line) <= 110 else f"# {comment}:\n{text}"

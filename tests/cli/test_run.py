@@ -178,8 +178,9 @@ def test_a_new_party_and_no_test_points(archipel):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_by_name(archipel, algorithm):
-    topology = ["--set", "topology.name=ring"] if algorithm in ("dsgd", "alone") else []
-    done = archipel("run", algorithm, "--data", "heart_disease", *QUICK, *topology, "--json")
+    more = ["--set", "topology.name=ring"] if algorithm in ("dsgd", "alone") else []
+    more += ["--model", "mlp"] if algorithm in ("fedper", "fedrep") else []  # a body and a head
+    done = archipel("run", algorithm, "--data", "heart_disease", *QUICK, *more, "--json")
 
     assert done.code == 0 and done.json["rounds"] == 2
 
