@@ -16,7 +16,6 @@ from archipel.vector import ParamSpec, join
 few = settings(max_examples=20)
 SHAPES = [(4,), (2, 3), (1, 18, 16), (16, 17), (3, 20, 20)]
 KINDS = [*(("examples", shape) for shape in SHAPES), ("labels", (4,)), ("labels", (1, 18, 16))]
-AT_THE_END = pytest.mark.xfail(strict=True, reason="images: padding is taken to be at the end")
 leads = st.sampled_from([(), (2,), (2, 3)])
 
 
@@ -158,14 +157,7 @@ def test_an_embedding_is_blind_to_order_and_to_what_padding_holds(kind, shape, l
     torch.testing.assert_close(embedding(eta, points._replace(x=x, y=y)), v)
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape"),
-    [
-        pytest.param(kind, shape, marks=AT_THE_END if is_image(kind, shape) else ())
-        for kind, shape in KINDS
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "shape"), KINDS, ids=str)
 def test_an_embedding_knows_padding_by_its_weight_wherever_it_is(kind, shape):
     embedding, eta, points = problem(kind, shape, (3,), seed=1)
     turned = Examples(points.x.flip(1), points.y.flip(1), points.weights.flip(1))

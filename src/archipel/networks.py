@@ -145,14 +145,14 @@ class Embedding:
         weights = points.weights.reshape(-1, points.weights.shape[-1])
         out = []
         for r in range(len(x)):
-            used = int((weights[r] > 0).sum())
+            used = weights[r] > 0  # without the padding
             w = {name: part[r] for name, part in parts.items()}
-            h = F.conv2d(x[r, :used], w["0.weight"], w["0.bias"]) + known[r, :used, :, None, None]
+            h = F.conv2d(x[r, used], w["0.weight"], w["0.bias"]) + known[r, used, :, None, None]
             h = F.max_pool2d(F.relu(h), 2)
             h = F.max_pool2d(F.relu(F.conv2d(h, w["1.weight"], w["1.bias"])), 2).flatten(1)
             h = F.relu(h @ w["dense.0.weight"].mT + w["dense.0.bias"])
             h = F.relu(h @ w["dense.1.weight"].mT + w["dense.1.bias"])
-            out.append(w["dense.2.weight"] @ (weights[r, :used] @ h) + w["dense.2.bias"])
+            out.append(w["dense.2.weight"] @ (weights[r, used] @ h) + w["dense.2.bias"])
         return torch.stack(out).view(*lead, self.size)
 
 
