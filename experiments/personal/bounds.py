@@ -660,7 +660,7 @@ def plot(some: Sequence[Option], n: int, m: float, new: float) -> Figure:
     ax.annotate(f"this run: {at_run:.1f}", (n, at_run), (9, 5), textcoords="offset points",
                 color=ORANGE, fontweight="bold")  # fmt: skip
     ax.axhline(new, color=ORANGE, linestyle="--", linewidth=1.4)
-    ax.annotate(f"measured at new parties: {new:.3f}", (low, new), (4, 5),
+    ax.annotate(f"measured at new parties, without noise: {new:.3f}", (low, new), (4, 5),
                 textcoords="offset points", color=ORANGE)  # fmt: skip
     ax.annotate("vacuous: an error is at most 1 anyway", (0.98, 0.95), xycoords="axes fraction",
                 va="top", ha="right", color=INK)  # fmt: skip
@@ -716,10 +716,10 @@ which), and for L also between these:
 {measured_}
 
 L and L_1 are in all directions, by power iteration; b_2 is the largest singular value of a
-Jacobian; variances are from {size.batches} batches, Jacobians of one party in {FEW}; gradients are of
-all rounds up to {size.closely}, then of every {size.every}th. F_* is taken as 0. Two assumptions are
-not met: the networks have ReLUs, so that no finite L is true everywhere, and a party's batches come
-from shuffled epochs, where the proof has them independent."""
+Jacobian; variances are from {size.batches} batches, Jacobians of one party in {FEW}; gradients
+are of all rounds up to {size.closely}, then of every {size.every}th. F_* is taken as 0. Two
+assumptions are not met: the networks have ReLUs, so that no finite L is true everywhere, and a
+party's batches come from shuffled epochs, where the proof has them independent."""
 
 
 def printed_bound(run: Followed, size: Size) -> Convergence:
