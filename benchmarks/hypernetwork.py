@@ -80,7 +80,8 @@ def naive(s: Setting) -> tuple[Tensor, Tensor]:
         optimiser = torch.optim.SGD(s.module.parameters(), lr=s.work.lr)
         me = LocalParty(s.data, s.model, s.model.one, np.array([k]), 0, 0, (1,))
         for _ in range(s.steps):
-            rows = me.batch(s.batch).rows[0]
+            batch = me.batch(s.batch)
+            rows = batch.rows[0][batch.weights[0] > 0]
             optimiser.zero_grad()
             loss(s.module(s.data.x[rows]), s.data.y[rows]).backward()
             optimiser.step()
