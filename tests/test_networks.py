@@ -39,23 +39,23 @@ def problem(kind, shape, lead, seed, classes=3, size=4, most=5):
 
 
 class OfImages(nn.Module):
-    """phi as the paper has it: the label as constant channels beside the image's."""
+    """phi as the paper has it, the label as constant channels beside the image's, and once more."""
 
     def __init__(self, channels, classes, flat, size):
         super().__init__()
         self.first, self.second = nn.Conv2d(channels + classes, 16, 5), nn.Conv2d(16, 32, 5)
         self.dense = nn.Sequential(
-            nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+            nn.Linear(flat + classes, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
             nn.Linear(84, size),
         )  # fmt: skip
         self.classes = classes
 
     def forward(self, x, y):
-        planes = nn.functional.one_hot(y, self.classes)[..., None, None].to(x)
-        h = torch.cat([x, planes.expand(-1, -1, *x.shape[-2:])], dim=1)
+        hot = nn.functional.one_hot(y, self.classes).to(x)
+        h = torch.cat([x, hot[..., None, None].expand(-1, -1, *x.shape[-2:])], dim=1)
         for layer in (self.first, self.second):
             h = nn.functional.max_pool2d(torch.relu(layer(h)), 2)
-        return self.dense(h)
+        return self.dense(torch.cat([h.flatten(1), hot], dim=1))
 
 
 def plain(embedding, eta, x, y):
@@ -65,7 +65,7 @@ def plain(embedding, eta, x, y):
     linear = nn.functional.linear(hot, views.pop("label"))
     if embedding.kind == "labels":
         return linear
-    label = views.pop("first.label")
+    label, again = views.pop("first.label"), views.pop("dense.label", None)
     dense = [view for name, view in views.items() if name.startswith("dense.")]
     if "0.weight" not in views:
         weight = torch.cat([dense[0], label], dim=1)
@@ -76,9 +76,10 @@ def plain(embedding, eta, x, y):
     module = OfImages(x.shape[1], classes, dense[0].shape[1], embedding.size).double()
     # a constant channel meets all 25 numbers of its kernel: their sum is the label's term
     planes = (label / 25)[..., None, None].expand(-1, -1, 5, 5)
-    values = [torch.cat([views.pop("0.weight"), planes], 1), *views.values()]
+    views["0.weight"] = torch.cat([views["0.weight"], planes], 1)
+    views["dense.0.weight"] = torch.cat([views["dense.0.weight"], again], 1)
     with torch.no_grad():
-        for parameter, value in zip(module.parameters(), values, strict=True):
+        for parameter, value in zip(module.parameters(), views.values(), strict=True):
             parameter.copy_(value)
         return linear + module(x, y)
 

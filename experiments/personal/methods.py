@@ -7,15 +7,13 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from archipel import fields
 from archipel.algorithms import ALGORITHMS
 
-TRIED = 4  # settings per method
 BATCH = 20
 
 Settings = dict[str, Any]
+Grid = dict[str, list[Any]]  # four settings; fields that go together are "a, b"
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Method:
 
     label: str
     algorithm: str
-    space: dict[str, list[Any]] | list[Settings]  # a grid, or a list
+    grids: tuple[Grid, Grid]  # the second one around the best of the first
     fixed: Settings = field(default_factory=dict)
     everybody: bool = False  # takes part in every round
     rounds: float = 1.0  # of the others': as many as make the same local work
@@ -45,76 +43,126 @@ class Method:
         common = {"batch_size": BATCH} if "batch_size" in fields.hints(kind) else {}
         return fields.build(self.algorithm, kind, {**common, **self.fixed, **settings})
 
-    def settings(self, count: int) -> list[Settings]:
-        """So many points of the space, drawn without looking; all of it in a fixed order if few."""
-        if isinstance(self.space, list):
-            return self.space[:count]
-        grid = [
-            dict(zip(self.space, v, strict=True)) for v in itertools.product(*self.space.values())
+    @property
+    def settings(self) -> list[Settings]:
+        """What is tried: eight settings for every method."""
+        return [
+            dict(
+                pair for key, value in zip(grid, values, strict=True) for pair in _named(key, value)
+            )
+            for grid in self.grids
+            for values in itertools.product(*grid.values())
         ]
-        order = np.random.default_rng(0).permutation(len(grid))[:count]
-        return [grid[i] for i in sorted(order)]
+
+
+def _named(key: str, value: Any) -> list[tuple[str, Any]]:
+    names = key.split(", ")
+    return list(zip(names, value if len(names) > 1 else [value], strict=True))
 
 
 def falling(start: float) -> dict[str, Any]:
-    """A rate that falls to a seventh of its start over 400 rounds."""
+    """A rate that falls to a fifth of its start over 300 rounds."""
     return {"name": "decay", "start": start, "factor": 0.995}
 
 
+# of pFedMe, lr = 1 / lam: the shared model goes where the own one went
+_SPRINGS = [(lam, 1 / lam) for lam in (2.0, 8.0, 0.5, 1.0)]
 LOCAL = {"local_epochs": 5}  # passes over a party's points in a round
 METHODS: dict[str, Method] = {
-    # every party alone: passes over its data instead of rounds
-    "local": Method("local", "alone", {"lr": [0.03, 0.1], "epochs": [30, 80]}),
-    # all data in one place, over as many examples as the rounds of the others
-    "pooled": Method("pooled", "fedavg", {"lr": [0.03, 0.1], "batch_size": [20, 50]}, LOCAL),
-    "fedavg": Method("FedAvg", "fedavg", {"lr": [0.05, 0.1, falling(0.1), falling(0.2)]}, LOCAL),
+    "local": Method(  # every party alone: passes over its data instead of rounds
+        "local",
+        "alone",
+        ({"lr": [0.03, 0.1], "epochs": [30, 80]}, {"lr": [0.1, 0.2], "epochs": [120, 200]}),
+    ),
+    "pooled": Method(  # all data in one place, over as many examples as the rounds of the others
+        "pooled",
+        "fedavg",
+        ({"lr": [0.03, 0.1], "batch_size": [20, 50]}, {"lr": [0.02, 0.05], "batch_size": [50, 100]}),
+        LOCAL,
+    ),
+    "fedavg": Method(
+        "FedAvg",
+        "fedavg",
+        ({"lr": [0.05, 0.1, falling(0.1), falling(0.2)]},
+         {"lr": [0.2, 0.3, falling(0.3), falling(0.5)]}),
+        LOCAL,
+    ),
     "finetuned": Method(
         "FedAvg + fine-tuning",
         "finetuned",
-        {"lr": [0.1, falling(0.2)], "tune_epochs": [5, 15]},
+        ({"lr": [0.1, falling(0.2)], "tune_epochs": [5, 15]},
+         {"lr": [falling(0.3), falling(0.5)], "tune_epochs": [2, 5]}),
         LOCAL,
     ),
-    "ditto": Method("Ditto", "ditto", {"lr": [0.1, falling(0.2)], "lam": [0.1, 1.0]}, LOCAL),
+    "ditto": Method(
+        "Ditto",
+        "ditto",
+        ({"lr": [0.1, falling(0.2)], "lam": [0.1, 1.0]},
+         {"lr": [falling(0.2), falling(0.4)], "lam": [0.5, 2.0]}),
+        LOCAL,
+    ),
     "l2gd": Method(  # a round has 1 / p = 10 local steps, a third of the others'
-        "L2GD", "l2gd", {"lr": [0.05, 0.1], "lam": [0.3, 1.0]}, {"p": 0.1}, True, 3.3
+        "L2GD",
+        "l2gd",
+        ({"lr": [0.05, 0.1], "lam": [0.3, 1.0]}, {"lr": [0.2, 0.3], "lam": [0.1, 0.3]}),
+        {"p": 0.1},
+        True,
+        3.3,
     ),
     "perfedavg-fo": Method(
         "Per-FedAvg, first order",
         "perfedavg",
-        {"lr": [0.1, 0.2], "inner_lr": [0.01, 0.05]},
+        ({"lr": [0.1, 0.2], "inner_lr": [0.01, 0.05]},
+         {"lr": [falling(0.3), falling(0.5)], "inner_lr": [0.05, 0.1]}),
         {"variant": "first-order", "tune_steps": 10, "local_epochs": 2},
     ),
     "perfedavg-hf": Method(
         "Per-FedAvg, Hessian-free",
         "perfedavg",
-        {"lr": [0.1, 0.2], "inner_lr": [0.01, 0.05]},
+        ({"lr": [0.1, 0.2], "inner_lr": [0.01, 0.05]},
+         {"lr": [falling(0.3), falling(0.5)], "inner_lr": [0.05, 0.1]}),
         {"variant": "hessian-free", "tune_steps": 10, "local_epochs": 2},
     ),
-    "pfedme": Method(  # lr = 1 / lam: the shared model goes where the own one went
+    "pfedme": Method(
         "pFedMe",
         "pfedme",
-        [{"lam": lam, "lr": 1 / lam, "inner_lr": lr} for lam in (2.0, 8.0) for lr in (0.05, 0.1)],
+        ({"lam, lr": _SPRINGS[:2], "inner_lr": [0.05, 0.1]},
+         {"lam, lr": _SPRINGS[2:], "inner_lr": [0.1, 0.2]}),
     ),
     "fedper": Method(
-        "FedPer", "fedper", {"lr": [0.1, falling(0.2)], "tune_epochs": [5, 15]}, LOCAL
+        "FedPer",
+        "fedper",
+        ({"lr": [0.1, falling(0.2)], "tune_epochs": [5, 15]},
+         {"lr": [falling(0.2), falling(0.4)], "tune_epochs": [30, 60]}),
+        LOCAL,
     ),
     "fedrep": Method(
-        "FedRep", "fedrep", {"lr": [0.1, falling(0.2)], "head_epochs": [2, 5]}, {"local_epochs": 3}
+        "FedRep",
+        "fedrep",
+        ({"lr": [0.1, falling(0.2)], "head_epochs": [2, 5]},
+         {"lr": [falling(0.2), falling(0.4)], "head_epochs": [10, 20]}),
+        {"local_epochs": 3},
     ),
     "knnper": Method(
-        "kNN-Per", "knnper", {"lr": [0.1, falling(0.2)], "lam": [0.2, 0.4]}, LOCAL
+        "kNN-Per",
+        "knnper",
+        ({"lr": [0.1, falling(0.2)], "lam": [0.2, 0.4]},
+         {"lr": [falling(0.3), falling(0.5)], "lam": [0.4, 0.6]}),
+        LOCAL,
     ),
     "pfedhn": Method(
         "pFedHN",
         "pfedhn",
-        {"server_lr": [falling(1e-3), falling(2e-3)], "descriptor_lr": [1.0, 10.0]},
+        ({"server_lr": [falling(1e-3), falling(2e-3)], "descriptor_lr": [1.0, 10.0]},
+         {"server_lr": [falling(5e-4), falling(1e-3)], "descriptor_lr": [5.0, 30.0]}),
         {"lr": 0.1, "local_steps": 20, "batch_size": 32, "size": 64,
          "optimiser": {"name": "sgd", "weight_decay": 5e-5}, "server_optimiser": "adam"},
     ),
     "pefll": Method(
         "PeFLL",
         "pefll",
-        {"lr": [0.05, 0.1], "server_lr": [falling(1e-3), falling(2e-3)]},
+        ({"lr": [0.05, 0.1], "server_lr": [falling(1e-3), falling(2e-3)]},
+         {"lr": [0.1, 0.2], "server_lr": [falling(1.5e-3), falling(3e-3)]}),
         {"local_steps": 20, "batch_size": 32},
     ),
 }  # fmt: skip

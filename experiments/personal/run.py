@@ -30,7 +30,7 @@ from archipel.parts import build_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from drawing import report
-from methods import METHODS, TRIED, Method, Settings
+from methods import METHODS, Method, Settings
 from parties import Parties, two_classes, writers
 
 FOLDER = Path(__file__).parent
@@ -48,7 +48,7 @@ class Setup:
 
 
 SETUPS = {
-    "femnist": Setup("mlp", rounds=400, sample=0.1),
+    "femnist": Setup("mlp", rounds=300, sample=0.1),
     "cifar10": Setup("mlp", rounds=150, sample=0.1, parties=100),
     "mnist": Setup("mlp", rounds=150, sample=0.1, parties=100),
 }
@@ -205,7 +205,7 @@ def tune(args: argparse.Namespace) -> None:
                  "parties": inside.fed.parties, **method.frame}  # fmt: skip
         before = read(args.out / "settings.json").get(args.dataset, {}).get(name, {})
         tried = before.get("tried", []) if before.get("frame") == frame else []
-        for settings in method.settings(args.settings):
+        for settings in method.settings[: args.settings]:
             if any(each["settings"] == settings for each in tried):
                 continue
             line = Progress(f"tune {args.dataset}, {name} {words(settings)}")
@@ -234,7 +234,7 @@ def tune(args: argparse.Namespace) -> None:
 def show_choice(args: argparse.Namespace, name: str) -> None:
     found = read(args.out / "settings.json")[args.dataset][name]
     tried: dict[str, list[Any]] = {}
-    for each in METHODS[name].settings(args.settings):
+    for each in METHODS[name].settings:
         for field, value in each.items():
             tried.setdefault(field, []).append(value)
     edges = [
@@ -341,7 +341,7 @@ def options() -> argparse.ArgumentParser:
         one.add_argument("--draw", action="store_true", help="table and plot of what is there")
     one = kinds.add_parser("tune", help="choose settings on validation points")
     one.add_argument("dataset", choices=list(SETUPS))
-    one.add_argument("--settings", type=int, default=TRIED, help="how many are tried per method")
+    one.add_argument("--settings", type=int, help="how many are tried per method; all")
     one._add_container_actions(shared)
     return parser
 

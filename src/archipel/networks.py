@@ -58,8 +58,8 @@ class Perceptron:
 class Embedding:
     """The mean over a party's points of phi(x, y): aware of labels, blind to their order.
 
-    phi is a LeNet for images and a perceptron for other examples, both with a term for the label in
-    the first layer and one in the last; with `kind = "labels"`, a linear map of the label alone.
+    phi is a perceptron, or for images a LeNet, with a term for the label in the first layer, in a
+    LeNet's first dense layer, and in the last; with `kind = "labels"`, a linear map of the label.
     """
 
     kind: Kind
@@ -91,9 +91,9 @@ class Embedding:
             )
         channels = 1 if len(self.shape) == 2 else self.shape[0]
         return ParamSpec(
-            ("label", "first.label", "0.weight", "0.bias", "1.weight", "1.bias",
+            ("label", "first.label", "dense.label", "0.weight", "0.bias", "1.weight", "1.bias",
              *(f"dense.{name}" for name in self._dense.spec.names)),
-            ((e, c), (KERNELS, c), (KERNELS, channels, 5, 5), (KERNELS,),
+            ((e, c), (KERNELS, c), (120, c), (KERNELS, channels, 5, 5), (KERNELS,),
              (2 * KERNELS, KERNELS, 5, 5), (2 * KERNELS,), *self._dense.spec.shapes),
         )  # fmt: skip
 
@@ -112,7 +112,7 @@ class Embedding:
             return v
         known = labels @ views["first.label"].mT  # [..., b, first layer]
         if self._image:
-            return v + self._of_images(views, points, known)
+            return v + self._of_images(views, points, known, labels @ views["dense.label"].mT)
         dense = [views[f"dense.{name}"] for name in self._dense.spec.names]
         x = points.x.flatten(points.y.dim())
         h = F.relu(x @ dense[0].mT + dense[1].unsqueeze(-2) + known)
@@ -134,14 +134,16 @@ class Embedding:
             inputs *= side
         return Perceptron((inputs, HIDDEN, HIDDEN, self.size))
 
-    def _of_images(self, views: dict[str, Tensor], points: Examples, known: Tensor) -> Vector:
+    def _of_images(
+        self, views: dict[str, Tensor], points: Examples, known: Tensor, dense: Tensor
+    ) -> Vector:
         """Party by party: convolutions take one set of kernels at a time."""
         lead = points.y.shape[:-1]
         parts = {name: view.reshape(-1, *view.shape[len(lead) :]) for name, view in views.items()}
         x = points.x.reshape(-1, *points.x.shape[len(lead) :])
         if len(self.shape) == 2:
             x = x.unsqueeze(2)
-        known = known.reshape(-1, *known.shape[len(lead) :])
+        known, dense = (part.reshape(-1, *part.shape[len(lead) :]) for part in (known, dense))
         weights = points.weights.reshape(-1, points.weights.shape[-1])
         out = []
         for r in range(len(x)):
@@ -150,7 +152,7 @@ class Embedding:
             h = F.conv2d(x[r, used], w["0.weight"], w["0.bias"]) + known[r, used, :, None, None]
             h = F.max_pool2d(F.relu(h), 2)
             h = F.max_pool2d(F.relu(F.conv2d(h, w["1.weight"], w["1.bias"])), 2).flatten(1)
-            h = F.relu(h @ w["dense.0.weight"].mT + w["dense.0.bias"])
+            h = F.relu(h @ w["dense.0.weight"].mT + w["dense.0.bias"] + dense[r, used])
             h = F.relu(h @ w["dense.1.weight"].mT + w["dense.1.bias"])
             out.append(w["dense.2.weight"] @ (weights[r, used] @ h) + w["dense.2.bias"])
         return torch.stack(out).view(*lead, self.size)

@@ -169,22 +169,23 @@ def test_the_server_clips_both_gradients_together(share):
     torch.testing.assert_close(g, free * min(1.0, share))
 
 
-def test_the_server_steps_with_one_adam_for_all_parties():
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_the_server_steps_with_one_adam_for_all_parties(share):
     data, model = classification(4, 3, 3, 0), network(3, 3)
-    algorithm = PeFLL(server_lr=0.01, **ONE_STEP)
+    algorithm = PeFLL(server_lr=0.01, embedding_lr=share, **ONE_STEP)
     with ar.LocalEngine(algorithm, data, model, plan=ONE) as engine:
         phi, _ = networks(algorithm, model, data)
-        x = torch.cat([engine.shared.eta_v, engine.shared.eta_h]).requires_grad_()
-        adam = torch.optim.Adam([x], lr=0.01)
+        v, h = (eta.clone().requires_grad_() for eta in engine.shared[1:3])
+        adam = torch.optim.Adam([{"params": [v], "lr": share * 0.01}, {"params": [h]}], lr=0.01)
         for t in range(3):
             before = engine.shared
             engine.round(t, [t, 3])
             scale = engine.shared.scale
-            x.grad = torch.cat(composed(algorithm, model, data, before, scale, [t, 3], t=t))
+            v.grad, h.grad = composed(algorithm, model, data, before, scale, [t, 3], t=t)
             adam.step()
-        after = torch.cat([engine.shared.eta_v, engine.shared.eta_h])
+        after = [engine.shared.eta_v, engine.shared.eta_h]
 
-    torch.testing.assert_close(after, x.detach(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(after, [v.detach(), h.detach()], rtol=1e-6, atol=1e-8)
     assert len(engine.shared.eta_v) == phi.spec.size
 
 
