@@ -77,7 +77,8 @@ METHODS: dict[str, Method] = {
     "pooled": Method(  # all data in one place, over as many examples as the rounds of the others
         "pooled",
         "fedavg",
-        ({"lr": [0.03, 0.1], "batch_size": [20, 50]}, {"lr": [0.02, 0.05], "batch_size": [50, 100]}),
+        ({"lr": [0.03, 0.1], "batch_size": [20, 50]},
+         {"lr": [0.02, 0.05], "batch_size": [50, 100]}),
         LOCAL,
     ),
     "fedavg": Method(

@@ -11,10 +11,11 @@ at 10 standard deviations; a party far from all others is left out of both, so t
 spoil the others' models. The authors' code takes those of the first party for ever. phi has a
 linear term for the label, and for images one in its first dense layer. The embedding network moves
 by a share of Adam's step (`embedding_lr`), so that the hyper-network can follow it: at 1, as in the
-paper, a new FEMNIST writer's model is right about a point less often. Local steps are not clipped. The regularisers are lambda ||.||^2, with
-gradient 2 lambda: `weight_decay` is the lambda_h and lambda_v of that, but the optimiser's
-weight_decay is 2 lambda_theta. Defaults of lr, local_steps and server_lr are for plain SGD and some
-hundred rounds; the authors have 2e-3 with momentum 0.9, 50 and 2e-4, for 5000 rounds.
+paper, a new FEMNIST writer's model is right about a point less often. Local steps are not clipped.
+The regularisers are lambda ||.||^2, with gradient 2 lambda: `weight_decay` is the lambda_h and
+lambda_v of that, but the optimiser's weight_decay is 2 lambda_theta. Defaults of lr, local_steps
+and server_lr are for plain SGD and some hundred rounds; the authors have 2e-3 with momentum 0.9, 50
+and 2e-4, for 5000 rounds.
 """
 
 from __future__ import annotations
