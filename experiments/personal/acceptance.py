@@ -686,7 +686,7 @@ def pefll(quick: bool) -> Result:
     work = {"local_steps": 50, "batch_size": 32}
     algorithm = PeFLL(
         lr=0.002, optimiser=ar.SGD(momentum=0.9, weight_decay=5e-5), server_lr=2e-4,
-        embedding="labels", size=13, embedding_lr=1.0, **work,
+        embedding="labels", size=13, embedding_lr=1.0, averaging=1.0, **work,
     )  # fmt: skip
     rows, checks, figures = [], [], {}
     scales = {"each pixel": ar.Federation.standardised, "all pixels alike": by_one_scale}

@@ -177,7 +177,7 @@ def problem(size: Size, seed: int = 0) -> Composed:
     fed = fed.select(np.concatenate([np.arange(size.parties), new])).standardised()
     algorithm = PeFLL(
         lr=0.002, optimiser=ar.SGD(momentum=0.9, weight_decay=5e-5), server_lr=2e-4,
-        embedding_lr=1.0, embedding="labels", size=13, hidden=size.hidden,
+        embedding_lr=1.0, averaging=1.0, embedding="labels", size=13, hidden=size.hidden,
         local_steps=LOCAL_STEPS, batch_size=BATCH,
     )  # fmt: skip
     model = ar.Model(softmax_regression(fed))

@@ -189,6 +189,18 @@ def test_the_server_steps_with_one_adam_for_all_parties(share):
     assert len(engine.shared.eta_v) == phi.spec.size
 
 
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_models_in_use_come_from_the_mean_of_the_last_hyper_networks(share):
+    data, model = classification(4, 3, 3, 0), network(3, 3)
+    with ar.LocalEngine(PeFLL(averaging=share, **ONE_STEP), data, model, plan=ONE) as engine:
+        found, weights = [], [1.0, 0.5, 0.4, 0.4] if share < 1 else [1.0] * 4
+        for t in range(4):
+            engine.round(t, range(4))
+            found.append(engine.shared.eta_h)
+            mean = torch.lerp(mean, found[-1], weights[t]) if t else found[0]
+            torch.testing.assert_close(engine.shared.mean_h, mean)
+
+
 def test_a_sweep_of_server_rates_is_separate_runs():
     data, model = classification(4, 3, 3, 0), network(3, 3)
     rates, work = [1e-3, 1e-2], {"local_steps": 3, "batch_size": 2, **SMALL}
@@ -382,7 +394,7 @@ def test_a_model_is_what_the_networks_make_of_all_training_points():
         for k in range(DATA.parties):
             me = LocalParty(DATA, model, model.one, np.array([k]), 0, 0, ())
             v = standardised(phi(shared.eta_v, me.examples()), shared.scale)
-            theta = h(shared.eta_h, v[None])[0]
+            theta = h(shared.mean_h, v[None])[0]
             expected = float(engine.evaluate(theta).parties["loss"][k])
             assert float(scores.parties["loss"][k]) == pytest.approx(expected, rel=1e-5)
 
@@ -544,6 +556,9 @@ def test_targets_that_are_not_classes_are_refused_in_a_sentence(kind):
         ("clip_at", float("nan")),
         ("server_lr", float("inf")),
         ("weight_decay", -0.1),
+        ("averaging", 0.0),
+        ("averaging", 1.5),
+        ("embedding_lr", -0.1),
         ("embedding", 3),
     ],
 )

@@ -10,12 +10,12 @@ standardised by their running mean and variance over parties, with a floor to th
 at 10 standard deviations; a party far from all others is left out of both, so that its data cannot
 spoil the others' models. The authors' code takes those of the first party for ever. phi has a
 linear term for the label, and for images one in its first dense layer. The embedding network moves
-by a share of Adam's step (`embedding_lr`), so that the hyper-network can follow it: at 1, as in the
-paper, a new FEMNIST writer's model is right about a point less often. Local steps are not clipped.
-The regularisers are lambda ||.||^2, with gradient 2 lambda: `weight_decay` is the lambda_h and
-lambda_v of that, but the optimiser's weight_decay is 2 lambda_theta. Defaults of lr, local_steps
-and server_lr are for plain SGD and some hundred rounds; the authors have 2e-3 with momentum 0.9, 50
-and 2e-4, for 5000 rounds.
+by a share of Adam's step (`embedding_lr`), so that the hyper-network can follow it, and models in
+use come from a running mean of the hyper-network, which is steadier (`averaging`); the paper has 1.
+Local steps are not clipped. The regularisers are lambda ||.||^2, with gradient 2 lambda:
+`weight_decay` is the lambda_h and lambda_v of that, but the optimiser's weight_decay is 2
+lambda_theta. Defaults of lr, local_steps and server_lr are for plain SGD and some hundred rounds;
+the authors have 2e-3 with momentum 0.9, 50 and 2e-4, for 5000 rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import NamedTuple
 from torch import cat, clamp, enable_grad, lerp, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.errors import ArchipelError
 from archipel.limits import above_zero, at_least
 from archipel.networks import Embedding, Kind, Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Adam, Moments, Optimiser
@@ -65,6 +66,7 @@ class Shared(NamedTuple):
     eta_h: Vector  # hyper-network: stays at the server
     moments: Moments  # of both
     scale: Scale
+    mean_h: Vector  # eta_h of the last rounds
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class PeFLL:
     optimiser: Optimiser = SGD(weight_decay=5e-5)  # 2 lambda_theta
     server_lr: Rate = 1e-3  # alpha, of Adam
     embedding_lr: float = 0.3  # times alpha, of the embedding network
+    averaging: float = 0.05  # of eta_h, for models in use: a round's share; 1 takes the last
     weight_decay: float = 0.0  # lambda_h, lambda_v
     clip_at: float = 50.0  # norm of the server's gradient
     embedding: Kind = "examples"
@@ -85,13 +88,15 @@ class PeFLL:
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, None]:
         at_least(self, size=1, hidden=1, server_lr=0.0, embedding_lr=0.0, weight_decay=0.0)
-        above_zero(self, "clip_at")
+        above_zero(self, "clip_at", "averaging")
+        if self.averaging > 1:
+            raise ArchipelError(f"averaging = {self.averaging}: give a share up to 1.")
         h, phi = self._h(w.shape[-1]), Embedding.of(self.embedding, blueprint, self.size)
         eta_v = first_weights(phi.spec, blueprint.seed, w, "embedding network")
         eta_h = h.starting_at(first_weights(h.spec, blueprint.seed, w, "hyper-network"), w)
         none = w.new_zeros(self.size)
         moments = Adam().init(cat([eta_v, eta_h], -1))
-        return Shared(w, eta_v, eta_h, moments, Scale(none, none)), None
+        return Shared(w, eta_v, eta_h, moments, Scale(none, none), eta_h), None
 
     def broadcast(self, shared: Shared) -> Vector:
         return shared.eta_v  # step 1
@@ -110,7 +115,7 @@ class PeFLL:
         return d_eta, None  # step 6
 
     def server(self, shared: Shared, uploads: Uploads) -> Generator[Each, Uploads, Shared]:
-        _, eta_v, eta_h, moments, scale = shared
+        _, eta_v, eta_h, moments, scale, mean_h = shared
         v = uploads.stack()
         scale = scale.renewed(v, moments.t)
         with enable_grad():
@@ -126,7 +131,8 @@ class PeFLL:
         x, moments = Adam().step(x, g, alpha, moments)  # step 7
         moved, eta_h = x.split([eta_v.shape[-1], eta_h.shape[-1]], -1)
         eta_v = lerp(eta_v, moved, self.embedding_lr)
-        return Shared(theta.detach().mean(dim=-2), eta_v, eta_h, moments, scale)
+        mean_h = lerp(mean_h, eta_h, (1 / moments.t).clamp_min(self.averaging))
+        return Shared(theta.detach().mean(dim=-2), eta_v, eta_h, moments, scale, mean_h)
 
     def personal(self, me: Party, eta_v: Vector, _: None) -> Generator[Vector, Vector, Vector]:
         phi = Embedding.of(self.embedding, me.blueprint, self.size)
@@ -136,7 +142,7 @@ class PeFLL:
 
     def advise(self, shared: Shared, uploads: Uploads) -> Each:
         return Each(
-            self._models(shared.eta_h, uploads.stack(), shared.scale, shared.theta.shape[-1])
+            self._models(shared.mean_h, uploads.stack(), shared.scale, shared.theta.shape[-1])
         )
 
     def _h(self, p: int) -> Perceptron:
