@@ -193,11 +193,11 @@ def test_the_server_steps_with_one_adam_for_all_parties(share):
 def test_models_in_use_come_from_the_mean_of_the_last_hyper_networks(share):
     data, model = classification(4, 3, 3, 0), network(3, 3)
     with ar.LocalEngine(PeFLL(averaging=share, **ONE_STEP), data, model, plan=ONE) as engine:
-        found, weights = [], [1.0, 0.5, 0.4, 0.4] if share < 1 else [1.0] * 4
+        weights = [1.0, 0.5, 0.4, 0.4] if share < 1 else [1.0] * 4
+        mean = torch.zeros_like(engine.shared.eta_h)
         for t in range(4):
             engine.round(t, range(4))
-            found.append(engine.shared.eta_h)
-            mean = torch.lerp(mean, found[-1], weights[t]) if t else found[0]
+            mean = torch.lerp(mean, engine.shared.eta_h, weights[t])
             torch.testing.assert_close(engine.shared.mean_h, mean)
 
 
