@@ -28,7 +28,7 @@ LAYERS = [
     {"recording", "identity"},
     {"simulation"},
     {"plugins", "fields", "sections", "loading", "study", "runs", "estimators"},
-    {"comparison", "template", "demo"},
+    {"comparison", "template", "demo", "federation"},
     {"cli", "__main__"},
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

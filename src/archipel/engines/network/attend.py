@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A party's loop: ask for work, do it, send what came of it, until the study is done.
+
+Every step may be repeated: whatever is cut is asked or sent again, and says the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.seat import Seat
+from archipel.engines.network.transport import Cut, Link, Refused
+from archipel.tree import leaves
+
+_BEAT = 5.0  # seconds between two words on how far the work is
+
+Sign = Callable[[Letter], bytes]
+
+
+class Attendance:
+    """One party's part in one study."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        link: Link,
+        study: str,
+        *,
+        sign: Sign = lambda _: b"",
+        keep: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
+        pause: float = 1.0,
+    ) -> None:
+        """`keep` is called before anything leaves, so that a restart sends the same again."""
+        self._seat, self._link, self._study = seat, link, study
+        self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
+
+    async def run(self) -> int:
+        """Take part until the study is done; return its number of rounds."""
+        while True:
+            letter = await self._ask("next", pending=self._seat.pending, busy=None)
+            match letter.kind:
+                case "verdict":
+                    self._seat.verdict(letter["round"], letter["counted"])
+                    self._keep()
+                case "work":
+                    await self._work(letter)
+                case "evaluate":
+                    await self._evaluate(letter)
+                case "wait":
+                    await asyncio.sleep(letter["seconds"])
+                case "done":
+                    return int(letter["rounds"])
+                case kind:
+                    raise Refused(f"a {kind} is no answer to a party that asks for work.")
+
+    async def _work(self, letter: Letter) -> None:
+        t, number = letter["round"], letter["number"]
+        self._say(f"round {t + 1}, message {number + 1}")
+        arrays, gradients = await self._busy(self._seat.work, t, number, list(letter.arrays))
+        self._keep()
+        fields = {
+            "round": t,
+            "number": number,
+            "attempt": letter["attempt"],
+            "n": self._seat.n,
+            "gradients": gradients,
+            "answers": letter.name,
+        }
+        with suppress(Refused):  # too late, or begun anew: ask what now
+            await self._ask("upload", arrays, **fields)
+
+    async def _evaluate(self, letter: Letter) -> None:
+        """Score the shared model, and this party's own where it has one."""
+        seat, t = self._seat, letter["round"]
+        shared = list(letter.arrays)
+        scores = await self._busy(seat.score, shared[0], t)
+        own = None
+        if seat.has_personal:
+            model = await self.personal(t, shared[1:])
+            own = await self._busy(seat.score, model, t, True)
+        points = int(seat.data.n_test[seat.party])
+        with suppress(Refused):
+            await self._ask("scores", round=t, metrics=scores, own=own, points=points)
+
+    async def personal(self, t: int, sent: list[Any]) -> Any:
+        """This party's own model, asking the server where the algorithm does."""
+        making, number = self._seat.personal(t, sent), 0
+        try:
+            asked = await self._busy(next, making)
+            while True:
+                advice = await self._ask("ask", asked, number=number)
+                asked = await self._busy(making.send, list(advice.arrays))
+                number += 1
+        except _Made as made:
+            return made.value
+
+    async def _busy(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Work in a thread, and say from time to time how far it is."""
+        task = asyncio.create_task(asyncio.to_thread(_returning, work, *args))
+        while True:
+            done, _ = await asyncio.wait([task], timeout=_BEAT)
+            if done:
+                return task.result()
+            with suppress(Cut, Refused):
+                await self._link.ask(self._letter("next", (), pending=-1, busy=self._progress()))
+
+    def _progress(self) -> str:
+        turn = self._seat.turn
+        me = None if turn is None else turn.me
+        return "evaluates" if me is None else f"trains, {me.gradients} gradients"
+
+    def _letter(self, kind: str, arrays: Any, **fields: Any) -> Letter:
+        return Letter(kind, {"study": self._study, **fields}, arrays)
+
+    async def _ask(self, kind: str, arrays: Any = (), **fields: Any) -> Letter:
+        """Ask until there is an answer."""
+        letter = self._letter(kind, leaves(tuple(arrays)), **fields)
+        if kind in ("upload", "scores"):
+            letter = Letter(kind, {**letter.fields, "signature": self._sign(letter)}, letter.arrays)
+        pause = self._pause
+        while True:
+            try:
+                return await self._link.ask(letter)
+            except Cut as cut:
+                self._say(f"{cut} Trying again in {pause:.0f} s.")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 30 * self._pause)
+
+
+class _Made(Exception):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _returning(work: Callable[..., Any], *args: Any) -> Any:
+    """Call it; a generator's return value comes as `_Made`, since threads pass no StopIteration."""
+    try:
+        return work(*args)
+    except StopIteration as end:
+        raise _Made(end.value) from None

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator's answers to the parties of one study, letter by letter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from archipel.engines.network.engine import POLL, NetworkEngine
+from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.transport import Refused
+from archipel.exchange import broadcast, has_personal
+from archipel.tree import leaves
+
+_NOTHING = Letter("wait", {"seconds": 0.0})  # ask again
+
+
+class Desk:
+    """What parties get when they ask; they are known by number here."""
+
+    def __init__(
+        self, engine: NetworkEngine, judged: Callable[[int, int], bool | None] | None = None
+    ) -> None:
+        """`judged(round, party)`: whether it counted, or None while the round is open."""
+        self.engine = engine
+        self.judged = judged or self._judged
+        self.verdicts: dict[int, frozenset[int]] = {}  # round -> who counted
+        self.rounds_done: int | None = None  # set when the study is over
+        self.scores: dict[int, dict[int, Letter]] = {}  # round -> party -> what it measured
+        self._scored: tuple[int, Sealed] | None = None
+        self._moved = asyncio.Event()
+
+    def _judged(self, t: int, party: int) -> bool | None:
+        return party in self.verdicts[t] if t in self.verdicts else None
+
+    async def answer(self, party: int, letter: Letter) -> Letter | Sealed:
+        match letter.kind:
+            case "next":
+                return await self._next(party, letter)
+            case "upload":
+                self.engine.upload(party, letter)
+                return Letter("thanks")
+            case "scores":
+                if self._scored is None or self._scored[0] != letter["round"]:
+                    raise Refused(f"nobody evaluates after round {letter['round']} now.")
+                self.scores[letter["round"]][party] = letter
+                self._moved.set()
+                return Letter("thanks")
+            case "ask":
+                number = letter["number"]
+                if not 0 <= number < len(self.engine.anatomy.personal):
+                    raise Refused(f"the algorithm takes no question {number + 1}.")
+                reply = self.engine.advise(number, letter.arrays)
+                return Letter("advice", {"study": self.engine.study, "number": number}, reply)
+        raise Refused(f"a {letter.kind} is nothing that a party of a study sends.")
+
+    async def _next(self, party: int, letter: Letter) -> Letter | Sealed:
+        if letter["busy"] is not None:
+            self.engine.note(party, letter["busy"])
+            return _NOTHING
+        found = self._due(party, letter["pending"])
+        if found is None:
+            await self.engine.bell.wait(party, POLL)
+            found = self._due(party, letter["pending"])
+        return found or _NOTHING
+
+    def _due(self, party: int, pending: int) -> Letter | Sealed | None:
+        """What a party is to do now: verdicts first, then evaluation, then work."""
+        study, counted = self.engine.study, None if pending < 0 else self.judged(pending, party)
+        if counted is not None:
+            return Letter("verdict", {"study": study, "round": pending, "counted": counted})
+        if self._scored is not None and party not in self.scores[self._scored[0]]:
+            return self._scored[1]
+        if self.rounds_done is not None:
+            return Letter("done", {"study": study, "rounds": self.rounds_done})
+        return self.engine.work_for(party)
+
+    def end(self, rounds: int) -> None:
+        """Tell all who ask that the study is over."""
+        self.rounds_done = rounds
+        self.engine.bell.ring()
+
+    # -- evaluation --------------------------------------------------------------------------------
+
+    async def evaluate(self, t: int, parties: list[int], patience: float = 60.0) -> dict[int, Any]:
+        """Have parties score the model after t rounds; those that do not answer are left out."""
+        engine = self.engine
+        arrays = [engine.vector()]
+        if has_personal(engine.algorithm):
+            arrays += leaves(broadcast(engine.algorithm, engine.shared))
+        self.scores = {t: {}}
+        sealed = Sealed(Letter("evaluate", {"study": engine.study, "round": t}, arrays))
+        self._scored = (t, sealed)
+        engine.bell.ring()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while any(k not in self.scores[t] for k in parties):
+                    self._moved.clear()
+                    await self._moved.wait()
+        self._scored = None
+        return {k: self.scores[t][k] for k in parties if k in self.scores[t]}

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations over gRPC, always with mutual TLS.
+
+One method carries all: a stream of byte strings each way. A site opens it, to the coordinator's
+one port, directly or through an HTTP CONNECT proxy (gRPC reads `https_proxy` and `no_proxy`). Who
+asks is the common name of the certificate that TLS checked, never what a letter says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Answer, Cut, Partials, ask, serve
+from archipel.errors import ArchipelError
+
+_METHOD = "/archipel.Federation/Converse"
+_OPTIONS = [
+    ("grpc.keepalive_time_ms", 20_000),  # an idle link that a firewall dropped is noticed
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_receive_message_length", 2 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 10_000),
+]
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What one side shows, and whom it trusts: PEM."""
+
+    key: bytes
+    chain: bytes
+    authority: bytes
+
+
+class _Stream:
+    """A gRPC stream of either side."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[bytes], Any]) -> None:
+        self._read, self._write = read, write
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._write(data)
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            raise _cut(error) from None
+
+    async def receive(self) -> bytes:
+        try:
+            data = await self._read()
+        except (grpc.RpcError, grpc.aio.UsageError) as error:
+            raise _cut(error) from None
+        if data is grpc.aio.EOF:
+            raise Cut("the other side ended the conversation.")
+        return bytes(data)
+
+
+def _cut(error: Exception) -> Cut:
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else None
+    return Cut(f"no connection: {details or type(error).__name__}.")
+
+
+class GrpcLink:
+    """A site's way to its coordinator."""
+
+    def __init__(self, address: str, name: str, credentials: Credentials, most: int = 1 << 62):
+        self._partials, self._most = Partials(), most
+        self._channel = grpc.aio.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.chain),
+            [*_OPTIONS, ("grpc.ssl_target_name_override", name)],
+        )
+        self._method = self._channel.stream_stream(_METHOD)
+
+    async def ask(self, letter: Letter) -> Letter:
+        call = self._method()
+        try:
+            answer = await ask(_Stream(call.read, call.write), letter, self._partials, self._most)
+            await call.done_writing()
+            return answer
+        except Cut:
+            code = await call.code() if call.done() else None
+            if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+                raise ArchipelError(f"the coordinator refuses: {await call.details()}") from None
+            raise
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who is at the other end, by its certificate."""
+
+    name: str
+    certificate: bytes  # PEM
+
+
+class GrpcServer:
+    """The coordinator's port."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        admit: Callable[[Caller], str],
+        most: Callable[[str], int] = lambda _: 1 << 62,
+    ) -> None:
+        """`admit` returns the name under which a caller is known, or raises what it is told."""
+        self._answer, self._admit, self._most = answer, admit, most
+        self._partials = Partials()
+        self._server: Any = None
+
+    async def start(self, address: str, credentials: Credentials) -> int:
+        """Listen, and return the port."""
+        self._server = grpc.aio.server(options=_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._converse)
+        service, _, method = _METHOD[1:].partition("/")
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        tls = grpc.ssl_server_credentials(
+            [(credentials.key, credentials.chain)],
+            credentials.authority,
+            require_client_auth=True,
+        )
+        try:
+            port = self._server.add_secure_port(address, tls)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise ArchipelError(f"address {address}: cannot listen there; is the port in use?")
+        await self._server.start()
+        return int(port)
+
+    async def _converse(self, _: Any, context: Any) -> None:
+        auth = context.auth_context()
+        names = auth.get("x509_common_name", [])
+        pem = auth.get("x509_pem_cert", [])
+        if len(names) != 1 or len(pem) != 1:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no certificate with a name")
+        try:
+            name = self._admit(Caller(names[0].decode(), pem[0]))
+        except ArchipelError as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        try:
+            stream = _Stream(context.read, context.write)
+            await serve(stream, name, self._answer, self._partials, self._most)
+        except Cut:
+            await context.abort(grpc.StatusCode.ABORTED, "cut")
+
+    async def stop(self, grace: float = 0.0) -> None:
+        if self._server is not None:
+            await self._server.stop(grace)

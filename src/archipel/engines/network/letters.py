@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Letters: all that crosses a wire, as bytes and back.
+
+A letter has a kind, fields, and arrays. As bytes:
+
+    magic "ARC1" | length of the header, 4 bytes | header in msgpack | arrays, one after another
+
+The header is a map of kind, fields and the arrays' dtypes and shapes; arrays are raw and little-
+endian. Kinds, their fields and the dtypes are closed sets: a reader makes numbers, text and tensors
+of what it gets, never objects, and refuses a letter before it takes memory for it. No code, no
+class names, no pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import prod
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.errors import ArchipelError
+
+MAGIC = b"ARC1"
+MOST_HEADER = 1 << 20  # bytes
+MOST_ARRAYS, MOST_DIMENSIONS, MOST_NUMBERS = 4096, 8, 1 << 40
+
+_DTYPES = {
+    "f2": (torch.float16, 2),
+    "f4": (torch.float32, 4),
+    "f8": (torch.float64, 8),
+    "i4": (torch.int32, 4),
+    "i8": (torch.int64, 8),
+    "u1": (torch.uint8, 1),
+}
+_TAGS = {dtype: tag for tag, (dtype, _) in _DTYPES.items()}
+
+Fields = Mapping[str, Any]
+
+# every kind of letter, and its fields; a field may be missing only where its kinds allow None
+KINDS: dict[str, dict[str, tuple[type, ...]]] = {
+    # a site asks
+    "enrol": {"site": (str,), "secret": (bytes,), "request": (bytes,), "identity": (bytes,)},
+    "renew": {"request": (bytes,)},
+    "hello": {"version": (str,), "approved": (list,)},
+    "study": {"study": (str,)},
+    "approve": {"study": (str,), "decision": (str,), "facts": (dict,), "signature": (bytes,)},
+    "next": {"study": (str,), "pending": (int,), "busy": (str, type(None))},
+    "upload": {
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "attempt": (int,),
+        "n": (float,),
+        "gradients": (int,),
+        "answers": (bytes,),
+        "signature": (bytes,),
+    },
+    "scores": {
+        "study": (str,),
+        "round": (int,),
+        "metrics": (dict,),
+        "own": (dict, type(None)),
+        "points": (int,),
+        "signature": (bytes,),
+    },
+    "ask": {"study": (str,), "number": (int,)},
+    # the coordinator answers
+    "certificate": {"certificate": (bytes,), "authority": (bytes,)},
+    "welcome": {"studies": (dict,)},
+    "text": {"text": (str,)},
+    "thanks": {},
+    "wait": {"seconds": (float,)},
+    "work": {
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "attempt": (int,),
+    },
+    "verdict": {"study": (str,), "round": (int,), "counted": (bool,)},
+    "evaluate": {"study": (str,), "round": (int,)},
+    "advice": {"study": (str,), "number": (int,)},
+    "done": {"study": (str,), "rounds": (int,)},
+    "refused": {"reason": (str,)},
+    # one peer to another
+    "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
+}
+
+
+class BadLetter(ArchipelError):
+    """Bytes that are no letter."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What one side says to the other."""
+
+    kind: str
+    fields: Fields = field(default_factory=dict)
+    arrays: Sequence[Tensor] = ()
+    name: bytes = b""  # SHA-256 of the bytes it came as
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+
+def encode(letter: Letter) -> bytearray:
+    """A letter as bytes."""
+    _check(letter.kind, letter.fields)
+    arrays = [tensor.detach().contiguous() for tensor in letter.arrays]
+    for tensor in arrays:
+        if tensor.dtype not in _TAGS:
+            raise ArchipelError(f"a letter holds no {tensor.dtype}: convert it to float32.")
+    forms = [[_TAGS[tensor.dtype], list(tensor.shape)] for tensor in arrays]
+    header = msgpack.packb([letter.kind, dict(letter.fields), forms])
+    if len(header) > MOST_HEADER:
+        raise ArchipelError(f"the header of a letter has {len(header)} bytes: send fewer fields.")
+    size = 8 + len(header) + sum(tensor.numel() * tensor.element_size() for tensor in arrays)
+    out = bytearray(size)
+    out[:8], at = MAGIC + len(header).to_bytes(4, "little"), 8 + len(header)
+    out[8:at] = header
+    view = memoryview(out)
+    for tensor in arrays:
+        flat = tensor.reshape(-1).numpy()
+        end = at + flat.nbytes
+        np.frombuffer(view[at:end], flat.dtype.newbyteorder("<"))[:] = flat
+        at = end
+    return out
+
+
+def decode(data: bytes | bytearray | memoryview, name: bytes = b"") -> Letter:
+    """The letter that the bytes are; its arrays share their memory."""
+    if bytes(data[:4]) != MAGIC or len(data) < 8:
+        raise BadLetter("not a letter: it begins with other bytes.")
+    length = int.from_bytes(data[4:8], "little")
+    if length > MOST_HEADER or 8 + length > len(data):
+        raise BadLetter(f"a header of {length} bytes in a letter of {len(data)}.")
+    kind, fields, forms = _header(bytes(data[8 : 8 + length]))
+    sizes = [_size(form) for form in forms]
+    if 8 + length + sum(sizes) != len(data):
+        raise BadLetter(f"arrays of {sum(sizes)} bytes announced, {len(data) - 8 - length} sent.")
+    _check(kind, fields)
+    arrays, at = [], 8 + length
+    for (tag, shape), size in zip(forms, sizes, strict=True):
+        arrays.append(_tensor(data, at, size, _DTYPES[tag][0], shape))
+        at += size
+    return Letter(kind, fields, arrays, name)
+
+
+def _tensor(data: Any, at: int, size: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    if size == 0:
+        return torch.empty(shape, dtype=dtype)
+    where = memoryview(data)[at : at + size]
+    if where.readonly or at % dtype.itemsize:
+        where = memoryview(bytearray(where))
+    return torch.frombuffer(where, dtype=dtype).view(shape)
+
+
+def _header(data: bytes) -> tuple[str, dict[str, Any], list[Any]]:
+    try:
+        found = msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise BadLetter(f"a header that is not msgpack ({type(error).__name__}).") from None
+    match found:
+        case [str(kind), dict(fields), list(forms)] if len(forms) <= MOST_ARRAYS:
+            return kind, fields, forms
+    raise BadLetter("a header of another form than [kind, fields, arrays].")
+
+
+def _size(form: Any) -> int:
+    """Bytes of an array of that form."""
+    match form:
+        case [str(tag), list(shape)] if tag in _DTYPES and len(shape) <= MOST_DIMENSIONS:
+            if all(type(side) is int and 0 <= side <= MOST_NUMBERS for side in shape):
+                count = prod(shape)
+                if count <= MOST_NUMBERS:
+                    return count * _DTYPES[tag][1]
+    raise BadLetter(f"an array of a form that is not known: {str(form)[:80]}.")
+
+
+def _check(kind: str, fields: Fields) -> None:
+    """Refuse kinds and fields that are not in the list."""
+    if kind not in KINDS:
+        raise BadLetter(f"a letter of unknown kind {kind[:40]!r}.")
+    known = KINDS[kind]
+    for name in fields:
+        if name not in known:
+            raise BadLetter(f"a {kind} with an unknown field {str(name)[:40]!r}.")
+    for name, types in known.items():
+        value = fields.get(name)
+        if type(value) not in types:
+            raise BadLetter(f"a {kind} whose {name} is a {type(value).__name__}.")
+        _check_value(kind, name, value)
+
+
+def _check_value(kind: str, name: str, value: Any) -> None:
+    """Fields are plain: numbers, text, bytes, and one level of lists or maps of them."""
+    inside: Iterator[Any] | list[Any] = []
+    if type(value) is list:
+        inside = value
+    elif type(value) is dict:
+        if not all(type(key) is str for key in value):
+            raise BadLetter(f"a {kind} whose {name} has keys that are not text.")
+        inside = list(value.values())
+    for each in inside:
+        if type(each) not in (str, int, float, bool, bytes, type(None)):
+            raise BadLetter(f"a {kind} whose {name} holds a {type(each).__name__}.")
+
+
+class Sealed:
+    """A letter's bytes and their SHA-256, made once for all who get it."""
+
+    def __init__(self, letter: Letter) -> None:
+        self.data = encode(letter)
+        self.name = digest(self.data)
+
+
+def digest(data: bytes | bytearray | memoryview) -> bytes:
+    """SHA-256: names a letter's bytes."""
+    return sha256(data).digest()

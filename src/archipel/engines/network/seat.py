@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A party's seat in a study: its data, its own state, and its side of every round.
+
+A seat answers letters and never asks. It is told after a round whether it counted, and only then
+keeps what the round made of its own state: so a round that is done again, because the coordinator
+or the site was killed, starts from the same state and gives the same upload. An upload that was
+sent before is sent again, not computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel import metrics
+from archipel.core import Algorithm
+from archipel.data.federation import Federation
+from archipel.engines import plan as planning
+from archipel.engines.checks import check_algorithm_fields, check_fit
+from archipel.engines.network.transport import Refused
+from archipel.engines.party import LocalParty
+from archipel.exchange import Anatomy, examine, has_personal
+from archipel.model import Model
+from archipel.tree import leaves, tree_map
+
+
+@dataclass
+class Own:
+    """What a party keeps from round to round."""
+
+    state: Any  # tree
+    buffers: Tensor | None  # [q] BatchNorm statistics
+    trained: bool
+
+
+@dataclass
+class Turn:
+    """A round that is under way, or done and not judged yet."""
+
+    round: int
+    inbox: list[list[Tensor]]  # what the server said so far
+    outbox: list[list[Tensor]]  # what was answered
+    gradients: list[int]
+    own: Own | None = None  # after the last upload
+    me: LocalParty | None = None
+    steps: Generator[Any, Any, tuple[Any, Any]] | None = None
+
+    def until(self, number: int) -> Turn:
+        """The same round as it was before message `number`."""
+        boxes = (box[:number] for box in (self.inbox, self.outbox))
+        return Turn(self.round, *boxes, self.gradients[:number])
+
+
+def anatomy_of(algorithm: Algorithm, data: Federation, model: Model, k: int, seed: int) -> Anatomy:
+    """What a round of the algorithm sends, found on two points of party k."""
+    buffers = model.buffers[None].clone() if model.buffer_spec.size else None
+    me = LocalParty(
+        data, model, model.one, np.array([k]), seed, 0, (), buffers=buffers, limit=2,
+        draws=model.one.draws(data.x[:2]),
+    )  # fmt: skip
+    with planning.threads(1):
+        return examine(algorithm, me, model.w.clone(), 8)
+
+
+class Seat:
+    """One party of one study."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: Federation,
+        model: Model,
+        *,
+        party: int,
+        seed: int = 0,
+    ) -> None:
+        """`data` holds this party alone; `party` is its number in the study."""
+        check_algorithm_fields(algorithm)
+        check_fit(model, data)
+        self.algorithm: Any = algorithm
+        self.model, self.party, self.seed = model, party, seed
+        self.data = _numbered(data, party)
+        self.anatomy = anatomy_of(algorithm, self.data, model, party, seed)
+        self._draws = model.one.draws(data.x[:2])
+        self._separable = planning.separable(model, data)
+        buffers = model.buffers.clone() if model.buffer_spec.size else None
+        self.own = Own(self.anatomy.own, buffers, False)
+        self.turn: Turn | None = None
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """The round whose verdict is open, or -1."""
+        return -1 if self.turn is None or self.turn.own is None else self.turn.round
+
+    def verdict(self, t: int, counted: bool) -> None:
+        """Keep what round t made of the own state, or forget it."""
+        if self.turn is None or self.turn.round != t:
+            return
+        if counted and self.turn.own is not None:
+            self.own = self.turn.own
+        self.turn = None
+
+    def work(self, t: int, number: int, arrays: list[Tensor]) -> tuple[list[Tensor], int]:
+        """Upload number `number` of round t, and the gradients it took."""
+        turn = self.turn
+        if turn is None or turn.round != t:
+            turn = Turn(t, [], [], [])
+        if number > len(turn.inbox):
+            raise Refused(f"round {t + 1}: message {number + 1} came before the ones before.")
+        if number < len(turn.inbox) and not _same(turn.inbox[number], arrays):
+            turn = turn.until(number)  # done again, with other parties
+        self.turn = turn
+        if number == len(turn.inbox):
+            turn.inbox.append(arrays)
+            self._advance(turn)
+        return turn.outbox[number], turn.gradients[number]
+
+    def _advance(self, turn: Turn) -> None:
+        """Run the algorithm up to its next upload; from the round's start where it is not running.
+
+        After a restart the letters of the round so far are there, and the same uploads come again.
+        """
+        messages = self.anatomy.messages
+        if turn.steps is None:
+            turn.me = self._me(turn.round, self.own.buffers)
+            sent = _tree(self.anatomy.sent, turn.inbox[0], "the shared state")
+            started = self.algorithm.party(turn.me, sent, self.own.state)
+            if not isinstance(started, Generator):
+                self._end(turn, *started)
+                return
+            turn.steps, at, reply = started, 0, None
+        else:
+            at = len(turn.outbox)
+            reply = _tree(messages[at - 1].reply, turn.inbox[at], f"reply {at}")
+        while True:
+            try:
+                upload = turn.steps.send(reply)
+            except StopIteration as end:
+                self._end(turn, *end.value)
+                return
+            if at == len(turn.outbox):
+                self._put(turn, upload)
+                return
+            at += 1  # again: it was sent before the restart
+            reply = _tree(messages[at - 1].reply, turn.inbox[at], f"reply {at}")
+
+    def _put(self, turn: Turn, upload: Any) -> None:
+        assert turn.me is not None
+        form = self.anatomy.messages[len(turn.outbox)].upload
+        found = zip(leaves(upload), leaves(form), strict=True)
+        turn.outbox.append([leaf.detach().expand(one.shape) for leaf, one in found])
+        turn.gradients.append(turn.me.gradients - sum(turn.gradients))
+
+    def _end(self, turn: Turn, upload: Any, own: Any) -> None:
+        if len(turn.outbox) < len(self.anatomy.messages):
+            self._put(turn, upload)
+        assert turn.me is not None
+        buffers = None if turn.me.buffers is None else turn.me.buffers[0].clone()
+        turn.own = Own(tree_map(lambda leaf: leaf.detach().clone(), own), buffers, True)
+        turn.steps = turn.me = None
+
+    def _me(self, t: int, buffers: Tensor | None) -> LocalParty:
+        return LocalParty(
+            self.data,
+            self.model,
+            self.model.one,
+            np.array([self.party]),
+            self.seed,
+            t,
+            (),
+            buffers=None if buffers is None else buffers[None].clone(),
+            draws=self._draws,
+            separable=self._separable,
+        )
+
+    @property
+    def n(self) -> float:
+        """Training points, where the server weighs by them; 0 where it need not know."""
+        asks = {ask for message in self.anatomy.messages for ask in message.asks}
+        return float(self.data.n[self.party]) if "mean by examples" in asks else 0.0
+
+    # -- models ------------------------------------------------------------------------------------
+
+    def personal(self, t: int, sent: list[Tensor]) -> Generator[list[Tensor], list[Tensor], Tensor]:
+        """Make this party's model after t rounds: yields what it asks, is sent the advice."""
+        me = self._me(t, self.own.buffers)
+        shared = _tree(self.anatomy.sent, sent, "the shared state")
+        started = self.algorithm.personal(me, shared, self.own.state)
+        if not isinstance(started, Generator):
+            return started
+        asked, number = next(started), 0
+        while True:
+            advice = yield leaves(tree_map(Tensor.detach, asked))
+            form = self.anatomy.personal[number].reply
+            try:
+                asked = started.send(_tree(form, advice, f"advice {number + 1}"))
+            except StopIteration as end:
+                model: Tensor = end.value
+                return model
+            number += 1
+
+    @property
+    def has_personal(self) -> bool:
+        return has_personal(self.algorithm)
+
+    def score(self, w: Tensor, t: int, own: bool = False) -> dict[str, float]:
+        """Metrics of a model on this party's test points; empty where it has none."""
+        data, k = self.data, self.party
+        x, y = (part[data.test_from[k] : data.offsets[k + 1]] for part in (data.x, data.y))
+        if len(x) == 0:
+            return {}
+        buffers = self.own.buffers
+        if buffers is not None and not self.own.trained:
+            start, stop = int(data.offsets[k]), int(data.test_from[k])
+            buffers = self.model.one.settle(w, data.x[start : min(stop, start + 512)])
+        outputs = self.model.one.outputs(w, x, None if buffers is None else buffers.clone())
+        if own and hasattr(self.algorithm, "predict"):
+            outputs = self.algorithm.predict(self._me(t, buffers), w, x, False)
+        return metrics.pool(data.task, outputs, y, self.model.loss_function)
+
+    # -- what survives the process -----------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """The own state and the open round, as tensors by name."""
+        found = {"own.trained": torch.tensor([int(self.own.trained)])}
+        found |= _named("own", self.own)
+        if self.turn is not None:
+            turn = self.turn
+            found["turn.round"] = torch.tensor([turn.round])
+            found["turn.gradients"] = torch.tensor(turn.gradients, dtype=torch.int64)
+            for name, box in (("inbox", turn.inbox), ("outbox", turn.outbox)):
+                for i, arrays in enumerate(box):
+                    found |= {f"turn.{name}.{i}.{j}": a for j, a in enumerate(arrays)}
+            if turn.own is not None:
+                found |= _named("turn.own", turn.own)
+        return {name: tensor.clone().contiguous() for name, tensor in found.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what another process left."""
+        self.own = self._own(state, "own", bool(state["own.trained"]))
+        self.turn = None
+        if "turn.round" not in state:
+            return
+        messages = self.anatomy.messages
+        forms = [self.anatomy.sent, *(m.reply for m in messages[:-1])]
+        turn = Turn(int(state["turn.round"]), [], [], state["turn.gradients"].tolist())
+        for name, box, all_forms in (
+            ("inbox", turn.inbox, forms),
+            ("outbox", turn.outbox, [m.upload for m in messages]),
+        ):
+            for i, form in enumerate(all_forms):
+                keys = [f"turn.{name}.{i}.{j}" for j in range(len(leaves(form)))]
+                if all(key in state for key in keys) and len(box) == i:
+                    box.append([state[key].clone() for key in keys])
+        turn.inbox = turn.inbox[: len(turn.outbox)]
+        if len(turn.outbox) == len(messages):
+            turn.own = self._own(state, "turn.own", True)
+        self.turn = turn
+
+    def _own(self, state: Mapping[str, Tensor], prefix: str, trained: bool) -> Own:
+        values = iter(range(len(leaves(self.anatomy.own))))
+        tree = tree_map(lambda _: state[f"{prefix}.{next(values)}"].clone(), self.anatomy.own)
+        buffers = state.get(f"{prefix}.buffers")
+        return Own(tree, None if buffers is None else buffers.clone(), trained)
+
+
+def _named(prefix: str, own: Own) -> dict[str, Tensor]:
+    found = {f"{prefix}.{i}": leaf for i, leaf in enumerate(leaves(own.state))}
+    return found if own.buffers is None else {**found, f"{prefix}.buffers": own.buffers}
+
+
+def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+def _tree(form: Any, arrays: list[Tensor], what: str) -> Any:
+    """Tensors as the tree that is expected."""
+    wanted = leaves(form)
+    same = len(wanted) == len(arrays) and all(
+        one.shape == found.shape and one.dtype == found.dtype
+        for one, found in zip(wanted, arrays, strict=True)
+    )
+    if not same:
+        raise Refused(f"{what} has another form than the study's algorithm gives it.")
+    found = iter(arrays)
+    return tree_map(lambda _: next(found), form)
+
+
+def _numbered(data: Federation, party: int) -> Federation:
+    """A federation in which the only party is number `party`: draws are keyed by that number."""
+    if data.parties != 1:
+        raise Refused(f"a seat holds the data of one party, not of {data.parties}.")
+
+    def after(rows: Tensor) -> Tensor:  # so many parties without a point
+        return torch.cat([rows.new_zeros(party), rows])
+
+    return Federation(
+        data.x, data.y, after(data.offsets), after(data.test_from), party + 1, data.task,
+        data.classes,
+        scan=False,
+    )  # fmt: skip

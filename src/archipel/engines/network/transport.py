@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversation: one letter there, one letter back, over any two-way stream of byte strings.
+
+The side that sends first offers a letter by its length and SHA-256. A small one comes with the
+offer. Of a large one the receiver says how many bytes it has already, from a conversation that was
+cut, and the rest follows in pieces: so transfers of any size are resumed, whatever the stream is.
+The asking side is always the party, which connects outwards only; both kinds of stream, in memory
+(`memory.py`) and gRPC (`grpc.py`), run these same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from archipel.engines.network.letters import BadLetter, Letter, Sealed, decode, digest
+from archipel.errors import ArchipelError
+
+INLINE = 64 << 10  # bytes of a letter that comes with its offer
+PIECE = 1 << 20  # bytes of a message on the stream
+_OFFER, _HAVE = b"O", b"H"
+
+
+class Cut(ArchipelError):
+    """The other side is gone, or does not answer: what was sent may be sent again."""
+
+
+class Refused(ArchipelError):
+    """The other side says no, and why."""
+
+
+class Stream(Protocol):
+    """Two-way, of byte strings, in order; both methods raise `Cut` once the other side is gone."""
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def receive(self) -> bytes: ...
+
+
+class Link(Protocol):
+    """A party's way to the other side: opens a stream for each conversation."""
+
+    async def ask(self, letter: Letter) -> Letter:
+        """Say something and return the answer; `Cut` where there is none, `Refused` for a no."""
+
+    async def close(self) -> None: ...
+
+
+Answer = Callable[[str, Letter], Awaitable[Letter | Sealed]]  # who asks, and what
+
+
+class Partials:
+    """Letters of which only some bytes came so far, each of one sender."""
+
+    def __init__(self, most: int = 4 << 30) -> None:
+        self._parts: dict[tuple[str, bytes], bytearray] = {}
+        self._most = most
+
+    def take(self, sender: str, name: bytes) -> bytearray:
+        """What there is of a letter; it is nobody else's until it is put back."""
+        return self._parts.pop((sender, name), bytearray())
+
+    def put_back(self, sender: str, name: bytes, part: bytearray) -> None:
+        """Keep a part; the oldest ones go where all are more than there is room for."""
+        self._parts[sender, name] = part
+        while sum(map(len, self._parts.values())) > self._most:
+            del self._parts[next(iter(self._parts))]
+
+    def forget(self, sender: str) -> None:
+        """Drop what a sender left behind: it has sent a whole letter since."""
+        for key in [key for key in self._parts if key[0] == sender]:
+            del self._parts[key]
+
+
+async def give(stream: Stream, letter: Letter | Sealed) -> None:
+    """Send a letter, from where the receiver wants its bytes."""
+    sealed = letter if isinstance(letter, Sealed) else Sealed(letter)
+    data = sealed.data
+    offer = _OFFER + len(data).to_bytes(8, "little") + sealed.name
+    if len(data) <= INLINE:
+        await stream.send(offer + data)
+        return
+    await stream.send(offer)
+    have = await stream.receive()
+    at = int.from_bytes(have[1:], "little")
+    if have[:1] != _HAVE or len(have) != 9 or at > len(data):
+        raise BadLetter("an answer to an offer that says no number of bytes.")
+    view = memoryview(data)
+    while at < len(data):
+        await stream.send(bytes(view[at : at + PIECE]))
+        at += PIECE
+
+
+async def take(stream: Stream, sender: str, partials: Partials, most: int) -> Letter:
+    """Receive a letter of at most so many bytes, and check them against their digest."""
+    offer = await stream.receive()
+    size, name, inline = int.from_bytes(offer[1:9], "little"), offer[9:41], offer[41:]
+    if offer[:1] != _OFFER or len(name) != 32:
+        raise BadLetter("bytes that offer no letter.")
+    if size > most:
+        raise BadLetter(f"a letter of {size} bytes where at most {most} are expected.")
+    data = bytearray(inline)
+    if size > INLINE:
+        if inline:
+            raise BadLetter("an offer of a large letter that brings some of it.")
+        data = partials.take(sender, name)
+        try:
+            await stream.send(_HAVE + len(data).to_bytes(8, "little"))
+            while len(data) < size:
+                piece = await stream.receive()
+                if not piece or len(piece) > PIECE:
+                    raise BadLetter(f"a piece of {len(piece)} bytes.")
+                data += piece
+        finally:
+            if len(data) < size:
+                partials.put_back(sender, name, data)
+    if len(data) != size or digest(data) != name:
+        raise BadLetter("a letter whose bytes are not those that were offered.")
+    partials.forget(sender)
+    return decode(data, name)
+
+
+async def ask(stream: Stream, letter: Letter, partials: Partials, most: int) -> Letter:
+    """The asking side of a conversation."""
+    await give(stream, letter)
+    answer = await take(stream, "", partials, most)
+    if answer.kind == "refused":
+        raise Refused(answer["reason"])
+    return answer
+
+
+async def serve(
+    stream: Stream, sender: str, answer: Answer, partials: Partials, most: Callable[[str], int]
+) -> None:
+    """The answering side: `most(sender)` is how large a letter of theirs may be."""
+    try:
+        letter = await take(stream, sender, partials, most(sender))
+        reply: Letter | Sealed = await answer(sender, letter)
+    except (BadLetter, Refused) as error:
+        reply = Letter("refused", {"reason": str(error)})
+    await give(stream, reply)

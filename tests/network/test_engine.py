@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network engine agrees with the local one, whatever the transport does to the letters."""
+
+import asyncio
+
+import pytest
+import torch
+from torch import nn
+
+import archipel as ar
+from archipel.algorithms import FedAvg, FedRep, PeFLL, Scaffold
+from archipel.engines.network.engine import Patience
+from archipel.engines.plan import Plan
+from archipel.tree import leaves
+from network.agreement import over_memory
+
+DATA = ar.load("heart_disease").standardised()
+ONE = Plan("one", 1, 1)
+ALGORITHMS = {
+    "fedavg": FedAvg(lr=0.1, batch_size=16),
+    "scaffold": Scaffold(lr=0.05, local_steps=3, batch_size=8),
+    "fedrep": FedRep(lr=0.05, batch_size=16),
+    "pefll": PeFLL(local_steps=3, batch_size=8, size=4, hidden=5),
+}
+
+
+def mlp():
+    torch.manual_seed(0)
+    return ar.Model(nn.Sequential(nn.Linear(13, 5), nn.ReLU(), nn.Linear(5, 2)))
+
+
+def locally(algorithm, cohorts):
+    with ar.LocalEngine(algorithm, DATA, mlp(), plan=ONE) as engine:
+        for t, cohort in enumerate(cohorts):
+            engine.round(t, cohort)
+        own = engine.evaluate(own=True) if engine.has_own else engine.evaluate()
+        states = engine.own_states(range(DATA.training))
+        return engine.shared, states, own.parties
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("cuts", [(), [(900, 1e9), (1e9, 2000), (50, 50)]])
+def test_rounds_over_the_wire_are_those_of_a_simulation(name, cuts):
+    algorithm, everybody = ALGORITHMS[name], list(range(DATA.training))
+    cohorts = [everybody, [0, 2], [1, 2, 3], everybody, [3]]
+    shared, states, metrics = locally(algorithm, cohorts)
+
+    engine, seats, outcomes, scores = asyncio.run(
+        over_memory(algorithm, DATA, mlp(), 5, cohorts, cuts)
+    )
+
+    torch.testing.assert_close(leaves(engine.shared), leaves(shared), rtol=1e-6, atol=1e-6)
+    for k, seat in enumerate(seats):
+        mine = [leaf[k] for leaf in leaves(states)]
+        torch.testing.assert_close(leaves(seat.own.state), mine, rtol=1e-6, atol=1e-6)
+        found = scores[k]["own"] or scores[k]["metrics"]
+        assert found["accuracy"] == pytest.approx(float(metrics["accuracy"][k]), abs=1e-6)
+    assert [outcome.arrived.tolist() for outcome, _ in outcomes] == cohorts
+    assert not any(missing for _, missing in outcomes)
+
+
+def test_a_silent_party_is_named_and_the_others_go_on():
+    async def play():
+        from archipel.engines.network.desk import Desk  # noqa: PLC0415
+        from archipel.engines.network.engine import NetworkEngine  # noqa: PLC0415
+        from archipel.engines.network.seat import anatomy_of  # noqa: PLC0415
+
+        algorithm, model = ALGORITHMS["fedavg"], mlp()
+        engine = NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 4, "s")
+        desk = Desk(engine)
+        before = engine.vector().clone()
+        outcome, missing = await engine.round(0, [0, 1], Patience(silence=0.05))
+        assert torch.equal(engine.vector(), before)
+        assert desk.rounds_done is None
+        return outcome, missing
+
+    outcome, missing = asyncio.run(play())
+    assert len(outcome.arrived) == 0
+    assert missing == dict.fromkeys([0, 1], "silent (has not asked for work)")

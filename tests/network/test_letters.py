@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Letters survive the wire, and nothing else does."""
+
+import random
+import tracemalloc
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import archipel as ar
+from archipel.engines.network.letters import KINDS, MAGIC, BadLetter, Letter, decode, encode
+
+DTYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]
+VALUES = {
+    str: st.text(max_size=20),
+    bytes: st.binary(max_size=40),
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    list: st.lists(st.text(max_size=5), max_size=3),
+    dict: st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
+    type(None): st.none(),
+}
+
+
+@st.composite
+def letters(draw):
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    fields = {
+        name: draw(st.one_of([VALUES[each] for each in types]))
+        for name, types in KINDS[kind].items()
+    }
+    arrays = []
+    for _ in range(draw(st.integers(0, 3))):
+        shape = draw(st.lists(st.integers(0, 4), max_size=3))
+        dtype = draw(st.sampled_from(DTYPES))
+        arrays.append(torch.randint(0, 100, shape).to(dtype))
+    return Letter(kind, fields, arrays)
+
+
+@given(letter=letters())
+def test_a_letter_comes_back_as_it_was(letter):
+    found = decode(encode(letter))
+
+    assert (found.kind, dict(found.fields)) == (letter.kind, dict(letter.fields))
+    assert len(found.arrays) == len(letter.arrays)
+    for one, other in zip(found.arrays, letter.arrays, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_a_transposed_array_is_written_row_by_row():
+    x = torch.arange(6.0).view(2, 3).T
+    assert torch.equal(decode(encode(Letter("thanks", {}, [x]))).arrays[0], x)
+
+
+def raw(header, arrays=b""):
+    packed = header if isinstance(header, bytes) else msgpack.packb(header)
+    return MAGIC + len(packed).to_bytes(4, "little") + packed + arrays
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "other bytes"),
+        (b"ARC", "other bytes"),
+        (b"ARC1\x00", "other bytes"),
+        (b"PICK" + b"\0" * 20, "other bytes"),
+        (MAGIC + b"\xff\xff\xff\xff", "a header of"),
+        (raw(b"\xc1"), "not msgpack"),
+        (raw(b"\x91" * 5000), "not msgpack"),
+        (raw(msgpack.packb(msgpack.ExtType(1, b"x"))), "not msgpack"),
+        (raw({"kind": "thanks"}), "another form"),
+        (raw(["thanks", {}]), "another form"),
+        (raw(["pickle", {}, []]), "unknown kind 'pickle'"),
+        (raw(["thanks", {"x": 1}, []]), "unknown field 'x'"),
+        (raw(["study", {}, []]), "study is a NoneType"),
+        (raw(["study", {"study": 3}, []]), "study is a int"),
+        (raw(["welcome", {"studies": {"a": [1]}}, []]), "holds a list"),
+        (raw(["ask", {"study": "s", "number": True}, []]), "number is a bool"),
+        (raw(["thanks", {}, [["f4", [2]]]], b"1234"), "announced"),
+        (raw(["thanks", {}, [["f4", [1]]]], b"12345"), "announced"),
+        (raw(["thanks", {}, [["O", [1]]]]), "form that is not known"),
+        (raw(["thanks", {}, [["f4", [-1]]]]), "form that is not known"),
+        (raw(["thanks", {}, [["f4", [1 << 39, 1 << 39]]]]), "form that is not known"),
+        (raw(["thanks", {}, [["f4", [1] * 9]]], b"1234"), "form that is not known"),
+        (raw(["thanks", {}, [["f4", [True]]]], b"1234"), "form that is not known"),
+    ],
+)
+def test_what_is_no_letter_is_refused(data, said):
+    with pytest.raises(BadLetter, match=said):
+        decode(data)
+
+
+def test_bytes_for_a_huge_array_are_not_set_aside():
+    data = raw(["thanks", {}, [["f8", [1 << 38]]]], b"\0" * 64)
+    tracemalloc.start()
+    with pytest.raises(BadLetter, match="announced"):
+        decode(data)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
+
+
+def test_a_letter_that_cannot_be_sent_says_why():
+    with pytest.raises(ar.ArchipelError, match="holds no torch.complex64"):
+        encode(Letter("thanks", {}, [torch.zeros(1, dtype=torch.complex64)]))
+
+
+SEEDS = [
+    Letter("work", {"study": "s", "round": 3, "number": 0, "attempt": 7}, [torch.randn(9)]),
+    Letter("scores", {"study": "s", "round": 1, "metrics": {"auc": 0.5}, "own": None, "points": 9,
+                      "signature": b"x" * 64}),
+    Letter("welcome", {"studies": {"a": "b", "c": "d"}}),
+]  # fmt: skip
+
+
+def mutated(data, draws):
+    """The bytes with some changed, cut, doubled or put in."""
+    data = bytearray(data)
+    for _ in range(draws.choice([1, 1, 2, 5, 20])):
+        at = draws.randrange(len(data) + 1)
+        match draws.randrange(5):
+            case 0:
+                data[at : at + 1] = bytes([draws.randrange(256)])
+            case 1:
+                del data[at : at + draws.randrange(1, 9)]
+            case 2:
+                data[at:at] = draws.randbytes(draws.randrange(1, 9))
+            case 3:
+                data[at:at] = data[at : at + draws.randrange(1, 40)]
+            case 4:
+                data[at : at + 1] = draws.choice(
+                    [b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xdf", b"\x00"]
+                )
+    return bytes(data)
+
+
+def test_mutated_letters_give_letters_or_refusals_and_take_no_memory():
+    draws, seeds, decoded = random.Random(0), [bytes(encode(each)) for each in SEEDS], 0
+    tracemalloc.start()
+    for i in range(100_000):
+        try:
+            decode(mutated(seeds[i % len(seeds)], draws))
+            decoded += 1
+        except BadLetter:
+            continue
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0 < decoded < 50_000  # changed numbers in arrays are letters, too
+    assert most < 4 << 20
