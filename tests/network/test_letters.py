@@ -106,7 +106,7 @@ def test_bytes_for_a_huge_array_are_not_set_aside():
 
 
 def test_a_letter_that_cannot_be_sent_says_why():
-    with pytest.raises(ar.ArchipelError, match="holds no torch.complex64"):
+    with pytest.raises(ar.ArchipelError, match=r"holds no torch\.complex64"):
         encode(Letter("thanks", {}, [torch.zeros(1, dtype=torch.complex64)]))
 
 

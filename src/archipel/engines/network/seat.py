@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,8 +52,8 @@ class Turn:
 
     def until(self, number: int) -> Turn:
         """The same round as it was before message `number`."""
-        boxes = (box[:number] for box in (self.inbox, self.outbox))
-        return Turn(self.round, *boxes, self.gradients[:number])
+        inbox, outbox = self.inbox[:number], self.outbox[:number]
+        return Turn(self.round, inbox, outbox, self.gradients[:number])
 
 
 def anatomy_of(algorithm: Algorithm, data: Federation, model: Model, k: int, seed: int) -> Anatomy:
@@ -194,7 +194,7 @@ class Seat:
         shared = _tree(self.anatomy.sent, sent, "the shared state")
         started = self.algorithm.personal(me, shared, self.own.state)
         if not isinstance(started, Generator):
-            return started
+            return cast(Tensor, started)
         asked, number = next(started), 0
         while True:
             advice = yield leaves(tree_map(Tensor.detach, asked))

@@ -72,16 +72,21 @@ class Partials:
             del self._parts[key]
 
 
-async def give(stream: Stream, letter: Letter | Sealed) -> None:
-    """Send a letter, from where the receiver wants its bytes."""
+async def give(stream: Stream, letter: Letter | Sealed) -> bytes | None:
+    """Send a letter, from where the receiver wants its bytes.
+
+    Where it wants none and answers at once, return the offer of its answer.
+    """
     sealed = letter if isinstance(letter, Sealed) else Sealed(letter)
     data = sealed.data
     offer = _OFFER + len(data).to_bytes(8, "little") + sealed.name
     if len(data) <= INLINE:
         await stream.send(offer + data)
-        return
+        return None
     await stream.send(offer)
     have = await stream.receive()
+    if have[:1] == _OFFER:
+        return have
     at = int.from_bytes(have[1:], "little")
     if have[:1] != _HAVE or len(have) != 9 or at > len(data):
         raise BadLetter("an answer to an offer that says no number of bytes.")
@@ -89,11 +94,14 @@ async def give(stream: Stream, letter: Letter | Sealed) -> None:
     while at < len(data):
         await stream.send(bytes(view[at : at + PIECE]))
         at += PIECE
+    return None
 
 
-async def take(stream: Stream, sender: str, partials: Partials, most: int) -> Letter:
+async def take(
+    stream: Stream, sender: str, partials: Partials, most: int, offer: bytes | None = None
+) -> Letter:
     """Receive a letter of at most so many bytes, and check them against their digest."""
-    offer = await stream.receive()
+    offer = offer or await stream.receive()
     size, name, inline = int.from_bytes(offer[1:9], "little"), offer[9:41], offer[41:]
     if offer[:1] != _OFFER or len(name) != 32:
         raise BadLetter("bytes that offer no letter.")
@@ -122,8 +130,8 @@ async def take(stream: Stream, sender: str, partials: Partials, most: int) -> Le
 
 async def ask(stream: Stream, letter: Letter, partials: Partials, most: int) -> Letter:
     """The asking side of a conversation."""
-    await give(stream, letter)
-    answer = await take(stream, "", partials, most)
+    early = await give(stream, letter)
+    answer = await take(stream, "", partials, most, early)
     if answer.kind == "refused":
         raise Refused(answer["reason"])
     return answer
