@@ -107,7 +107,7 @@ PLAIN = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.text(), PLAIN), min_size=1, max_size=4))
 def test_any_plain_details_come_back(details):
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
