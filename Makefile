@@ -1,11 +1,12 @@
 # make demo | test | test-slow | check | bench: each sets up what it needs in .venv first.
-# Tests of pages need Chromium: installed with apt where this user may, else they say they skipped.
+# Tests of pages need Chromium and those of the roll PostgreSQL: installed with apt where this user
+# may, else they say they skipped.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test test-slow check bench bench-peers browser clean
+.PHONY: demo test test-slow check bench bench-peers browser postgres clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,7 +22,13 @@ browser:
 	  apt-get install -y -qq chromium >/dev/null 2>&1; } || \
 	echo "Chromium is not here and cannot be installed: tests of pages in a browser are skipped."
 
-test: $(STAMP) browser
+postgres:
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null 2>&1; } || \
+	echo "PostgreSQL is not here and cannot be installed: the roll is tested on SQLite alone."
+
+test: $(STAMP) browser postgres
 	$(BIN)/python -m pytest
 
 test-slow: $(STAMP) browser

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by alembic inside the transaction of `Roll.open`; there is no ini file.
+
+A change of the tables is a new file in `versions/`, whose `down_revision` is the last one's
+`revision`. Files there never change: databases were made by them.
+"""
+
+from alembic import context
+
+from archipel.store.roll import METADATA, VERSION_TABLE
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    version_table=VERSION_TABLE,
+    transactional_ddl=True,
+    render_as_batch=True,  # SQLite alters little but by a new table
+)
+with context.begin_transaction():
+    context.run_migrations()

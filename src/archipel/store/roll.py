@@ -1,0 +1,769 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator's roll: who was invited, who belongs, which studies there are, who approved them.
+
+It lies in SQLite or PostgreSQL. Every operation is one transaction, and those that write take
+turns: what one of them has read still holds when it writes. The coordinator has the lease of its
+database, which ends with its process however that ends; others may read and write beside it, an
+operation at a time. Times are texts, in UTC.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from archipel.errors import ArchipelError, RunFailed, clean, unknown
+from archipel.store.journal import now
+
+STATES = ("open", "running", "done", "stopped", "failed")  # of a study; open asks for approval
+DECISIONS = ("approved", "rejected", "withdrawn")
+MIGRATIONS = Path(__file__).with_name("migrations")
+VERSION_TABLE = "archipel_version"
+METADATA = sa.MetaData()
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_PATIENCE = 60  # seconds that a writer waits for its turn
+_TRIES = 10  # to take the lease, twenty a second: a killed process may not be quite gone
+_LEASE, _TURN = "1095910216, 1", "1095910216, 2"  # PostgreSQL's advisory locks
+_ALEMBIC = threading.Lock()  # it keeps what it does in globals
+
+INVITATIONS = sa.Table(
+    "invitations",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("site", sa.String, nullable=False, index=True),
+    sa.Column("secret", sa.String, nullable=False),  # its SHA-256
+    sa.Column("created", sa.String, nullable=False),
+    sa.Column("expires", sa.String, nullable=False),
+    sa.Column("used", sa.String),
+    sa.Column("withdrawn", sa.String),
+)
+SITES = sa.Table(
+    "sites",
+    METADATA,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("identity", sa.LargeBinary, nullable=False),  # Ed25519 public key
+    sa.Column("joined", sa.String, nullable=False),
+    sa.Column("revoked", sa.String),
+    sa.Column("reason", sa.String),
+)
+CERTIFICATES = sa.Table(
+    "certificates",
+    METADATA,
+    sa.Column("serial", sa.String, primary_key=True),
+    sa.Column("site", sa.ForeignKey(SITES.c.name), nullable=False, index=True),
+    sa.Column("until", sa.String, nullable=False),
+)
+STUDIES = sa.Table(
+    "studies",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("hash", sa.String, nullable=False, unique=True),  # SHA-256 of the text
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("text", sa.LargeBinary, nullable=False),
+    sa.Column("submitted", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("note", sa.String, nullable=False),
+)
+APPROVALS = sa.Table(
+    "approvals",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("study", sa.ForeignKey(STUDIES.c.hash), nullable=False, index=True),
+    sa.Column("site", sa.ForeignKey(SITES.c.name), nullable=False),
+    sa.Column("identity", sa.LargeBinary, nullable=False),  # whose signature it is
+    sa.Column("decision", sa.String, nullable=False),
+    sa.Column("facts", sa.JSON, nullable=False),
+    sa.Column("signature", sa.LargeBinary, nullable=False),
+    sa.Column("time", sa.String, nullable=False),
+)
+SEATS = sa.Table(
+    "seats",
+    METADATA,
+    sa.Column("study", sa.ForeignKey(STUDIES.c.hash), primary_key=True),
+    sa.Column("site", sa.ForeignKey(SITES.c.name), primary_key=True),
+    sa.Column("party", sa.Integer, nullable=False),
+    sa.UniqueConstraint("study", "party"),
+)
+
+
+class Invited(NamedTuple):
+    """An invitation, without its secret."""
+
+    site: str
+    created: str
+    expires: str
+    used: str | None
+    withdrawn: str | None
+
+
+class Site(NamedTuple):
+    name: str
+    identity: bytes
+    joined: str
+    revoked: str | None
+    reason: str | None
+    until: str  # when its last certificate ends
+
+
+class Submission(NamedTuple):
+    """A study that sites are asked to take part in."""
+
+    hash: str
+    name: str
+    text: bytes  # of the study file
+    submitted: str
+    state: str
+    note: str
+
+
+class Decision(NamedTuple):
+    """What a site said to a study."""
+
+    site: str
+    identity: bytes  # that signed it
+    decision: str
+    facts: dict[str, Any]
+    signature: bytes
+    time: str
+
+
+class Roll:
+    """Who belongs to a federation; `open` it as the coordinator, `read` it as anybody else."""
+
+    def __init__(self, engine: sa.Engine, lease: _File | _Session | None) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._lease = lease
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Take the coordinator's lease and bring the tables up to this version."""
+        engine = _engine(url, leads=True)
+        with _told(engine):
+            roll = cls(engine, _File(engine) if _is_sqlite(engine) else _Session(engine))
+        try:
+            with roll._writing() as connection:
+                _upgrade(connection)
+        except BaseException:
+            roll.close()
+            raise
+        return roll
+
+    @classmethod
+    def read(cls, url: str) -> Self:
+        """Look, or do single operations, while a coordinator may be up."""
+        roll = cls(_engine(url, leads=False), None)
+        try:
+            with roll._reading() as connection:
+                has, needs = _version(connection)
+            if has != needs:
+                holds = f"has tables of version {has}" if has else "holds no roll"
+                raise ArchipelError(
+                    f"database = '{_shown(roll._engine)}': {holds} and this Archipel needs version "
+                    f"{needs}; start the coordinator of this Archipel once, which brings it there."
+                )
+        except BaseException:
+            roll.close()
+            raise
+        return roll
+
+    def close(self) -> None:
+        """End the lease."""
+        if self._lease is not None:
+            self._lease.release()
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with _told(self._engine), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """A transaction that no other writer runs beside."""
+        with _told(self._engine):
+            if self._lease is not None:
+                self._lease.assure()
+            with self._writer.begin() as connection:
+                if not _is_sqlite(self._engine):
+                    connection.execute(sa.text(f"SET LOCAL lock_timeout = '{_PATIENCE}s'"))
+                    connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({_TURN})"))
+                yield connection
+
+    # -- sites ------------------------------------------------------------------------------------
+
+    def invite(self, site: str, secret: bytes, expires: datetime) -> None:
+        """Let a site join with a secret, once; its earlier invitations end."""
+        if not _NAME.fullmatch(site):
+            raise ArchipelError(
+                f"site = '{site}': a site's name has 1 to 40 of a-z, 0-9 and '-', and no '-' in "
+                "front; choose such a name."
+            )
+        if site == "coordinator" or site.startswith("invited"):
+            raise ArchipelError(
+                f"site = '{site}': no site may be called 'coordinator' or 'invited...', which the "
+                "federation itself uses; choose another name."
+            )
+        with self._writing() as connection:
+            joined = connection.scalar(
+                sa.select(SITES.c.joined).where(SITES.c.name == site, SITES.c.revoked.is_(None))
+            )
+            if joined is not None:
+                raise ArchipelError(
+                    f"site = '{site}': belongs to the federation since {joined}; revoke it first, "
+                    "or choose another name."
+                )
+            _withdraw(connection, site)
+            connection.execute(
+                INVITATIONS.insert(),
+                {
+                    "site": site,
+                    "secret": sha256(secret).hexdigest(),
+                    "created": now(),
+                    "expires": _text(expires),
+                },
+            )
+
+    def invitations(self) -> list[Invited]:
+        """All that there ever were, oldest first."""
+        columns = [INVITATIONS.c[field] for field in Invited._fields]
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(*columns).order_by(INVITATIONS.c.id))
+            return [Invited(*row) for row in rows]
+
+    def redeem(
+        self, site: str, secret: bytes, identity: bytes, serial: str, until: datetime
+    ) -> None:
+        """Use an invitation up and enter the site with its public key and certificate."""
+        digest = sha256(secret).hexdigest()
+        with self._writing() as connection:
+            query = sa.select(INVITATIONS).where(INVITATIONS.c.site == site)
+            rows = connection.execute(query.order_by(INVITATIONS.c.id)).all()
+            if not rows:
+                raise ArchipelError(
+                    f"site = '{site}': was never invited; ask the coordinator for an invitation."
+                )
+            meant = [row for row in rows if compare_digest(row.secret, digest)]
+            if not meant:
+                raise ArchipelError(
+                    f"site = '{site}': the invitation's secret is wrong; copy all of the token, or "
+                    "ask the coordinator for a new one."
+                )
+            invitation = meant[-1]
+            for what, when in [
+                ("was used already, on", invitation.used),
+                ("was withdrawn on", invitation.withdrawn),
+                ("expired on", invitation.expires if invitation.expires <= now() else None),
+            ]:
+                if when is not None:
+                    raise ArchipelError(
+                        f"site = '{site}': the invitation {what} {when}; use a newer one, or ask "
+                        "the coordinator for one."
+                    )
+            connection.execute(
+                INVITATIONS.update().where(INVITATIONS.c.id == invitation.id).values(used=now())
+            )
+            entry = {"identity": identity, "joined": now(), "revoked": None, "reason": None}
+            again = connection.execute(SITES.update().where(SITES.c.name == site).values(entry))
+            if again.rowcount:  # a revoked site comes back: what it had counts no more
+                connection.execute(CERTIFICATES.delete().where(CERTIFICATES.c.site == site))
+            else:
+                connection.execute(SITES.insert(), {"name": site, **entry})
+            _certify(connection, site, serial, until)
+
+    def renewed(self, name: str, serial: str, until: datetime) -> None:
+        """Enter a further certificate of a site."""
+        with self._writing() as connection:
+            _member(connection, name)
+            _certify(connection, name, serial, until)
+
+    def revoke(self, name: str, reason: str) -> None:
+        """Shut a site out, and end the invitation that it may have."""
+        with self._writing() as connection:
+            here = (SITES.c.name == name) & SITES.c.revoked.is_(None)
+            gone = {"revoked": now(), "reason": clean(reason)}
+            revoked = connection.execute(SITES.update().where(here).values(gone)).rowcount
+            if not _withdraw(connection, name) + revoked:
+                query = sa.select(SITES.c.name, SITES.c.revoked)
+                known = {row.name: row.revoked for row in connection.execute(query)}
+                if name not in known:
+                    raise unknown("site", name, known)
+                raise ArchipelError(
+                    f"site = '{name}': was revoked already, on {known[name]}; nothing is left to "
+                    "do."
+                )
+
+    def admitted(self, name: str, serial: str) -> None:
+        """Refuse a site that does not belong here, or a certificate that is not its own."""
+        own = (CERTIFICATES.c.site == SITES.c.name) & (CERTIFICATES.c.serial == serial)
+        query = sa.select(SITES, CERTIFICATES.c.serial).join(CERTIFICATES, own, isouter=True)
+        with self._reading() as connection:
+            row = connection.execute(query.where(SITES.c.name == name)).one_or_none()
+        if _belonging(name, row).serial is None:
+            raise ArchipelError(
+                f"site = '{name}': certificate {serial} is none of the site's own; let it join "
+                "again by a new invitation."
+            )
+
+    def sites(self) -> list[Site]:
+        """All that ever joined, by name."""
+        with self._reading() as connection:
+            return [Site(*row) for row in connection.execute(_sites().order_by(SITES.c.name))]
+
+    def site(self, name: str) -> Site:
+        with self._reading() as connection:
+            row = connection.execute(_sites().where(SITES.c.name == name)).one_or_none()
+            if row is None:
+                raise unknown("site", name, connection.scalars(sa.select(SITES.c.name)))
+        return Site(*row)
+
+    # -- studies ----------------------------------------------------------------------------------
+
+    def submit(self, name: str, text: bytes) -> str:
+        """Enter a study, unless these very bytes are there already; return their hash."""
+        digest = sha256(text).hexdigest()
+        study = {"hash": digest, "name": clean(name), "text": text, "submitted": now()}
+        with self._writing() as connection:
+            there = sa.select(STUDIES.c.id).where(STUDIES.c.hash == digest)
+            if connection.scalar(there) is None:
+                connection.execute(STUDIES.insert(), {**study, "state": "open", "note": ""})
+        return digest
+
+    def studies(self) -> list[Submission]:
+        """In the order of submission."""
+        with self._reading() as connection:
+            return [Submission(*row) for row in connection.execute(_studies())]
+
+    def study(self, hash: str) -> Submission:
+        with self._reading() as connection:
+            return _study(connection, hash)
+
+    def set_state(self, hash: str, state: str, note: str = "") -> None:
+        if state not in STATES:
+            raise unknown("state of a study", state, STATES)
+        with self._writing() as connection:
+            _study(connection, hash)
+            change = STUDIES.update().where(STUDIES.c.hash == hash)
+            connection.execute(change.values(state=state, note=clean(note)))
+
+    def decide(
+        self, hash: str, site: str, decision: str, facts: Mapping[str, Any], signature: bytes
+    ) -> None:
+        """Enter what a site says to a study; what it said before stays as history."""
+        if decision not in DECISIONS:
+            raise unknown("decision", decision, DECISIONS)
+        try:
+            json.dumps(dict(facts), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ArchipelError(
+                f"facts of site '{site}': are no JSON ({error}); send texts, finite numbers, lists "
+                "and mappings."
+            ) from None
+        with self._writing() as connection:
+            _study(connection, hash)
+            row = {
+                "study": hash,
+                "site": site,
+                "identity": _member(connection, site).identity,
+                "decision": decision,
+                "facts": dict(facts),
+                "signature": signature,
+                "time": now(),
+            }
+            connection.execute(APPROVALS.insert(), row)
+
+    def decisions(self, hash: str) -> list[Decision]:
+        """The latest of each site, in the order of first approval, then of first decision.
+
+        A site that was revoked and came back with another key decides anew.
+        """
+        with self._reading() as connection:
+            rows = connection.execute(_decisions(connection, hash, SITES.c.identity)).all()
+        latest: dict[str, Decision] = {}
+        first: dict[str, int] = {}
+        for number, each in enumerate(Decision(*row) for row in rows):
+            latest[each.site] = each
+            if each.decision == "approved":
+                first.setdefault(each.site, number)
+        return sorted(latest.values(), key=lambda each: first.get(each.site, len(rows)))
+
+    def history(self, hash: str) -> list[Decision]:
+        """All decisions about a study, oldest first."""
+        with self._reading() as connection:
+            query = _decisions(connection, hash, APPROVALS.c.identity)
+            return [Decision(*row) for row in connection.execute(query)]
+
+    def seat(self, hash: str, site: str) -> int:
+        """A site's party number in a study, in the order of asking; it never changes."""
+        mine = sa.select(SEATS.c.party).where(SEATS.c.study == hash, SEATS.c.site == site)
+        with self._reading() as connection:
+            _study(connection, hash)
+            _member(connection, site)
+            party: int | None = connection.scalar(mine)
+        if party is None:
+            with self._writing() as connection:
+                party = connection.scalar(mine)  # it may have asked twice at once
+                if party is None:
+                    taken = sa.select(sa.func.count()).where(SEATS.c.study == hash)
+                    party = connection.execute(taken).scalar_one()
+                    row = {"study": hash, "site": site, "party": party}
+                    connection.execute(SEATS.insert(), row)
+        return party
+
+
+# -- parts of operations ---------------------------------------------------------------------------
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _belonging(name: str, row: sa.Row[Any] | None) -> sa.Row[Any]:
+    """Refuse a site that is unknown or revoked."""
+    if row is None:
+        raise ArchipelError(
+            f"site = '{name}': does not belong to this federation; ask the coordinator for an "
+            "invitation."
+        )
+    if row.revoked is not None:
+        raise ArchipelError(
+            f"site = '{name}': was revoked on {row.revoked} ({row.reason}); ask the coordinator "
+            "for a new invitation."
+        )
+    return row
+
+
+def _member(connection: sa.Connection, name: str) -> sa.Row[Any]:
+    query = sa.select(SITES).where(SITES.c.name == name)
+    return _belonging(name, connection.execute(query).one_or_none())
+
+
+def _withdraw(connection: sa.Connection, site: str) -> int:
+    """End a site's invitations that could still be used; return how many there were."""
+    invitations = INVITATIONS.update().where(
+        INVITATIONS.c.site == site,
+        INVITATIONS.c.used.is_(None),
+        INVITATIONS.c.withdrawn.is_(None),
+    )
+    return connection.execute(invitations.values(withdrawn=now())).rowcount
+
+
+def _certify(connection: sa.Connection, site: str, serial: str, until: datetime) -> None:
+    taken = sa.select(CERTIFICATES.c.site).where(CERTIFICATES.c.serial == serial)
+    if (owner := connection.scalar(taken)) is not None:
+        raise ArchipelError(
+            f"site = '{site}': certificate {serial} is on the roll already, of site '{owner}'; "
+            "issue another."
+        )
+    row = {"serial": serial, "site": site, "until": _text(until)}
+    connection.execute(CERTIFICATES.insert(), row)
+
+
+def _sites() -> sa.Select[Any]:
+    until = sa.select(sa.func.max(CERTIFICATES.c.until)).where(CERTIFICATES.c.site == SITES.c.name)
+    return sa.select(SITES, until.scalar_subquery())
+
+
+def _studies() -> sa.Select[Any]:
+    columns = [STUDIES.c[field] for field in Submission._fields]
+    return sa.select(*columns).order_by(STUDIES.c.id)
+
+
+def _study(connection: sa.Connection, hash: str) -> Submission:
+    row = None
+    if re.fullmatch("[0-9a-f]{64}", hash):  # a site may send anything
+        row = connection.execute(_studies().where(STUDIES.c.hash == hash)).one_or_none()
+    if row is None:
+        raise ArchipelError(
+            f"study = '{hash}': no study here has this hash; submit it, or look up the right one."
+        )
+    return Submission(*row)
+
+
+def _decisions(connection: sa.Connection, hash: str, identity: sa.Column[bytes]) -> sa.Select[Any]:
+    """Those about a study that were signed with an identity."""
+    _study(connection, hash)
+    columns = [APPROVALS.c[field] for field in Decision._fields]
+    query = sa.select(*columns).join(SITES).where(APPROVALS.c.identity == identity)
+    return query.where(APPROVALS.c.study == hash).order_by(APPROVALS.c.id)
+
+
+# -- databases -------------------------------------------------------------------------------------
+
+
+def _engine(address: str, leads: bool) -> sa.Engine:
+    """Of a database that may not be there yet if the coordinator asks."""
+    try:
+        url = sa.make_url(address)
+    except sa.exc.ArgumentError:  # what was written may hold a password
+        raise ArchipelError(
+            "database: this is no address of a database; write sqlite:///path or "
+            "postgresql+psycopg://user@host/name."
+        ) from None
+    if url.drivername in ("sqlite", "sqlite+pysqlite"):
+        return _sqlite(url, leads)
+    shown = _without_password(url)
+    if url.drivername not in ("postgresql", "postgresql+psycopg"):
+        raise ArchipelError(
+            f"database = '{shown}': Archipel knows SQLite and PostgreSQL; write sqlite:///path or "
+            "postgresql+psycopg://user@host/name."
+        )
+    try:
+        return sa.create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            pool_pre_ping=True,
+            connect_args={} if "connect_timeout" in url.query else {"connect_timeout": 10},
+        )
+    except ImportError:
+        raise ArchipelError(
+            f"database = '{shown}': psycopg is not installed; install it with "
+            "pip install 'archipel[postgres]'."
+        ) from None
+
+
+def _sqlite(url: sa.URL, leads: bool) -> sa.Engine:
+    name = url.database or ""
+    if name in ("", ":memory:") or name.startswith("file:"):
+        raise ArchipelError(
+            f"database = '{url}': the roll needs a file; write sqlite:///path, or "
+            "sqlite:////path for a path from the root."
+        )
+    path = Path(name).resolve()
+    if not leads and not path.is_file():
+        raise ArchipelError(
+            f"database = '{path}': there is no such file; start the coordinator once, which makes "
+            "it, or name another."
+        )
+    engine = sa.create_engine(url.set(database=str(path)), connect_args={"timeout": _PATIENCE})
+
+    @sa.event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # transactions begin below, not where sqlite3 thinks
+        if leads:
+            connection.execute("PRAGMA journal_mode = WAL")  # stays with the file
+        # foreign keys stay off: operations look before they write, and migrations replace tables
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+    return engine
+
+
+def _is_sqlite(engine: sa.Engine) -> bool:
+    return engine.dialect.name == "sqlite"
+
+
+def _shown(engine: sa.Engine) -> str:
+    return str(engine.url.database) if _is_sqlite(engine) else _without_password(engine.url)
+
+
+def _without_password(url: sa.URL) -> str:
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string()
+
+
+@contextmanager
+def _told(engine: sa.Engine) -> Iterator[None]:
+    """Say in a sentence what is wrong with a database."""
+    try:
+        yield
+    except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+        cause = str(getattr(error, "orig", error)).strip().splitlines()
+        raise RunFailed(
+            f"database = '{_shown(engine)}': cannot be used ({cause[0] if cause else error}); see "
+            "that it is there and that this user may write to it, then try again."
+        ) from error
+
+
+def _version(connection: sa.Connection) -> tuple[str | None, str | None]:
+    """That a database has and that it should have; refuse one that is not ours to change."""
+    revisions = ScriptDirectory(str(MIGRATIONS))
+    options = {"version_table": VERSION_TABLE}
+    has = MigrationContext.configure(connection, opts=options).get_current_revision()
+    needs = revisions.get_current_head()
+    shown = _shown(connection.engine)
+    if has is not None and has not in {each.revision for each in revisions.walk_revisions()}:
+        raise ArchipelError(
+            f"database = '{shown}': was written by a newer Archipel (its tables have version "
+            f"{has}, this one knows {needs}); install that one, or name another database."
+        )
+    others = set(sa.inspect(connection).get_table_names()) & set(METADATA.tables)
+    if has is None and others:
+        raise ArchipelError(
+            f"database = '{shown}': belongs to another program, whose table is called "
+            f"'{min(others)}'; give the coordinator a database of its own."
+        )
+    return has, needs
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    with _ALEMBIC:
+        has, needs = _version(connection)
+        if has != needs:
+            config = Config()
+            config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+# -- the lease -------------------------------------------------------------------------------------
+
+_HELD: set[int] = set()  # files and sockets that are a lease of this process
+
+
+def _let_go() -> None:
+    """A forked worker holds no lease: it may outlive the coordinator."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in _HELD:
+        os.dup2(nothing, handle, inheritable=False)  # and not closed: the number stays taken
+    os.close(nothing)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _taken(engine: sa.Engine, process: str, host: str, since: str) -> ArchipelError:
+    return ArchipelError(
+        f"database = '{_shown(engine)}': has a coordinator, process {process} on {host} since "
+        f"{since}; stop that one, or name another database."
+    )
+
+
+def _given_back(engine: sa.Engine) -> ArchipelError:
+    return ArchipelError(
+        f"database = '{_shown(engine)}': the roll was closed and its lease given back; open it "
+        "again to write."
+    )
+
+
+class _File:
+    """The lease of an SQLite database: a lock on the file beside it."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        path = Path(f"{engine.url.database}.lock")
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ArchipelError(
+                f"database = '{_shown(engine)}': '{path.name}' beside it cannot be written "
+                f"({error.strerror}); make the folder, or name another database."
+            ) from None
+        for attempt in range(_TRIES):
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if attempt + 1 < _TRIES:
+                    time.sleep(0.05)
+                    continue
+                words = os.pread(self._handle, 400, 0).decode(errors="replace").split()
+                os.close(self._handle)
+                process, since, host = words if len(words) == 3 else ("unknown",) * 3
+                raise _taken(engine, process, host, since) from None
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, f"{os.getpid()} {now()} {socket.gethostname()}\n".encode(), 0)
+        _HELD.add(self._handle)
+
+    def assure(self) -> None:
+        """Nothing takes it away before it is given back."""
+        if self._handle < 0:
+            raise _given_back(self._engine)
+
+    def release(self) -> None:
+        if self._handle >= 0:
+            _HELD.discard(self._handle)
+            os.close(self._handle)
+        self._handle = -1
+
+
+class _Session:
+    """The lease of a PostgreSQL database: an advisory lock of a connection kept for that."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._one_at_a_time = threading.Lock()
+        self._released = False
+        self._take()
+
+    def _take(self) -> None:
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        handle: int = connection.connection.driver_connection.fileno()  # type: ignore[union-attr]
+        connection.detach()
+        for setting, value in {
+            "application_name": f"archipel {os.getpid()} {socket.gethostname()}"[:63],
+            "idle_session_timeout": "0",
+            "tcp_keepalives_idle": "20",  # seconds: a machine that is gone does not keep the lease
+            "tcp_keepalives_interval": "10",
+            "tcp_keepalives_count": "3",
+        }.items():
+            query = "SELECT set_config(name, :value, false) FROM pg_settings WHERE name = :name"
+            connection.execute(sa.text(query), {"name": setting, "value": value})
+        for attempt in range(_TRIES):
+            if connection.scalar(sa.text(f"SELECT pg_try_advisory_lock({_LEASE})")):
+                break
+            if attempt + 1 < _TRIES:
+                time.sleep(0.05)
+                continue
+            holder = connection.execute(sa.text(_HOLDER)).one_or_none()
+            connection.close()
+            words = holder.application_name.split() if holder else []
+            _, process, host = words if len(words) == 3 else ("unknown",) * 3
+            since = _text(holder.backend_start) if holder else "unknown"
+            raise _taken(self._engine, process, host, since)
+        self._connection, self._socket = connection, handle
+        _HELD.add(self._socket)
+
+    def assure(self) -> None:
+        """Take the lease again where the connection was lost; refuse if another has it now."""
+        with self._one_at_a_time:
+            if self._released:
+                raise _given_back(self._engine)
+            try:
+                self._connection.execute(sa.text("SELECT 1"))
+            except sa.exc.SQLAlchemyError:
+                self._drop()
+                self._take()
+
+    def release(self) -> None:
+        with self._one_at_a_time:
+            self._released = True
+            self._drop()
+
+    def _drop(self) -> None:
+        _HELD.discard(self._socket)
+        self._socket = -1
+        self._connection.close()
+
+
+_HOLDER = f"""
+SELECT application_name, backend_start FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND (classid, objid, objsubid) = ({_LEASE}, 2)
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
