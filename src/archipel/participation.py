@@ -129,7 +129,7 @@ class Participation:
                 causes = ", ".join(sorted(set(cohort.missing.values()))) or "too few are sampled"
                 raise BelowQuorum(
                     f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
-                    f"({causes}), below the quorum of {self._needed(len(eligible))}"
+                    f"({causes}), below the quorum of {self.needed(len(eligible))}"
                     + (f", also after waiting {waited} rounds" if waited else "")
                     + ": lower round.quorum, or say on_missing = 'continue'"
                     + ("." if waited else " or 'wait'.")
@@ -146,7 +146,7 @@ class Participation:
         work: Floats | None,
     ) -> Cohort:
         count = self.count(len(eligible))
-        sampled, here = self._sample(eligible, count, seed, t, clock)
+        sampled, here = self.ask(eligible, seed, t, self._here(eligible, seed, clock))
         missing = dict.fromkeys(sampled[~here].tolist(), "away")
         stays = here & (_draws(seed, clock, "dropouts", sampled) >= self.dropouts)
         missing |= dict.fromkeys(sampled[here & ~stays].tolist(), "dropped out")
@@ -174,17 +174,17 @@ class Participation:
             spare[first] = False
             missing |= dict.fromkeys(sampled[spare].tolist(), "not needed")
             stays &= ~spare
-        counted = int(stays.sum()) >= self._needed(len(eligible))
+        counted = int(stays.sum()) >= self.needed(len(eligible))
         if stays.all():  # nothing to copy
             return Cohort(sampled, sampled, _whole(effort), missing, counted)
         return Cohort(sampled, sampled[stays], _whole(effort[stays]), missing, counted)
 
-    def _sample(
-        self, eligible: Ints, count: int, seed: int, t: int, clock: int
+    def ask(
+        self, eligible: Ints, seed: int, t: int, here: NDArray[np.bool_]
     ) -> tuple[Ints, NDArray[np.bool_]]:
-        """Whom to ask, those that are there first, and whether each is there."""
+        """Whom round t asks, those that are there first, and whether each is there."""
+        count = self.count(len(eligible))
         asked = min(len(eligible), ceil(count * (1 + self.over_select) - 1e-9))
-        here = self._here(eligible, seed, clock)
         if asked == len(eligible):
             return eligible, here
         pools = [np.flatnonzero(here), np.flatnonzero(~here)]
@@ -225,7 +225,8 @@ class Participation:
             seconds: Floats = examples / (self.speed * np.exp(self.speed_spread * normal))
         return seconds
 
-    def _needed(self, parties: int) -> int:
+    def needed(self, parties: int) -> int:
+        """How many uploads a round needs to count."""
         if isinstance(self.quorum, int):
             return self.quorum
         return ceil(self.quorum * self.count(parties) - 1e-9)

@@ -96,6 +96,7 @@ class Recorder:
         self._events = len(run.events)
         self._notes = sum(event.kind == "note" for event in run.events)
         self._saved, self._cost = time.perf_counter(), 0.0
+        self.rounds = run.done  # on the disk
         folder.forget_checkpoints(but=run.done)
 
     def event(self, kind: str, text: str) -> None:
@@ -116,8 +117,11 @@ class Recorder:
         self._take_notes()
         self._commit({"baselines": pooled})
 
-    def round(self, spent: Spent, evaluated: bool) -> None:
-        """Take down the last round; it is on the disk from the next checkpoint on."""
+    def round(self, spent: Spent) -> None:
+        """Take down the last round; it is on the disk from the next checkpoint on.
+
+        With a checkpoint every 0 seconds that is now: parties elsewhere may be told of it.
+        """
         run = self._run
         self._rounds.append(
             {
@@ -129,12 +133,20 @@ class Recorder:
             }
         )
         self._take_notes()
-        if evaluated and run.data.parties > _MANY:  # the last evaluation's are kept
+        if not self._every:
+            self.save()
+
+    def evaluated(self) -> None:
+        """Take down the last evaluation."""
+        run = self._run
+        if run.data.parties > _MANY:  # the last evaluation's are kept
             self._metrics = [each for each in self._metrics if each[0] == 0]
-        if evaluated:
-            made = {f"{_MAKING}{name}": values for name, values in run.making.items()}
-            by_party = {**run.parties, **made}
-            self._metrics += [(run.done, name, values) for name, values in by_party.items()]
+        made = {f"{_MAKING}{name}": values for name, values in run.making.items()}
+        by_party = {**run.parties, **made}
+        self._metrics += [(run.done, name, values) for name, values in by_party.items()]
+
+    def save_in_time(self) -> None:
+        """Save, if the last time was long enough ago."""
         pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
         if time.perf_counter() - self._saved >= pause:
             self.save()
@@ -145,6 +157,7 @@ class Recorder:
         if self._rounds or run.done == 0:
             self._folder.save_checkpoint(run.done, self._state())
         self._commit({"done": run.done, "seconds": run.seconds, "summary": _summary(run), **row})
+        self.rounds = run.done
         self._folder.forget_checkpoints(but=run.done)
         self._saved = time.perf_counter()
         self._cost = self._saved - began

@@ -27,7 +27,7 @@ from archipel.graphs import Topology
 from archipel.losses import Loss
 from archipel.metrics import larger_is_better
 from archipel.model import Model
-from archipel.participation import Floats, Participation
+from archipel.participation import Cohort, Floats, Participation
 from archipel.parts import build_away, build_model, build_topology, federation
 from archipel.recording import Recorder
 from archipel.rng import Ints
@@ -205,16 +205,7 @@ class Loop:
         self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
         notes = _empty(fed, len(self.eligible))
         self.who.count(len(self.eligible))
-        self.engine = LocalEngine(
-            algorithm,
-            fed,
-            model,
-            seed=self.seed,
-            topology=build_topology(options.get("topology"), fed, self.seed),
-            workers=options.get("workers"),
-            plan=options.get("plan"),
-            sweep=settings,
-        )
+        self.engine = self._engine(algorithm, fed, model, settings)
         if options.get("server_sees") == "sums" and not self.engine.anatomy.sums_only:
             raise ArchipelError(
                 f'privacy.server_sees = "sums": {type(algorithm).__name__} looks at single uploads '
@@ -240,6 +231,25 @@ class Loop:
         self._partial = getattr(algorithm, "keeps_partial_work", False)
         self._work = _work(algorithm, fed, self.eligible)
         self._clock = 0  # rounds so far, and those that were waited for
+
+    def _engine(
+        self,
+        algorithm: Algorithm,
+        fed: Federation,
+        model: Model,
+        settings: Mapping[str, Sequence[float]],
+    ) -> Any:
+        """What does the rounds."""
+        return LocalEngine(
+            algorithm,
+            fed,
+            model,
+            seed=self.seed,
+            topology=build_topology(self.options.get("topology"), fed, self.seed),
+            workers=self.options.get("workers"),
+            plan=self.options.get("plan"),
+            sweep=settings,
+        )
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from a checkpoint of the one run, whose history was put back already."""
@@ -284,18 +294,27 @@ class Loop:
         run = self.runs[0]
         stopped = watch is not None and bool(watch(run))
         began = time.perf_counter() - run.seconds
+        if self._due(run.done) and (not run.history or run.history[-1]["round"] < run.done):
+            self._evaluate(run.done - 1, run.seconds)  # the process ended before it could
+            if self.recorder is not None:
+                self.recorder.evaluated()
         for t in range(run.done, self.rounds):
             if stopped:
                 break
-            evaluated = (t + 1) % self.every == 0 or t == self.rounds - 1
+            evaluated = self._due(t + 1)
             spent = self._round(t)
             for each in self.runs:
                 each.spent = Spent(*map(sum, zip(each.spent, spent, strict=True)))
-            if evaluated:
-                self._evaluate(t, time.perf_counter() - began)
             run.seconds = time.perf_counter() - began
             if self.recorder is not None:
-                self.recorder.round(spent, evaluated)
+                self.recorder.round(spent)
+            if evaluated:
+                self._evaluate(t, time.perf_counter() - began)
+                run.seconds = time.perf_counter() - began
+            if self.recorder is not None:
+                if evaluated:
+                    self.recorder.evaluated()
+                self.recorder.save_in_time()
             looks = time.perf_counter()
             stopped = evaluated and on_round is not None and bool(on_round(self.runs))
             stopped = (watch is not None and bool(watch(run))) or stopped
@@ -307,22 +326,32 @@ class Loop:
             text = f"{run.done} of {self.rounds} rounds"
             self.recorder.end(run.state, text, run.scorecard.to_json())
 
-    def _round(self, t: int) -> Spent:
-        """One round; return what it cost."""
-        data = self.runs[0].data
+    def _due(self, done: int) -> bool:
+        """Whether there is an evaluation after so many rounds."""
+        return done > 0 and (done % self.every == 0 or done == self.rounds)
+
+    def _take_part(self, t: int) -> tuple[Cohort, Outcome]:
+        """Do round t with those who take part, where they are enough."""
         cohort = self.who.draw(self.eligible, self.seed, t, self._partial, self._work, self._clock)
-        self._clock += 1 + cohort.waited
         outcome = Outcome(cohort.present[:0], cohort.present[:0], 0)
-        notes, spent = [], Spent()
         if cohort.counted:
             outcome = self.engine.round(t, cohort.present, cohort.effort)
-            reached = len(cohort.sampled) - list(cohort.missing.values()).count("away")
-            spent = Spent(outcome.gradients, *self.engine.traffic(t, outcome, reached))
             if len(outcome.arrived) < len(cohort.present):
                 arrived = np.isin(cohort.present, outcome.arrived)
                 cohort = cohort._replace(
                     present=cohort.present[arrived], effort=cohort.effort[arrived]
                 )
+        return cohort, outcome
+
+    def _round(self, t: int) -> Spent:
+        """One round; return what it cost."""
+        data = self.runs[0].data
+        cohort, outcome = self._take_part(t)
+        self._clock += 1 + cohort.waited
+        notes, spent = [], Spent()
+        if cohort.counted:
+            reached = len(cohort.sampled) - list(cohort.missing.values()).count("away")
+            spent = Spent(outcome.gradients, *self.engine.traffic(t, outcome, reached))
         else:
             notes.append(f"round {t + 1}: below the quorum, not counted.")
         if cohort.waited:

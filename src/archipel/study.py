@@ -96,12 +96,14 @@ class Study(BaseModel):
             raise type(error)(f"{path.name}: {error}") from error
 
     @classmethod
-    def parse(cls, content: str | Mapping[str, Any], base: Path | None = None) -> Self:
-        """Check a study given as text or as tables."""
+    def parse(
+        cls, content: str | Mapping[str, Any], base: Path | None = None, elsewhere: bool = False
+    ) -> Self:
+        """Check a study given as text or as tables; with `elsewhere`, its data need not be here."""
         try:
             study = cls.model_validate(read_tables(content))
             study._base = base or Path.cwd()
-            study._check()
+            study._check(elsewhere)
         except (ValidationError, ArchipelError) as error:
             found = sentence(error) if isinstance(error, ValidationError) else error
             raise type(found)(str(found)) from error
@@ -317,12 +319,13 @@ class Study(BaseModel):
 
     # -- checks ------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check(self, elsewhere: bool) -> None:
         """What can be said without loading data."""
         self._options("algorithm")
         self._check_rate()
-        self._options("data")
-        check_data(self.data, self._base, self._takes("data").keys())
+        if not elsewhere:
+            self._options("data")
+            check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
         check_names(self.study, self.model, self.topology)
         check_policy(self.round, self.simulate)

@@ -17,6 +17,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from archipel.errors import ArchipelError, RunFailed
+from archipel.store import database
 from archipel.store import roll as rolls
 from archipel.store.roll import Roll
 from store import postgres
@@ -68,7 +69,7 @@ def join(roll, *names):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(rolls, "_TRIES", 2)
+    monkeypatch.setattr(database, "_TRIES", 2)
 
 
 def refused(what):
@@ -397,7 +398,7 @@ def test_a_second_coordinator_waits_for_the_first_to_die(url, worker, monkeypatc
         since = datetime.now(UTC).isoformat()[:10]
         holder = rf"process {pid} on {re.escape(os.uname().nodename)} since {since}T"
         with monkeypatch.context() as patch, refused(holder):
-            patch.setattr(rolls, "_TRIES", 2)
+            patch.setattr(database, "_TRIES", 2)
             Roll.open(url)
         with Roll.read(url) as beside:
             beside.invite("mainz", b"secret", LATER)
@@ -460,7 +461,7 @@ def tables(roll):
 
 def test_migrations_make_the_tables_that_queries_use(roll):
     with roll._reading() as connection:
-        options = {"version_table": rolls.VERSION_TABLE}
+        options = {"version_table": database.VERSION_TABLE}
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, rolls.METADATA) == []
 
@@ -480,10 +481,10 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
         study = roll.submit("heart", b"text")
         roll.decide(study, "mainz", "approved", {}, b"signature")
     folder = tmp_path / "100% later"
-    shutil.copytree(rolls.MIGRATIONS, folder)
+    shutil.copytree(database.MIGRATIONS, folder)
     (folder / "versions" / "v002.py").write_text(SECOND)
     with monkeypatch.context() as later:
-        later.setattr(rolls, "MIGRATIONS", folder)
+        later.setattr(database, "MIGRATIONS", folder)
         with refused("has tables of version 001 and this Archipel needs version 002"):
             Roll.read(url)
         with Roll.open(url) as roll:
@@ -500,11 +501,11 @@ def test_a_failed_migration_leaves_what_was_there(url, tmp_path, monkeypatch):
     with Roll.open(url) as roll:
         before = tables(roll)
     folder = tmp_path / "later"
-    shutil.copytree(rolls.MIGRATIONS, folder)
+    shutil.copytree(database.MIGRATIONS, folder)
     broken = SECOND.replace('studies.alter_column("note", nullable=True)', "raise ValueError")
     (folder / "versions" / "v002.py").write_text(broken)
     with monkeypatch.context() as later:
-        later.setattr(rolls, "MIGRATIONS", folder)
+        later.setattr(database, "MIGRATIONS", folder)
         with pytest.raises(ValueError):
             Roll.open(url)
 
@@ -516,7 +517,7 @@ def test_a_database_of_another_program(url):
     Roll.open(url).close()
     engine = sa.create_engine(url)
     with engine.begin() as connection:
-        connection.execute(sa.text(f"DROP TABLE {rolls.VERSION_TABLE}"))
+        connection.execute(sa.text(f"DROP TABLE {database.VERSION_TABLE}"))
     engine.dispose()
 
     with refused("belongs to another program, whose table is called 'approvals'"):

@@ -9,41 +9,39 @@ operation at a time. Times are texts, in UTC.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
-import socket
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 from hmac import compare_digest
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
-from archipel.errors import ArchipelError, RunFailed, clean, unknown
+from archipel.errors import ArchipelError, clean, unknown
+from archipel.store.database import (
+    PATIENCE,
+    TURN,
+    File,
+    Lease,
+    Session,
+    as_text,
+    engine_of,
+    is_sqlite,
+    shown,
+    told,
+    upgrade,
+    version,
+)
 from archipel.store.journal import now
 
 STATES = ("open", "running", "done", "stopped", "failed")  # of a study; open asks for approval
 DECISIONS = ("approved", "rejected", "withdrawn")
-MIGRATIONS = Path(__file__).with_name("migrations")
-VERSION_TABLE = "archipel_version"
 METADATA = sa.MetaData()
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-_PATIENCE = 60  # seconds that a writer waits for its turn
-_TRIES = 10  # to take the lease, twenty a second: a killed process may not be quite gone
-_LEASE, _TURN = "1095910216, 1", "1095910216, 2"  # PostgreSQL's advisory locks
-_ALEMBIC = threading.Lock()  # it keeps what it does in globals
 
 INVITATIONS = sa.Table(
     "invitations",
@@ -149,7 +147,7 @@ class Decision(NamedTuple):
 class Roll:
     """Who belongs to a federation; `open` it as the coordinator, `read` it as anybody else."""
 
-    def __init__(self, engine: sa.Engine, lease: _File | _Session | None) -> None:
+    def __init__(self, engine: sa.Engine, lease: Lease | None) -> None:
         self._engine = engine
         self._writer = engine.execution_options(begin="BEGIN IMMEDIATE")
         self._lease = lease
@@ -157,12 +155,12 @@ class Roll:
     @classmethod
     def open(cls, url: str) -> Self:
         """Take the coordinator's lease and bring the tables up to this version."""
-        engine = _engine(url, leads=True)
-        with _told(engine):
-            roll = cls(engine, _File(engine) if _is_sqlite(engine) else _Session(engine))
+        engine = engine_of(url, leads=True)
+        with told(engine):
+            roll = cls(engine, File(engine) if is_sqlite(engine) else Session(engine))
         try:
             with roll._writing() as connection:
-                _upgrade(connection)
+                upgrade(connection, METADATA.tables.keys())
         except BaseException:
             roll.close()
             raise
@@ -171,14 +169,14 @@ class Roll:
     @classmethod
     def read(cls, url: str) -> Self:
         """Look, or do single operations, while a coordinator may be up."""
-        roll = cls(_engine(url, leads=False), None)
+        roll = cls(engine_of(url, leads=False), None)
         try:
             with roll._reading() as connection:
-                has, needs = _version(connection)
+                has, needs = version(connection, METADATA.tables.keys())
             if has != needs:
                 holds = f"has tables of version {has}" if has else "holds no roll"
                 raise ArchipelError(
-                    f"database = '{_shown(roll._engine)}': {holds} and this Archipel needs version "
+                    f"database = '{shown(roll._engine)}': {holds} and this Archipel needs version "
                     f"{needs}; start the coordinator of this Archipel once, which brings it there."
                 )
         except BaseException:
@@ -200,19 +198,19 @@ class Roll:
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
-        with _told(self._engine), self._engine.begin() as connection:
+        with told(self._engine), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
         """A transaction that no other writer runs beside."""
-        with _told(self._engine):
+        with told(self._engine):
             if self._lease is not None:
                 self._lease.assure()
             with self._writer.begin() as connection:
-                if not _is_sqlite(self._engine):
-                    connection.execute(sa.text(f"SET LOCAL lock_timeout = '{_PATIENCE}s'"))
-                    connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({_TURN})"))
+                if not is_sqlite(self._engine):
+                    connection.execute(sa.text(f"SET LOCAL lock_timeout = '{PATIENCE}s'"))
+                    connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({TURN})"))
                 yield connection
 
     # -- sites ------------------------------------------------------------------------------------
@@ -245,7 +243,7 @@ class Roll:
                     "site": site,
                     "secret": sha256(secret).hexdigest(),
                     "created": now(),
-                    "expires": _text(expires),
+                    "expires": as_text(expires),
                 },
             )
 
@@ -435,12 +433,14 @@ class Roll:
                     connection.execute(SEATS.insert(), row)
         return party
 
+    def seats(self, hash: str) -> list[str]:
+        """The sites that have a number in a study, in the order of these."""
+        query = sa.select(SEATS.c.site).where(SEATS.c.study == hash).order_by(SEATS.c.party)
+        with self._reading() as connection:
+            return list(connection.execute(query).scalars())
+
 
 # -- parts of operations ---------------------------------------------------------------------------
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _belonging(name: str, row: sa.Row[Any] | None) -> sa.Row[Any]:
@@ -480,7 +480,7 @@ def _certify(connection: sa.Connection, site: str, serial: str, until: datetime)
             f"site = '{site}': certificate {serial} is on the roll already, of site '{owner}'; "
             "issue another."
         )
-    row = {"serial": serial, "site": site, "until": _text(until)}
+    row = {"serial": serial, "site": site, "until": as_text(until)}
     connection.execute(CERTIFICATES.insert(), row)
 
 
@@ -511,259 +511,3 @@ def _decisions(connection: sa.Connection, hash: str, identity: sa.Column[bytes])
     columns = [APPROVALS.c[field] for field in Decision._fields]
     query = sa.select(*columns).join(SITES).where(APPROVALS.c.identity == identity)
     return query.where(APPROVALS.c.study == hash).order_by(APPROVALS.c.id)
-
-
-# -- databases -------------------------------------------------------------------------------------
-
-
-def _engine(address: str, leads: bool) -> sa.Engine:
-    """Of a database that may not be there yet if the coordinator asks."""
-    try:
-        url = sa.make_url(address)
-    except sa.exc.ArgumentError:  # what was written may hold a password
-        raise ArchipelError(
-            "database: this is no address of a database; write sqlite:///path or "
-            "postgresql+psycopg://user@host/name."
-        ) from None
-    if url.drivername in ("sqlite", "sqlite+pysqlite"):
-        return _sqlite(url, leads)
-    shown = _without_password(url)
-    if url.drivername not in ("postgresql", "postgresql+psycopg"):
-        raise ArchipelError(
-            f"database = '{shown}': Archipel knows SQLite and PostgreSQL; write sqlite:///path or "
-            "postgresql+psycopg://user@host/name."
-        )
-    try:
-        return sa.create_engine(
-            url.set(drivername="postgresql+psycopg"),
-            pool_pre_ping=True,
-            connect_args={} if "connect_timeout" in url.query else {"connect_timeout": 10},
-        )
-    except ImportError:
-        raise ArchipelError(
-            f"database = '{shown}': psycopg is not installed; install it with "
-            "pip install 'archipel[postgres]'."
-        ) from None
-
-
-def _sqlite(url: sa.URL, leads: bool) -> sa.Engine:
-    name = url.database or ""
-    if name in ("", ":memory:") or name.startswith("file:"):
-        raise ArchipelError(
-            f"database = '{url}': the roll needs a file; write sqlite:///path, or "
-            "sqlite:////path for a path from the root."
-        )
-    path = Path(name).resolve()
-    if not leads and not path.is_file():
-        raise ArchipelError(
-            f"database = '{path}': there is no such file; start the coordinator once, which makes "
-            "it, or name another."
-        )
-    engine = sa.create_engine(url.set(database=str(path)), connect_args={"timeout": _PATIENCE})
-
-    @sa.event.listens_for(engine, "connect")
-    def prepare(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # transactions begin below, not where sqlite3 thinks
-        if leads:
-            connection.execute("PRAGMA journal_mode = WAL")  # stays with the file
-        # foreign keys stay off: operations look before they write, and migrations replace tables
-
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
-
-    return engine
-
-
-def _is_sqlite(engine: sa.Engine) -> bool:
-    return engine.dialect.name == "sqlite"
-
-
-def _shown(engine: sa.Engine) -> str:
-    return str(engine.url.database) if _is_sqlite(engine) else _without_password(engine.url)
-
-
-def _without_password(url: sa.URL) -> str:
-    return url.difference_update_query(["password", "sslpassword"]).render_as_string()
-
-
-@contextmanager
-def _told(engine: sa.Engine) -> Iterator[None]:
-    """Say in a sentence what is wrong with a database."""
-    try:
-        yield
-    except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-        cause = str(getattr(error, "orig", error)).strip().splitlines()
-        raise RunFailed(
-            f"database = '{_shown(engine)}': cannot be used ({cause[0] if cause else error}); see "
-            "that it is there and that this user may write to it, then try again."
-        ) from error
-
-
-def _version(connection: sa.Connection) -> tuple[str | None, str | None]:
-    """That a database has and that it should have; refuse one that is not ours to change."""
-    revisions = ScriptDirectory(str(MIGRATIONS))
-    options = {"version_table": VERSION_TABLE}
-    has = MigrationContext.configure(connection, opts=options).get_current_revision()
-    needs = revisions.get_current_head()
-    shown = _shown(connection.engine)
-    if has is not None and has not in {each.revision for each in revisions.walk_revisions()}:
-        raise ArchipelError(
-            f"database = '{shown}': was written by a newer Archipel (its tables have version "
-            f"{has}, this one knows {needs}); install that one, or name another database."
-        )
-    others = set(sa.inspect(connection).get_table_names()) & set(METADATA.tables)
-    if has is None and others:
-        raise ArchipelError(
-            f"database = '{shown}': belongs to another program, whose table is called "
-            f"'{min(others)}'; give the coordinator a database of its own."
-        )
-    return has, needs
-
-
-def _upgrade(connection: sa.Connection) -> None:
-    with _ALEMBIC:
-        has, needs = _version(connection)
-        if has != needs:
-            config = Config()
-            config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-
-
-# -- the lease -------------------------------------------------------------------------------------
-
-_HELD: set[int] = set()  # files and sockets that are a lease of this process
-
-
-def _let_go() -> None:
-    """A forked worker holds no lease: it may outlive the coordinator."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for handle in _HELD:
-        os.dup2(nothing, handle, inheritable=False)  # and not closed: the number stays taken
-    os.close(nothing)
-    _HELD.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _taken(engine: sa.Engine, process: str, host: str, since: str) -> ArchipelError:
-    return ArchipelError(
-        f"database = '{_shown(engine)}': has a coordinator, process {process} on {host} since "
-        f"{since}; stop that one, or name another database."
-    )
-
-
-def _given_back(engine: sa.Engine) -> ArchipelError:
-    return ArchipelError(
-        f"database = '{_shown(engine)}': the roll was closed and its lease given back; open it "
-        "again to write."
-    )
-
-
-class _File:
-    """The lease of an SQLite database: a lock on the file beside it."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-        path = Path(f"{engine.url.database}.lock")
-        try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise ArchipelError(
-                f"database = '{_shown(engine)}': '{path.name}' beside it cannot be written "
-                f"({error.strerror}); make the folder, or name another database."
-            ) from None
-        for attempt in range(_TRIES):
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if attempt + 1 < _TRIES:
-                    time.sleep(0.05)
-                    continue
-                words = os.pread(self._handle, 400, 0).decode(errors="replace").split()
-                os.close(self._handle)
-                process, since, host = words if len(words) == 3 else ("unknown",) * 3
-                raise _taken(engine, process, host, since) from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"{os.getpid()} {now()} {socket.gethostname()}\n".encode(), 0)
-        _HELD.add(self._handle)
-
-    def assure(self) -> None:
-        """Nothing takes it away before it is given back."""
-        if self._handle < 0:
-            raise _given_back(self._engine)
-
-    def release(self) -> None:
-        if self._handle >= 0:
-            _HELD.discard(self._handle)
-            os.close(self._handle)
-        self._handle = -1
-
-
-class _Session:
-    """The lease of a PostgreSQL database: an advisory lock of a connection kept for that."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-        self._one_at_a_time = threading.Lock()
-        self._released = False
-        self._take()
-
-    def _take(self) -> None:
-        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        handle: int = connection.connection.driver_connection.fileno()  # type: ignore[union-attr]
-        connection.detach()
-        for setting, value in {
-            "application_name": f"archipel {os.getpid()} {socket.gethostname()}"[:63],
-            "idle_session_timeout": "0",
-            "tcp_keepalives_idle": "20",  # seconds: a machine that is gone does not keep the lease
-            "tcp_keepalives_interval": "10",
-            "tcp_keepalives_count": "3",
-        }.items():
-            query = "SELECT set_config(name, :value, false) FROM pg_settings WHERE name = :name"
-            connection.execute(sa.text(query), {"name": setting, "value": value})
-        for attempt in range(_TRIES):
-            if connection.scalar(sa.text(f"SELECT pg_try_advisory_lock({_LEASE})")):
-                break
-            if attempt + 1 < _TRIES:
-                time.sleep(0.05)
-                continue
-            holder = connection.execute(sa.text(_HOLDER)).one_or_none()
-            connection.close()
-            words = holder.application_name.split() if holder else []
-            _, process, host = words if len(words) == 3 else ("unknown",) * 3
-            since = _text(holder.backend_start) if holder else "unknown"
-            raise _taken(self._engine, process, host, since)
-        self._connection, self._socket = connection, handle
-        _HELD.add(self._socket)
-
-    def assure(self) -> None:
-        """Take the lease again where the connection was lost; refuse if another has it now."""
-        with self._one_at_a_time:
-            if self._released:
-                raise _given_back(self._engine)
-            try:
-                self._connection.execute(sa.text("SELECT 1"))
-            except sa.exc.SQLAlchemyError:
-                self._drop()
-                self._take()
-
-    def release(self) -> None:
-        with self._one_at_a_time:
-            self._released = True
-            self._drop()
-
-    def _drop(self) -> None:
-        _HELD.discard(self._socket)
-        self._socket = -1
-        self._connection.close()
-
-
-_HOLDER = f"""
-SELECT application_name, backend_start FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE locktype = 'advisory' AND granted AND (classid, objid, objsubid) = ({_LEASE}, 2)
-AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""

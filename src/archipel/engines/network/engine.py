@@ -96,6 +96,7 @@ class Patience:
     deadline: float | None = None  # seconds, of all messages of a round together
     silence: float = 60.0  # seconds without progress after which a party counts as lost
     enough: int | None = None  # uploads after which the others are not needed
+    needed: int = 1  # uploads without which the round changes nothing
 
 
 class NetworkEngine:
@@ -191,7 +192,7 @@ class NetworkEngine:
                 gradients += sum(upload.gradients for upload in opened.uploads.values())
                 if number == 0:
                     heard = sorted(opened.uploads)
-                if not opened.uploads:
+                if len(opened.uploads) < max(1, patience.needed):
                     none = np.array([], np.int64)
                     return Outcome(none, none, gradients), missing
                 received = self._received(number, heard, opened.uploads)
@@ -249,7 +250,8 @@ class NetworkEngine:
         self.bell.ring(opened.letters)
         while opened.waits_for:
             opened.moved.clear()
-            if patience.enough is not None and len(opened.uploads) >= patience.enough:
+            enough = patience.enough if opened.number == 0 else None
+            if enough is not None and len(opened.uploads) >= enough:
                 opened.lost |= dict.fromkeys(opened.waits_for, "not needed")
                 break
             now = self.clock()

@@ -73,8 +73,9 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     # the coordinator answers
     "certificate": {"certificate": (bytes,), "authority": (bytes,)},
     "welcome": {"studies": (dict,)},
-    "text": {"text": (str,)},
+    "text": {"text": (str,), "members": (str,)},
     "thanks": {},
+    "seat": {"study": (str,), "party": (int,)},
     "wait": {"seconds": (float,)},
     "work": {
         "study": (str,),

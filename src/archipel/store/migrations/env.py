@@ -7,7 +7,8 @@ A change of the tables is a new file in `versions/`, whose `down_revision` is th
 
 from alembic import context
 
-from archipel.store.roll import METADATA, VERSION_TABLE
+from archipel.store.database import VERSION_TABLE
+from archipel.store.roll import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

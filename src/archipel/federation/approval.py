@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site agrees to: a study in words, and what leaves the building, before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from hashlib import sha256
+
+from archipel.errors import ArchipelError
+from archipel.exchange import Anatomy, Message
+from archipel.study import Study
+from archipel.tree import leaves, nbytes
+
+
+def hash_of(text: bytes) -> str:
+    """Names the exact bytes of a study file: what is approved."""
+    return sha256(text).hexdigest()
+
+
+def read(text: bytes) -> Study:
+    """The study that came over the wire, which names no code of its own; data is elsewhere."""
+    try:
+        study = Study.parse(text.decode(), elsewhere=True)
+    except UnicodeDecodeError:
+        raise ArchipelError("the study is not text in UTF-8.") from None
+    named = [("algorithm.name", study.algorithm.name), ("model.name", study.model.name)]
+    for field, name in named:
+        if name is not None and (":" in name or name.endswith(".py")):
+            raise ArchipelError(
+                f'{field} = "{name}": a study between institutions names no code of its own; '
+                "install it as a package at every site and name it."
+            )
+    return study
+
+
+def statement(study: str, decision: str) -> bytes:
+    """What a site signs when it decides."""
+    return f"archipel decision\n{study}\n{decision}".encode()
+
+
+def leaving(anatomy: Anatomy, rounds: int, evaluates: bool = True) -> list[tuple[str, str, int]]:
+    """What a site sends: what it is, its form, and bytes; per round, then once."""
+    rows = []
+    for number, message in enumerate(anatomy.messages, 1):
+        which = f"upload {number}" if len(anatomy.messages) > 1 else "upload"
+        rows.append((f"{which}, every round", _form(message), nbytes(message.upload)))
+    asks = {ask for message in anatomy.messages for ask in message.asks}
+    if "mean by examples" in asks:
+        rows.append(("number of training points, every round", "1 number", 8))
+    if evaluates:
+        rows.append(("metrics on your test points, when evaluated", "a few numbers", 64))
+    for number, message in enumerate(anatomy.personal, 1):
+        rows.append((f"question {number} for a model of your own", _form(message),
+                     nbytes(message.upload)))  # fmt: skip
+    return rows
+
+
+def _form(message: Message) -> str:
+    shapes = [" x ".join(map(str, leaf.shape)) or "1" for leaf in leaves(message.upload)]
+    seen = "individually" if "stack" in message.asks else "as a mean over sites"
+    return f"{' and '.join(shapes)} numbers, used {seen}"
+
+
+def review(
+    study: Study,
+    digest: str,
+    anatomy: Anatomy,
+    members: Sequence[str],
+    before: bytes | None = None,
+    text: bytes = b"",
+) -> str:
+    """The study in words that a data manager can decide by."""
+    about, policy = study.study, study.round
+    lines = [
+        f"Study     {about.name}",
+        f"Purpose   {about.purpose or '(none given)'}",
+        f"Members   {', '.join(members) or '(nobody yet)'}",
+        f"Method    {study.algorithm.name}, {about.rounds} rounds",
+        f"Hash      {digest}",
+        "",
+        "What leaves the building",
+    ]
+    for what, form, size in leaving(anatomy, about.rounds):
+        lines.append(f"  {what}: {form}, {_bytes(size)}")
+    lines.append(
+        f"  in all at most {_bytes(anatomy.bytes_up * about.rounds)} of numbers computed from your "
+        f"data, over {about.rounds} rounds; never a record"
+    )
+    if anatomy.sums_only:
+        lines.append("  the algorithm needs only means over sites, no single upload")
+    else:
+        lines.append("  the coordinator sees your uploads one by one")
+    lines += [
+        "",
+        "Privacy",
+        "  asked: no noise is added in this study, so no bound on what uploads reveal is claimed",
+        "",
+        f"Taking part  {policy.sample} of the sites a round, quorum {policy.quorum}, "
+        + (f"deadline {policy.deadline:g} s" if policy.deadline else "no deadline"),
+    ]
+    if before is not None:
+        old, new = before.decode().splitlines(), text.decode().splitlines()
+        changes = [
+            line
+            for line in difflib.unified_diff(old, new, "approved", "asked", lineterm="", n=0)
+            if not line.startswith(("@@", "---", "+++"))
+        ]
+        lines += ["", "Changed since you last approved", *(f"  {line}" for line in changes)]
+    return "\n".join(lines)
+
+
+def _bytes(size: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator: enrols sites, asks for their approval, and runs studies with those who gave it.
+
+All it knows is in its folder and its database, so that it may be killed at any moment: keys and
+certificates, the roll (who belongs, what was approved), a run's folder per study, the audit log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from archipel import recording
+from archipel.engines.network.grpc import Caller, Credentials, GrpcServer
+from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.transport import Refused
+from archipel.errors import ArchipelError
+from archipel.federation import approval
+from archipel.federation.audit import Audit
+from archipel.federation.authority import (
+    COORDINATOR,
+    GUEST,
+    VALID,
+    Authority,
+    Identity,
+    Invitation,
+    fingerprint,
+    invite,
+    new_key,
+    pem_of,
+    serial,
+    verify,
+    write_secret,
+)
+from archipel.federation.site import signed
+from archipel.federation.sitting import Facts, Sitting, shadow
+from archipel.recording import Recorder
+from archipel.simulation import Watch
+from archipel.store.folder import Folder
+from archipel.store.roll import Roll
+
+_SMALL = 1 << 20  # bytes of a letter that is no upload
+
+
+class Home:
+    """A coordinator's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            about = json.loads((path / "coordinator.json").read_text())
+            self.name, self.address = str(about["name"]), str(about["address"])
+            self.database = str(about["database"] or f"sqlite:///{path / 'federation.db'}")
+            self.authority = Authority.read(
+                (path / "authority.key").read_bytes(), (path / "authority.pem").read_bytes()
+            )
+            self.identity = Identity.read((path / "identity.key").read_bytes())
+        except FileNotFoundError:
+            raise ArchipelError(
+                f"home = '{path}': no coordinator there; make one with 'archipel coordinator init'."
+            ) from None
+
+    @classmethod
+    def create(cls, path: Path, name: str, address: str, database: str | None = None) -> Home:
+        """Make a federation: its authority, and the coordinator's keys."""
+        if (path / "coordinator.json").exists():
+            raise ArchipelError(f"home = '{path}': there is a coordinator already; name another.")
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ArchipelError(f"address = '{address}': give host:port, as sites will reach it.")
+        if database is not None:
+            try:
+                sa.make_url(database)
+            except sa.exc.ArgumentError:
+                raise ArchipelError(
+                    f"database = '{database}': give a URL such as "
+                    "postgresql+psycopg://user@host/name."
+                ) from None
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        authority = Authority.create(name)
+        write_secret(path / "authority.key", pem_of(authority.key))
+        (path / "authority.pem").write_bytes(authority.pem)
+        write_secret(path / "identity.key", Identity.create().pem)
+        about = {"name": name, "address": address, "database": database}
+        write_secret(path / "coordinator.json", json.dumps(about, indent=1).encode())
+        home = cls(path)
+        home.audit.append("founded", name=name, fingerprint=fingerprint(authority.pem))
+        return home
+
+    @property
+    def audit(self) -> Audit:
+        return Audit(self.path / "audit.jsonl", self.identity)
+
+    def credentials(self) -> Credentials:
+        """A fresh key and certificate for the port."""
+        key = new_key()
+        certificate = self.authority.certify(key.public_key(), COORDINATOR, 12 * VALID)
+        return Credentials(pem_of(key), certificate, self.authority.pem)
+
+    def invite(self, site: str, valid: timedelta = timedelta(days=7)) -> Invitation:
+        """Invite a site; works while the coordinator is up."""
+        invitation = invite(self.authority, site, self.address, valid)
+        with Roll.read(self.database) as roll:
+            roll.invite(site, invitation.secret, invitation.expires)
+        self.audit.append("invited", site=site, expires=invitation.expires.isoformat())
+        return invitation
+
+
+class Coordinator:
+    """The coordinator at work; `async with Coordinator(home) as coordinator`."""
+
+    def __init__(
+        self, home: Home, *, say: Callable[[str], None] = lambda _: None, silence: float = 60.0
+    ) -> None:
+        self.home, self._say, self._silence = home, say, silence
+        self.roll = Roll.open(home.database)
+        self.audit = home.audit
+        self.sittings: dict[str, Sitting] = {}
+        self._server = GrpcServer(self.answer, self._admit, self._most)
+
+    async def up(self, listen: str | None = None) -> int:
+        """Open the port; return its number."""
+        port = self.home.address.rpartition(":")[2]
+        number = await self._server.start(listen or f"[::]:{port}", self.home.credentials())
+        self.audit.append("up", port=number)
+        return number
+
+    async def down(self) -> None:
+        await self._server.stop(0.5)
+        self.audit.append("down")
+        self.roll.close()
+
+    # -- who may speak, and how much ---------------------------------------------------------------
+
+    def _admit(self, caller: Caller) -> str:
+        if not caller.name.startswith(GUEST):
+            self.roll.admitted(caller.name, serial(caller.certificate))
+        return caller.name
+
+    def _most(self, name: str) -> int:
+        if name.startswith(GUEST):
+            return _SMALL
+        uploads = [
+            max(sitting.engine.anatomy.bytes_up, sitting.engine.anatomy.bytes_down)
+            for sitting in self.sittings.values()
+        ]
+        return _SMALL + max(uploads, default=0)
+
+    # -- letters -----------------------------------------------------------------------------------
+
+    async def answer(self, sender: str, letter: Letter) -> Letter | Sealed:
+        """Answer one letter of a site, or of a guest that wants to become one."""
+        try:
+            if sender.startswith(GUEST):
+                if letter.kind != "enrol":
+                    raise Refused("an invitation opens the joining and nothing else.")
+                return self._enrol(sender.removeprefix(GUEST), letter)
+            match letter.kind:
+                case "renew":
+                    return self._renew(sender, letter)
+                case "hello":
+                    return self._hello()
+                case "study":
+                    return self._study(letter["study"])
+                case "approve":
+                    return self._approve(sender, letter)
+            return await self._of_study(sender, letter)
+        except Refused as no:
+            self.audit.append("refused", site=sender, letter=letter.kind, reason=str(no))
+            raise
+        except ArchipelError as error:
+            self.audit.append("refused", site=sender, letter=letter.kind, reason=str(error))
+            raise Refused(str(error)) from None
+
+    def _enrol(self, site: str, letter: Letter) -> Letter:
+        if letter["site"] != site:
+            raise Refused(f"the invitation is for {site}, not for {letter['site'][:40]}.")
+        if len(letter["identity"]) != 32:
+            raise Refused("identity: not an Ed25519 public key.")
+        certificate = self.home.authority.issue(letter["request"], site)
+        until = datetime.now(UTC) + VALID
+        self.roll.redeem(site, letter["secret"], letter["identity"], serial(certificate), until)
+        self.audit.append("enrolled", site=site, serial=serial(certificate))
+        self._say(f"{site} joined")
+        return self._certificate(certificate)
+
+    def _renew(self, site: str, letter: Letter) -> Letter:
+        certificate = self.home.authority.issue(letter["request"], site)
+        self.roll.renewed(site, serial(certificate), datetime.now(UTC) + VALID)
+        self.audit.append("renewed", site=site, serial=serial(certificate))
+        return self._certificate(certificate)
+
+    def _certificate(self, certificate: bytes) -> Letter:
+        fields = {"certificate": certificate, "authority": self.home.authority.pem}
+        return Letter("certificate", fields)
+
+    def _hello(self) -> Letter:
+        studies = {study.hash: study.state for study in self.roll.studies()}
+        return Letter("welcome", {"studies": studies})
+
+    def _study(self, digest: str) -> Letter:
+        decisions = self.roll.decisions(digest)
+        members = ", ".join(d.site for d in decisions if d.decision == "approved")
+        text = bytes(self.roll.study(digest).text).decode()
+        return Letter("text", {"text": text, "members": members})
+
+    def _approve(self, site: str, letter: Letter) -> Letter:
+        digest, decision = letter["study"], letter["decision"]
+        known = self.roll.site(site)
+        if decision not in ("approved", "rejected", "withdrawn"):
+            raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
+        if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
+            raise Refused("the decision is not signed by the site.")
+        if decision == "approved":
+            Facts.of_json(letter["facts"])
+        self.roll.decide(digest, site, decision, dict(letter["facts"]), letter["signature"])
+        self.audit.append(decision, site=site, study=digest)
+        self._say(f"{site} {decision} {self.roll.study(digest).name}")
+        if decision != "approved":
+            return Letter("thanks")
+        return Letter("seat", {"study": digest, "party": self.roll.seat(digest, site)})
+
+    async def _of_study(self, site: str, letter: Letter) -> Letter | Sealed:
+        """A letter about a study that is under way."""
+        if "study" not in letter.fields:
+            raise Refused(f"a {letter.kind} is nothing that a site sends.")
+        digest = letter["study"]
+        decision = {d.site: d.decision for d in self.roll.decisions(digest)}.get(site)
+        if decision != "approved":
+            raise Refused(f"site {site} has not approved this study: review it first.")
+        sitting = self.sittings.get(digest)
+        if sitting is None:
+            study = self.roll.study(digest)
+            if study.state in ("open", "running"):
+                return Letter("wait", {"seconds": 0.5})
+            raise Refused(f"study {study.name} is {study.state}.")
+        if letter.kind in ("upload", "scores"):
+            identity = self.roll.site(site).identity
+            if not verify(identity, letter["signature"], signed(letter)):
+                raise Refused(f"the {letter.kind} is not signed by the site.")
+        answer: Letter | Sealed = await sitting.answer(self.roll.seat(digest, site), letter)
+        return answer
+
+    # -- studies -----------------------------------------------------------------------------------
+
+    def submit(self, text: bytes) -> str:
+        """Ask the sites for their approval of a study; return its hash."""
+        study = approval.read(text)
+        digest = self.roll.submit(study.name, text)
+        self.audit.append("submitted", study=digest, name=study.name)
+        return digest
+
+    async def approved(self, digest: str, sites: int) -> None:
+        """Wait until so many sites have approved."""
+        while True:
+            decisions = self.roll.decisions(digest)
+            if sum(d.decision == "approved" for d in decisions) >= sites:
+                return
+            await asyncio.sleep(0.2)
+
+    async def run(self, digest: str, watch: Watch | None = None) -> Any:
+        """Run an approved study with the sites that approved it, from where it is."""
+        record = self.roll.study(digest)
+        study = approval.read(bytes(record.text))
+        decisions = {d.site: d for d in self.roll.decisions(digest)}
+        sites = {
+            site: Facts.of_json(decisions[site].facts)
+            if decisions[site].decision == "approved"
+            else None
+            for site in self.roll.seats(digest)
+        }
+        if not any(sites.values()):
+            raise ArchipelError(f"study {record.name}: no site has approved it yet.")
+        fed = shadow(study.name, sites)
+        simulated = study.simulate.model_dump()  # what goes wrong here is real
+        options = {k: v for k, v in study.options().items() if k not in simulated}
+        model = study.build_model(fed)
+        path = self.home.path / "runs" / digest[:16]
+        events = asyncio.get_running_loop()
+        sitting = Sitting(
+            study.algorithm_object, fed, model, options, digest, events, self._silence
+        )
+        (run,) = sitting.runs
+        run.study, run.environment = study, recording.environment(study)
+        if Folder.exists(path):
+            folder = Folder.open(path)
+            begins = "resumed"
+        else:
+            row = {"description": study.given(), "hash": digest}
+            folder = recording.create(path, run, row, {"study.toml": bytes(record.text)})
+            begins = "started"
+        with folder:
+            if begins == "resumed":
+                sitting.restore(recording.restore(folder, run))
+            run.folder, run.state = path, "running"
+            sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
+            sitting.recorder.event(begins, f"after round {run.done} with {len(sites)} sites")
+            self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
+            self.audit.append(begins, study=digest, round=run.done, sites=len(sites))
+            self.sittings[digest] = sitting
+            try:
+                if run.done < run.rounds:
+                    await asyncio.to_thread(sitting.go, self._seeing(digest, watch), None)
+            except ArchipelError as error:
+                sitting.recorder.fail(error)
+                self.roll.set_state(digest, "failed", str(error))
+                self.audit.append("failed", study=digest, reason=str(error))
+                raise
+            sitting.desk.end(run.done)
+            self.roll.set_state(digest, "done", f"{run.done} rounds")
+            self.audit.append("done", study=digest, rounds=run.done)
+        return run
+
+    def _seeing(self, digest: str, watch: Watch | None) -> Any:
+        """Whoever looks on, and the audit log: every round's roster, and every miss."""
+        coordinator, seen = self, {"rounds": 0}
+
+        class Seeing:
+            def __call__(self, run: Any) -> bool | None:
+                for t in range(seen["rounds"] or run.done - 1, run.done):
+                    if t >= 0:
+                        coordinator._note(digest, run, t)
+                seen["rounds"] = run.done
+                return None if watch is None else watch(run)
+
+            def say(self, text: str) -> None:
+                if watch is not None:
+                    watch.say(text)
+
+        return Seeing()
+
+    def _note(self, digest: str, run: Any, t: int) -> None:
+        cohort = run.participation[t]
+        present = ", ".join(run.data.name(int(k)) for k in cohort.present)
+        missing = "; ".join(f"{run.data.name(k)}: {why}" for k, why in cohort.missing.items())
+        self.audit.append(
+            "round", study=digest, round=t + 1, present=present, missing=missing,
+            counted=bool(cohort.counted),
+        )  # fmt: skip
+        if missing:
+            self._say(f"round {t + 1}: without {missing}")

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole federation on one machine: a coordinator, and every site a process of its own.
+
+Nothing is left out: invitations, certificates, approval of the study's bytes, mutual TLS on a port,
+rounds, the audit logs. Sites differ from real ones in two things: each takes one party of the data
+that the study names, and approves without anyone reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from archipel.data.federation import Federation
+from archipel.errors import ArchipelError, RunFailed
+from archipel.federation.authority import Invitation
+from archipel.federation.coordinator import Coordinator, Home
+from archipel.federation.site import Site
+from archipel.run import Run
+from archipel.simulation import Watch
+from archipel.study import Study
+
+
+def party_of(study: Study, k: int, sites: int) -> Federation:
+    """The data of site k: one party of the study's data."""
+    fed = study.federation()
+    if sites > fed.training:
+        raise ArchipelError(
+            f"--sites {sites}: the study's data has {fed.training} parties; take as many at most."
+        )
+    return fed.select(np.array([k]))
+
+
+async def rehearse(
+    path: Path,
+    sites: int,
+    out: Path,
+    watch: Watch | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    silence: float = 60.0,
+) -> Run:
+    """Run the study with real processes and real TLS, in folders under `out`."""
+    study = Study.read(path)
+    fed = study.federation()
+    party_of(study, 0, sites)
+    text = study.toml().encode()
+    names = [_site_name(fed.name(k)) for k in range(sites)]
+    if len(set(names)) < sites:
+        names = [f"site-{k}" for k in range(sites)]
+    port = _free_port()
+    home = Home.create(out / "coordinator", study.name, f"localhost:{port}")
+    coordinator = Coordinator(home, say=say, silence=silence)
+    await coordinator.up(f"localhost:{port}")
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        digest = coordinator.submit(text)
+        for k, name in enumerate(names):
+            given = {
+                "home": str(out / name),
+                "token": home.invite(name).token(),
+                "study": str(path.resolve()),
+                "hash": digest,
+                "party": k,
+                "sites": sites,
+            }
+            processes.append(await _start(given))
+            say(f"{name} joins")
+            await _approved(coordinator, digest, k + 1, processes[-1], name)
+        run: Run = await coordinator.run(digest, watch)
+        codes = await asyncio.gather(*(process.wait() for process in processes))
+        if any(codes):
+            raise RunFailed(f"a site ended with exit code {max(codes)}: see its audit log.")
+        return run
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+        await coordinator.down()
+
+
+async def _approved(
+    coordinator: Coordinator, digest: str, count: int, process: Any, name: str
+) -> None:
+    """Wait for a site's approval: they come one after another, so that their order is known."""
+    waiting = asyncio.create_task(coordinator.approved(digest, count))
+    ended = asyncio.create_task(process.wait())
+    await asyncio.wait([waiting, ended], return_when=asyncio.FIRST_COMPLETED)
+    if not waiting.done():
+        waiting.cancel()
+        raise RunFailed(f"site {name} ended before it approved the study.")
+    ended.cancel()
+
+
+async def _start(given: dict[str, Any]) -> asyncio.subprocess.Process:
+    """Start a site; what it needs to know goes to its standard input, where nobody else reads."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "archipel.federation.rehearsal", stdin=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(given).encode())
+    process.stdin.close()
+    return process
+
+
+async def _site(given: dict[str, Any]) -> None:
+    """What one site does in a rehearsal."""
+    study = Study.read(given["study"])
+    data = party_of(study, given["party"], given["sites"])
+    home = Path(given["home"])
+    if (home / "site.json").exists():
+        site = Site(home)
+    else:
+        site = await Site.join(home, Invitation.read(given["token"]))
+    digest = given["hash"]
+    if digest not in site.approved():
+        link = site.link()
+        text, _ = await site.fetch(link, digest)
+        await site.decide(link, text, "approved", data, counts=True)
+        await link.close()
+    await site.attend(digest, data)
+
+
+def _site_name(name: str) -> str:
+    """A party's name as the name of a site."""
+    plain = "".join(c if c.isalnum() and c.isascii() else "-" for c in name.lower())
+    return plain.strip("-")[:40] or "site"
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(_site(json.load(sys.stdin)))
+    except ArchipelError as error:
+        sys.exit(f"archipel: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study under way at the coordinator: the loop of a simulation, with sites that are elsewhere.
+
+The loop, the journal, the history and the report are those of a simulation. The data is not here:
+in its place stands a federation of the same names, sizes and shapes without a single value. The
+loop runs in a thread of its own; the engine and its letters in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.core import Algorithm
+from archipel.data.about import About
+from archipel.data.federation import Federation
+from archipel.engines.evaluation import Evaluation
+from archipel.engines.local import Outcome
+from archipel.engines.network.desk import Desk
+from archipel.engines.network.engine import POLL, NetworkEngine, Patience
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.seat import anatomy_of
+from archipel.engines.plan import Plan
+from archipel.errors import ArchipelError, BelowQuorum
+from archipel.exchange import has_personal, is_peer
+from archipel.model import Model
+from archipel.participation import Cohort
+from archipel.rng import Ints
+from archipel.simulation import Loop
+
+T = TypeVar("T")
+_HERE = 2.5 * POLL  # seconds since it last asked in which a site counts as there
+_AGAIN = 2.0  # seconds until a round below the quorum is tried again
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a site tells about its data when it approves a study."""
+
+    shape: tuple[int, ...]
+    classes: int
+    task: str
+    n: int  # training points; 0 where it does not say
+    n_test: int
+
+    @classmethod
+    def of(cls, data: Federation, counts: bool = True) -> Facts:
+        n, n_test = (int(data.n.sum()), int(data.n_test.sum())) if counts else (0, 0)
+        return cls(tuple(data.shape), data.classes, data.task, n, n_test)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": "x".join(map(str, self.shape)),
+            "classes": self.classes,
+            "task": self.task,
+            "n": self.n,
+            "n_test": self.n_test,
+        }
+
+    @classmethod
+    def of_json(cls, facts: Mapping[str, Any]) -> Facts:
+        try:
+            shape = tuple(int(side) for side in str(facts["shape"]).split("x") if side)
+            numbers = [int(facts[name]) for name in ("classes", "n", "n_test")]
+            task = str(facts["task"])
+        except (KeyError, ValueError):
+            raise ArchipelError("facts: not those of a site's data.") from None
+        if any(number < 0 or number > 1 << 40 for number in (*numbers, *shape)):
+            raise ArchipelError("facts: a count below 0, or too large.")
+        return cls(shape, numbers[0], task, *numbers[1:])
+
+
+def shadow(name: str, sites: Mapping[str, Facts | None]) -> Federation:
+    """A federation of these sites, in their order, without a value in it.
+
+    A site that left has no points, so that the others keep their numbers.
+    """
+    first = next(facts for facts in sites.values() if facts is not None)
+    gone = replace(first, n=-1, n_test=0)
+    for site, facts in sites.items():
+        if facts is None:
+            continue
+        if (facts.shape, facts.classes, facts.task) != (first.shape, first.classes, first.task):
+            raise ArchipelError(
+                f"site {site} has {facts.task} data of shape {facts.shape} with {facts.classes} "
+                f"classes, the others {first.task} data of shape {first.shape} with "
+                f"{first.classes}: have it bind the data that the study describes."
+            )
+    told = [facts or gone for facts in sites.values()]
+    counts = [0 if facts.n < 0 else max(1, facts.n) for facts in told]
+    trains = torch.tensor(counts, dtype=torch.int64)
+    sizes = trains + torch.tensor([facts.n_test for facts in told], dtype=torch.int64)
+    offsets = torch.cat([trains.new_zeros(1), sizes.cumsum(0)])
+    total = int(offsets[-1])
+    kind = torch.int64 if first.task == "text" else torch.float32
+    y_kind = torch.int64 if first.classes else torch.float32
+    y_shape = {"survival": (2,), "text": first.shape}.get(first.task, ())
+    x = torch.zeros(1, *first.shape, dtype=kind).expand(total, *first.shape)
+    y = torch.zeros(1, *y_shape, dtype=y_kind).expand(total, *y_shape)
+    return Federation(
+        x, y, offsets, offsets[:-1] + trains, len(sites), first.task, first.classes, list(sites),
+        About(name), scan=False,
+    )  # fmt: skip
+
+
+class Remote:
+    """The network engine as the loop wants it: calls that return when all is done."""
+
+    def __init__(self, engine: NetworkEngine, desk: Desk, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine, self.desk, self._loop = engine, desk, loop
+        self.anatomy, self.plan = engine.anatomy, Plan("one", 1, 1)
+        self.has_own = has_personal(engine.algorithm)
+        self.asked: dict[int, float] = {}  # party -> when it last asked for work
+        self._done = 0
+        self._letters: dict[int, Letter] = {}
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def here(self, parties: Ints) -> Any:
+        """Which parties asked for work of late."""
+        now = time.monotonic()
+        return np.array([now - self.asked.get(int(k), -1e9) < _HERE for k in parties], bool)
+
+    def round(self, t: int, parties: Ints, patience: Patience) -> tuple[Outcome, dict[int, str]]:
+        self._done = t + 1
+        return self._wait(self.engine.round(t, parties, patience))
+
+    def traffic(self, t: int, outcome: Outcome, sampled: int) -> tuple[int, int]:
+        """Bytes that all parties sent and received in a round."""
+        anatomy = self.anatomy
+        return anatomy.bytes_up * len(outcome.arrived), anatomy.bytes_down * sampled
+
+    def evaluate(self, w: Tensor | None = None, *, own: bool = False) -> Evaluation:
+        """Have the sites that are there score the model, and with `own` their own ones.
+
+        Over all points at once a metric is the mean over sites, weighted by their test points.
+        """
+        if not own:
+            parties = [k for k in self.asked if self.here(np.array([k]))[0]]
+            self._letters = self._wait(self.desk.evaluate(self._done, parties))
+        field, total = ("own" if own else "metrics"), self.engine.parties
+        names = sorted({name for letter in self._letters.values() for name in letter[field] or ()})
+        scores = {name: torch.full((total,), torch.nan, dtype=torch.float64) for name in names}
+        weights = torch.zeros(total, dtype=torch.float64)
+        for k, letter in self._letters.items():
+            weights[k] = max(0, letter["points"])
+            for name, value in (letter[field] or {}).items():
+                scores[name][k] = float(value)
+        pooled = {}
+        for name, values in scores.items():
+            there = torch.isfinite(values) & (weights > 0)
+            share = weights[there] / weights[there].sum()
+            pooled[name] = float((values[there] * share).sum()) if there.any() else float("nan")
+        return Evaluation(scores, pooled, {})
+
+    def vector(self, setting: int | None = None) -> Tensor:
+        return self.engine.vector()
+
+    def buffers(self) -> None:
+        return None
+
+    def state(self) -> dict[str, Tensor]:
+        return {**self.engine.state(), "done": torch.tensor([self._done])}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.engine.restore(state)
+        self._done = int(state["done"])
+
+
+class Sitting(Loop):
+    """The loop over rounds with sites that are elsewhere."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        fed: Federation,
+        model: Model,
+        options: Any,
+        study: str,
+        events: asyncio.AbstractEventLoop,
+        silence: float = 60.0,
+    ) -> None:
+        self._study, self._events, self._silence = study, events, silence
+        self._began = False  # sites have had time to come
+        super().__init__(algorithm, fed, model, {}, options)
+
+    def _engine(
+        self,
+        algorithm: Any,
+        fed: Federation,
+        model: Model,
+        settings: Mapping[str, Sequence[float]],
+    ) -> Remote:
+        if is_peer(algorithm):
+            raise ArchipelError(
+                f"{type(algorithm).__name__} has no server: peers run it among themselves."
+            )
+        anatomy = anatomy_of(algorithm, fed, model, 0, self.seed)
+        engine = NetworkEngine(algorithm, model, anatomy, fed.training, self._study)
+        return Remote(engine, Desk(engine, self.judged), self._events)
+
+    @property
+    def desk(self) -> Desk:
+        desk: Desk = self.engine.desk
+        return desk
+
+    def judged(self, t: int, party: int) -> bool | None:
+        """Whether a party counted in round t; None until that is on the disk."""
+        (run,) = self.runs
+        if self.recorder is None or t >= self.recorder.rounds:
+            return None
+        cohort = run.participation[t]
+        return bool(cohort.counted and party in cohort.present)
+
+    async def answer(self, party: int, letter: Letter) -> Any:
+        """Answer a letter of a site that has this number."""
+        self.engine.asked[party] = time.monotonic()
+        return await self.desk.answer(party, letter)
+
+    def _take_part(self, t: int) -> tuple[Cohort, Outcome]:
+        """Ask sites that are there, until the round counts or the study says to go on without."""
+        who, waited, blocked = self.who, 0, dict[int, str]()
+        needed = who.needed(len(self.eligible))
+        while True:
+            self._wait_for(max(1, needed) if self._began else len(self.eligible))
+            self._began = True
+            sampled, here = who.ask(self.eligible, self.seed, t, self.engine.here(self.eligible))
+            missing = dict.fromkeys(sampled[~here].tolist(), "away")
+            patience = Patience(who.deadline, self._silence, who.count(len(self.eligible)), needed)
+            outcome = Outcome(sampled[:0], sampled[:0], 0)
+            if int(here.sum()) >= max(1, needed):
+                outcome, lost = self.engine.round(t, sampled[here], patience)
+                missing |= lost
+            counted = len(outcome.arrived) >= max(1, needed)
+            if counted or who.on_missing == "continue":
+                effort = np.broadcast_to(1.0, outcome.arrived.shape)
+                return (
+                    Cohort(sampled, outcome.arrived, effort, missing, counted, waited, blocked),
+                    outcome,
+                )
+            if who.on_missing == "abort":
+                causes = ", ".join(
+                    f"{self.runs[0].data.name(k)} {cause}" for k, cause in [*missing.items()][:5]
+                )
+                raise BelowQuorum(
+                    f"round {t + 1}: {len(outcome.arrived)} of {len(sampled)} sites answer "
+                    f"({causes}), below the quorum of {needed}: lower round.quorum, or say "
+                    "on_missing = 'wait'."
+                )
+            waited, blocked = waited + 1, missing
+            time.sleep(_AGAIN)
+
+    def _wait_for(self, sites: int) -> None:
+        """Give sites that were away some time to come back: as long as one may be silent."""
+        until = time.monotonic() + self._silence
+        while time.monotonic() < until and self.engine.here(self.eligible).sum() < sites:
+            time.sleep(0.1)
