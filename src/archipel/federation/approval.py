@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from hashlib import sha256
 
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy, Message
+from archipel.sections import read_tables
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
 
@@ -21,17 +23,17 @@ def hash_of(text: bytes) -> str:
 def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
     try:
-        study = Study.parse(text.decode(), elsewhere=True)
+        tables = read_tables(text.decode())
     except UnicodeDecodeError:
         raise ArchipelError("the study is not text in UTF-8.") from None
-    named = [("algorithm.name", study.algorithm.name), ("model.name", study.model.name)]
-    for field, name in named:
-        if name is not None and (":" in name or name.endswith(".py")):
+    for section in ("algorithm", "model", "data"):  # before anything is looked up by its name
+        name = tables.get(section, {}).get("name")
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", str(name)):
             raise ArchipelError(
-                f'{field} = "{name}": a study between institutions names no code of its own; '
-                "install it as a package at every site and name it."
+                f"{section}.name = {str(name)[:80]!r}: a study between institutions names no code "
+                "of its own; install it as a package at every site and name it."
             )
-    return study
+    return Study.parse(tables, elsewhere=True)
 
 
 def statement(study: str, decision: str) -> bytes:

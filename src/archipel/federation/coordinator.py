@@ -39,7 +39,8 @@ from archipel.federation.authority import (
     write_secret,
 )
 from archipel.federation.site import signed
-from archipel.federation.sitting import Facts, Sitting, shadow
+from archipel.federation.sitting import Adjourned, Facts, Sitting, shadow
+from archipel.plugins import reason
 from archipel.recording import Recorder
 from archipel.simulation import Watch
 from archipel.store.folder import Folder
@@ -132,6 +133,9 @@ class Coordinator:
         return number
 
     async def down(self) -> None:
+        """Close the port; studies under way go on from their last round when it is up again."""
+        for sitting in self.sittings.values():
+            sitting.engine.adjourn()
         await self._server.stop(0.5)
         self.audit.append("down")
         self.roll.close()
@@ -307,10 +311,12 @@ class Coordinator:
             try:
                 if run.done < run.rounds:
                     await asyncio.to_thread(sitting.go, self._seeing(digest, watch), None)
-            except ArchipelError as error:
+            except Adjourned:
+                raise
+            except Exception as error:
                 sitting.recorder.fail(error)
-                self.roll.set_state(digest, "failed", str(error))
-                self.audit.append("failed", study=digest, reason=str(error))
+                self.roll.set_state(digest, "failed", reason(error))
+                self.audit.append("failed", study=digest, reason=reason(error))
                 raise
             sitting.desk.end(run.done)
             self.roll.set_state(digest, "done", f"{run.done} rounds")

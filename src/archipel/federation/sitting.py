@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -30,12 +31,19 @@ from archipel.engines.network.seat import anatomy_of
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.exchange import has_personal, is_peer
+from archipel.metrics import PRIMARY
 from archipel.model import Model
 from archipel.participation import Cohort
 from archipel.rng import Ints
 from archipel.simulation import Loop
 
 T = TypeVar("T")
+
+
+class Adjourned(ArchipelError):
+    """The coordinator went down; the study goes on from its last round when it is up again."""
+
+
 _HERE = 2.5 * POLL  # seconds since it last asked in which a site counts as there
 _AGAIN = 2.0  # seconds until a round below the quorum is tried again
 
@@ -113,16 +121,40 @@ def shadow(name: str, sites: Mapping[str, Facts | None]) -> Federation:
 class Remote:
     """The network engine as the loop wants it: calls that return when all is done."""
 
-    def __init__(self, engine: NetworkEngine, desk: Desk, loop: asyncio.AbstractEventLoop) -> None:
-        self.engine, self.desk, self._loop = engine, desk, loop
+    def __init__(
+        self, engine: NetworkEngine, desk: Desk, loop: asyncio.AbstractEventLoop, task: str
+    ) -> None:
+        self.engine, self.desk, self._loop, self._task = engine, desk, loop, task
         self.anatomy, self.plan = engine.anatomy, Plan("one", 1, 1)
         self.has_own = has_personal(engine.algorithm)
         self.asked: dict[int, float] = {}  # party -> when it last asked for work
         self._done = 0
         self._letters: dict[int, Letter] = {}
+        self._waiting: Future[Any] | None = None
+        self._adjourned = False
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Have the event loop do something, and wait for it."""
+        if self._adjourned:
+            work.close()
+            raise Adjourned("the study was adjourned.")
+        future = self._waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            found: T = future.result()
+            return found
+        except CancelledError:
+            raise Adjourned("the study was adjourned.") from None
+
+    def adjourn(self) -> None:
+        """Leave the round that is under way; whoever waits for it is told so."""
+        self._adjourned = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def pause(self, seconds: float) -> None:
+        if self._adjourned:
+            raise Adjourned("the study was adjourned.")
+        time.sleep(seconds)
 
     def __enter__(self) -> Remote:
         return self
@@ -154,6 +186,7 @@ class Remote:
             self._letters = self._wait(self.desk.evaluate(self._done, parties))
         field, total = ("own" if own else "metrics"), self.engine.parties
         names = sorted({name for letter in self._letters.values() for name in letter[field] or ()})
+        names = names or [PRIMARY[self._task]]
         scores = {name: torch.full((total,), torch.nan, dtype=torch.float64) for name in names}
         weights = torch.zeros(total, dtype=torch.float64)
         for k, letter in self._letters.items():
@@ -211,7 +244,7 @@ class Sitting(Loop):
             )
         anatomy = anatomy_of(algorithm, fed, model, 0, self.seed)
         engine = NetworkEngine(algorithm, model, anatomy, fed.training, self._study)
-        return Remote(engine, Desk(engine, self.judged), self._events)
+        return Remote(engine, Desk(engine, self.judged), self._events, fed.task)
 
     @property
     def desk(self) -> Desk:
@@ -236,8 +269,7 @@ class Sitting(Loop):
         who, waited, blocked = self.who, 0, dict[int, str]()
         needed = who.needed(len(self.eligible))
         while True:
-            self._wait_for(max(1, needed) if self._began else len(self.eligible))
-            self._began = True
+            self._wait_for(needed)
             sampled, here = who.ask(self.eligible, self.seed, t, self.engine.here(self.eligible))
             missing = dict.fromkeys(sampled[~here].tolist(), "away")
             patience = Patience(who.deadline, self._silence, who.count(len(self.eligible)), needed)
@@ -262,10 +294,18 @@ class Sitting(Loop):
                     "on_missing = 'wait'."
                 )
             waited, blocked = waited + 1, missing
-            time.sleep(_AGAIN)
+            self.engine.pause(_AGAIN)
+
+    def _evaluate(self, t: int, seconds: float) -> None:
+        self._wait_for(1)
+        super()._evaluate(t, seconds)
 
     def _wait_for(self, sites: int) -> None:
-        """Give sites that were away some time to come back: as long as one may be silent."""
-        until = time.monotonic() + self._silence
+        """Give sites that are away some time to come: as long as one may be silent.
+
+        The first time it is all of them that are waited for.
+        """
+        sites = max(1, sites) if self._began else len(self.eligible)
+        self._began, until = True, time.monotonic() + self._silence
         while time.monotonic() < until and self.engine.here(self.eligible).sum() < sites:
-            time.sleep(0.1)
+            self.engine.pause(0.1)
