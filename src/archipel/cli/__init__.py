@@ -17,6 +17,7 @@ from archipel.cli.compare import compare
 from archipel.cli.demo import demo
 from archipel.cli.listing import data, list_, show
 from archipel.cli.new import new
+from archipel.cli.rehearse import rehearse
 from archipel.cli.run import resume, run
 from archipel.cli.runs import export, report, runs
 from archipel.errors import ArchipelError, one_line
@@ -39,6 +40,7 @@ app.command()(runs)
 app.command()(report)
 app.command()(resume)
 app.command()(export)
+app.command()(rehearse)
 later.add_to(app)
 
 

@@ -11,12 +11,8 @@ from archipel.errors import ArchipelError
 
 LATER = {
     "audit": ("What an attacker could learn from a run.", "archipel report RUN says what left"),
-    "rehearse": (
-        "A study with real processes and TLS on one machine.",
-        "archipel run simulates it",
-    ),
-    "coordinator": ("The coordinator of a real federation.", "archipel run simulates it"),
-    "site": ("A site of a real federation.", "archipel run simulates it"),
+    "coordinator": ("The coordinator of a real federation.", "archipel rehearse runs one here"),
+    "site": ("A site of a real federation.", "archipel rehearse runs some here"),
     "peer": ("A peer of a federation without a coordinator.", "archipel run dsgd simulates it"),
     "ui": ("The web page.", "archipel report RUN writes a page"),
 }

@@ -9,10 +9,13 @@ asks is the common name of the certificate that TLS checked, never what a letter
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by whom it concerns
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # nothing here forks with a channel open
 import grpc
 
 from archipel.engines.network.letters import Letter
