@@ -84,6 +84,9 @@ def test_a_study_between_sites_is_its_simulation(tmp_path, algorithm):
         async with coordinator(tmp_path / "c") as one:
             digest, sites = await members(one, tmp_path, text, 4)
             attending = [asyncio.create_task(s.attend(digest, d)) for s, d in sites]
+            await asyncio.sleep(0.1)
+            with pytest.raises(ar.ArchipelError, match="at work in another process"):
+                await sites[0][0].attend(digest, sites[0][1])
             run = await asyncio.wait_for(one.run(digest), 60)
             assert await asyncio.gather(*attending) == [4] * 4
             return run, [site.audit for site, _ in sites], one.home

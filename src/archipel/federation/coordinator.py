@@ -20,7 +20,7 @@ from archipel import recording
 from archipel.engines.network.grpc import Caller, Credentials, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, RunFailed
 from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.authority import (
@@ -177,6 +177,8 @@ class Coordinator:
             return await self._of_study(sender, letter)
         except Refused as no:
             self.audit.append("refused", site=sender, letter=letter.kind, reason=str(no))
+            raise
+        except RunFailed:  # the database is away: the site is cut off and asks again
             raise
         except ArchipelError as error:
             self.audit.append("refused", site=sender, letter=letter.kind, reason=str(error))

@@ -9,7 +9,9 @@ read by its own process alone.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -186,6 +188,18 @@ class Site:
         found = (self.home / "studies").glob("*/decision")
         return [path.parent.name for path in found if path.read_bytes() == b"approved"]
 
+    def _lock(self) -> int:
+        """One process of a site at a time; the system lets go of it however the process ends."""
+        handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise ArchipelError(
+                f"home = '{self.home}': this site is at work in another process; stop that first."
+            ) from None
+        return handle
+
     def _folder(self, study: str) -> Path:
         return self.home / "studies" / study
 
@@ -220,11 +234,12 @@ class Site:
             )
             return self.identity.sign(signed(letter))
 
-        link = self.link()
+        link, lock = self.link(), self._lock()
         try:
             attendance = Attendance(seat, link, study, sign=sign, keep=keep, say=say)
             rounds = await attendance.run()
         finally:
             await link.close()
+            os.close(lock)
         self.audit.append("done", study=study, rounds=rounds)
         return rounds
