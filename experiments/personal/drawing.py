@@ -170,7 +170,7 @@ def _by_count(runs: list[Record]) -> dict[int, dict[str, list[Record]]]:
 def _gaps(runs: list[Record], kind: str) -> str:
     """Accuracy on new parties against the number of those that train."""
     found = _by_count(runs)
-    names = [name for name in METHODS if any(name in each for each in found.values())]
+    names = [name for name in METHODS if sum(name in each for each in found.values()) > 1]
     rows = [
         [METHODS[name].label, *(_spread(_values(e.get(name, []), "new")) for e in found.values())]
         for name in names
@@ -187,7 +187,7 @@ def draw_gaps(runs: list[Record], kind: str) -> Figure:
     for ax, group in zip(axes, ("seen", "new"), strict=True):
         for name in METHODS:
             points = [(n, _values(each[name], group)) for n, each in found.items() if name in each]
-            if not points:
+            if len(points) < 2:
                 continue
             colour = ORANGE if name == OURS else GREY if name in BASELINES else BLUE
             ends = [fmean(values) for _, values in points]
