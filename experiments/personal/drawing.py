@@ -185,6 +185,7 @@ def draw_gaps(runs: list[Record], kind: str) -> Figure:
     axes = figure.subplots(1, 2, sharey=True)
     found = _by_count(runs)
     for ax, group in zip(axes, ("seen", "new"), strict=True):
+        labels = []
         for name in METHODS:
             points = [(n, _values(each[name], group)) for n, each in found.items() if name in each]
             if len(points) < 2:
@@ -194,10 +195,12 @@ def draw_gaps(runs: list[Record], kind: str) -> Figure:
             sds = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
             ax.errorbar([n for n, _ in points], ends, yerr=sds, color=colour, marker="o",
                         linewidth=2.4 if name == OURS else 1.3, capsize=2)  # fmt: skip
-            ax.annotate(
-                METHODS[name].label, (points[-1][0], ends[-1]), (6, 0), va="center",
-                textcoords="offset points", color=colour, fontsize=8,
-            )  # fmt: skip
+            labels.append((ends[-1], points[-1][0], METHODS[name].label, colour))
+        lowest = -float("inf")
+        for value, at, text, colour in sorted(labels):  # one above the other
+            lowest = max(value, lowest + 0.45)
+            ax.annotate(text, (at, lowest), (6, 0), va="center", textcoords="offset points",
+                        color=colour, fontsize=8)  # fmt: skip
         ax.set_title(f"{group} {kind}")
         ax.set_xlabel(f"{kind} that train")
         ax.margins(x=0.18)

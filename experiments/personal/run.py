@@ -236,7 +236,8 @@ def show_choice(args: argparse.Namespace, name: str) -> None:
     tried: dict[str, list[Any]] = {}
     for each in METHODS[name].settings:
         for field, value in each.items():
-            tried.setdefault(field, []).append(value)
+            if isinstance(value, int | float):
+                tried.setdefault(field, []).append(value)
     edges = [
         field
         for field, value in found["chosen"].items()
