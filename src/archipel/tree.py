@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +40,21 @@ def tree_map(function: Callable[..., Tensor], tree: Any, *others: Any) -> Any:
         return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
     leaves(tree)  # says what is wrong
     return None
+
+
+def fits(form: Any, tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are, in number, shapes and dtypes, those of a tree of this form."""
+    wanted = leaves(form)
+    return len(wanted) == len(tensors) and all(
+        one.shape == found.shape and one.dtype == found.dtype
+        for one, found in zip(wanted, tensors, strict=True)
+    )
+
+
+def fill(form: Any, tensors: Sequence[Tensor]) -> Any:
+    """The tree of this form whose tensors, from left to right, are these."""
+    found = iter(tensors)
+    return tree_map(lambda _: next(found), form)
 
 
 def first(tree: Any) -> Tensor:

@@ -34,7 +34,7 @@ from archipel.exchange import (
 )
 from archipel.model import Model
 from archipel.rng import Ints
-from archipel.tree import first, leaves, tree_map
+from archipel.tree import fill, first, leaves, tree_map
 
 if TYPE_CHECKING:
     from archipel.graphs import Topology
@@ -347,8 +347,8 @@ class LocalEngine:
         ids = state["visited"]
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.data.parties):
             raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
-        names = iter(range(len(leaves(self.shared))))
-        self.shared = tree_map(lambda _: state[f"shared.{next(names)}"].clone(), self.shared)
+        count = len(leaves(self.shared))
+        self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
         self._memory.restore(state)
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
 

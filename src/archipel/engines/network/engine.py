@@ -28,7 +28,7 @@ from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import Anatomy, Ask, Message, broadcast, same_form
 from archipel.model import Model
 from archipel.rng import Ints
-from archipel.tree import first, leaves, tree_map
+from archipel.tree import fill, first, fits, leaves, tree_map
 
 POLL = 20.0  # seconds that a party waits for an answer before it asks again
 
@@ -144,11 +144,7 @@ class NetworkEngine:
             raise Refused(f"round {t + 1}: the upload answers another letter.")
         if party in opened.uploads or party in opened.lost:
             return
-        form = leaves(self.anatomy.messages[opened.number].upload)
-        if len(form) != len(letter.arrays) or any(
-            one.shape != found.shape or one.dtype != found.dtype
-            for one, found in zip(form, letter.arrays, strict=True)
-        ):
+        if not fits(self.anatomy.messages[opened.number].upload, letter.arrays):
             raise Refused(f"round {t + 1}: the upload has another form than the algorithm's.")
         if not (0 <= letter["n"] < 1e15 and letter["gradients"] >= 0):
             raise Refused(f"round {t + 1}: n or gradients are no counts.")
@@ -282,8 +278,7 @@ class NetworkEngine:
             for k, weight in zip(there, weights, strict=True):
                 for total, leaf in zip(totals, uploads[k].arrays, strict=True):
                     total.add_(leaf, alpha=weight)
-            found = iter(totals)
-            sums[ask] = tree_map(lambda _, found=found: next(found), message.upload)
+            sums[ask] = fill(message.upload, totals)
         rows = None
         if "stack" in message.asks:
             stacks = [
@@ -292,8 +287,7 @@ class NetworkEngine:
                 ])
                 for i, leaf in enumerate(leaves(message.upload))
             ]  # fmt: skip
-            found = iter(stacks)
-            rows = tree_map(lambda _: next(found), message.upload)
+            rows = fill(message.upload, stacks)
         total_n = sum(uploads[k].n for k in there)
         return Received(len(there), self.parties, total_n, sums, rows)
 
@@ -313,10 +307,7 @@ class NetworkEngine:
     def advise(self, number: int, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Answer one party that makes a model of its own."""
         message = self.anatomy.personal[number]
-        form = leaves(message.upload)
-        if len(form) != len(arrays) or any(
-            one.shape != found.shape for one, found in zip(form, arrays, strict=True)
-        ):
+        if not fits(message.upload, arrays):
             raise Refused("the question has another form than the algorithm's.")
         asked = _only(message, Upload(arrays, 0.0, 0), self.parties)
         reply = self.algorithm.advise(self.shared, asked)  # type: ignore[attr-defined]
@@ -329,14 +320,13 @@ class NetworkEngine:
         return {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        names = iter(range(len(leaves(self.shared))))
-        self.shared = tree_map(lambda _: state[f"shared.{next(names)}"].clone(), self.shared)
+        count = len(leaves(self.shared))
+        self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
 
 
 def _only(message: Message, upload: Upload, parties: int) -> Received:
     """One party's upload, as if it were all."""
-    arrays = iter(upload.arrays)
-    tree = tree_map(lambda _: next(arrays), message.upload)
+    tree = fill(message.upload, upload.arrays)
     sums: dict[Ask, Any] = dict.fromkeys(message.asks - {"stack"}, tree)
     rows = tree_map(lambda leaf: leaf[None], tree)
     return Received(1, parties, 1.0, sums, rows if "stack" in message.asks else None)

@@ -26,7 +26,7 @@ from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange import Anatomy, examine, has_personal
 from archipel.model import Model
-from archipel.tree import leaves, tree_map
+from archipel.tree import fill, fits, leaves, tree_map
 
 
 @dataclass
@@ -265,8 +265,8 @@ class Seat:
         self.turn = turn
 
     def _own(self, state: Mapping[str, Tensor], prefix: str, trained: bool) -> Own:
-        values = iter(range(len(leaves(self.anatomy.own))))
-        tree = tree_map(lambda _: state[f"{prefix}.{next(values)}"].clone(), self.anatomy.own)
+        form = self.anatomy.own
+        tree = fill(form, [state[f"{prefix}.{i}"].clone() for i in range(len(leaves(form)))])
         buffers = state.get(f"{prefix}.buffers")
         return Own(tree, None if buffers is None else buffers.clone(), trained)
 
@@ -282,15 +282,9 @@ def _same(some: list[Tensor], others: list[Tensor]) -> bool:
 
 def _tree(form: Any, arrays: list[Tensor], what: str) -> Any:
     """Tensors as the tree that is expected."""
-    wanted = leaves(form)
-    same = len(wanted) == len(arrays) and all(
-        one.shape == found.shape and one.dtype == found.dtype
-        for one, found in zip(wanted, arrays, strict=True)
-    )
-    if not same:
+    if not fits(form, arrays):
         raise Refused(f"{what} has another form than the study's algorithm gives it.")
-    found = iter(arrays)
-    return tree_map(lambda _: next(found), form)
+    return fill(form, arrays)
 
 
 def _numbered(data: Federation, party: int) -> Federation:
