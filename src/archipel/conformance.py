@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.local import LocalEngine
+from archipel.engines.network.twin import play
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
 from archipel.exchange import broadcast, first_states, has_personal, is_peer
@@ -36,6 +38,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
         check_sweep_equals_separate_runs,
         check_states_are_plain_tensors,
         check_own_models,
+        check_over_the_wire,
     ):
         try:
             check(algorithm)
@@ -125,6 +128,23 @@ def check_own_models(algorithm: Algorithm) -> None:
         again, after = _evaluated(algorithm, _ONE, times)
         assert _equal(states, after), "states differ once own models were made"
         assert times == 0 or _equal(scores, again), "own models differ once they were made before"
+
+
+def check_over_the_wire(algorithm: Algorithm) -> None:
+    """Between parties that send letters, rounds give what they give in one process."""
+    if is_peer(algorithm):
+        return
+    cohorts = [[0, 1, 2, 3, 4], [0, 1, 3], [2, 3, 4]]
+    data, model = _problem()
+    with LocalEngine(algorithm, data, model, plan=_ONE) as engine:
+        for t, cohort in enumerate(cohorts):
+            engine.round(t, cohort)
+        shared, own = leaves(engine.shared), leaves(engine.own_states(range(5)))
+    played = asyncio.run(play(algorithm, data, model, cohorts))  # type: ignore[arg-type]
+    _close(shared, leaves(played.engine.shared), "shared state over the wire")
+    for k, seat in enumerate(played.seats):
+        mine = [leaf[k] for leaf in own]
+        _close(mine, leaves(seat.own.state), f"own state of party {k} over the wire")
 
 
 def _evaluated(algorithm: Algorithm, plan: Plan, times: int) -> tuple[list[Tensor], list[Tensor]]:

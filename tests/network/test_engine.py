@@ -11,9 +11,9 @@ import archipel as ar
 from archipel.algorithms import FedAvg, FedRep, PeFLL, Scaffold
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.seat import anatomy_of
+from archipel.engines.network.twin import play
 from archipel.engines.plan import Plan
 from archipel.tree import leaves
-from network.agreement import over_memory
 
 DATA = ar.load("heart_disease").standardised()
 ONE = Plan("one", 1, 1)
@@ -46,9 +46,7 @@ def test_rounds_over_the_wire_are_those_of_a_simulation(name, cuts):
     cohorts = [everybody, [0, 2], [1, 2, 3], everybody, [3]]
     shared, states, metrics = locally(algorithm, cohorts)
 
-    engine, seats, outcomes, scores = asyncio.run(
-        over_memory(algorithm, DATA, mlp(), 5, cohorts, cuts)
-    )
+    engine, seats, outcomes, scores = asyncio.run(play(algorithm, DATA, mlp(), cohorts, cuts))
 
     torch.testing.assert_close(leaves(engine.shared), leaves(shared), rtol=1e-6, atol=1e-6)
     for k, seat in enumerate(seats):
@@ -61,7 +59,7 @@ def test_rounds_over_the_wire_are_those_of_a_simulation(name, cuts):
 
 
 def test_a_silent_party_is_named_and_the_others_go_on():
-    async def play():
+    async def wait():
         algorithm, model = ALGORITHMS["fedavg"], mlp()
         engine = NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 4, "s")
         before = engine.vector().clone()
@@ -69,6 +67,6 @@ def test_a_silent_party_is_named_and_the_others_go_on():
         assert torch.equal(engine.vector(), before)
         return outcome, missing
 
-    outcome, missing = asyncio.run(play())
+    outcome, missing = asyncio.run(wait())
     assert len(outcome.arrived) == 0
     assert missing == dict.fromkeys([0, 1], "silent (has not asked for work)")
