@@ -3,6 +3,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import archipel as ar
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
+from archipel.engines.plan import Plan
 from archipel.federation import approval
 from archipel.federation.audit import check
 from archipel.federation.authority import Invitation
@@ -285,6 +287,46 @@ def test_uploads_are_bound_to_their_round_and_their_sender(tmp_path):
         await theirs.close()
 
     with_coordinator(tmp_path, play)
+
+
+@pytest.mark.parametrize("algorithm", ["pefll", "fedavg"])
+def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
+    text = text_of(algorithm)
+    data = replace(Study.parse(text.decode()).federation(), training=3, scan=False)
+
+    async def play():
+        async with coordinator(tmp_path / "c") as one:
+            digest, sites = await members(one, tmp_path, text, 3)
+            attending = [asyncio.create_task(s.attend(digest, d)) for s, d in sites]
+            await asyncio.wait_for(one.run(digest), 60)
+            await asyncio.gather(*attending)
+        async with coordinator(tmp_path / "c") as one:  # another process, later
+            site, points = await joined(one, tmp_path, "newcomer"), party(text, 3)
+            link = site.link()
+            found, approved = await site.fetch(link, digest)
+            assert approved == ["site-0", "site-1", "site-2"]
+            await site.decide(link, found, "approved", points, counts=False)
+            await link.close()
+            asked = []
+            answer = one._server._answer
+
+            async def counting(who, letter):
+                asked.append(letter.kind)
+                return await answer(who, letter)
+
+            one._server._answer = counting
+            return await site.personalise(digest, points), asked, site, digest
+
+    scores, asked, site, digest = asyncio.run(play())
+    study = Study.parse(text.decode())
+    model = study.build_model(data)
+    with ar.LocalEngine(study.algorithm_object, data, model, plan=Plan("one", 1, 1)) as engine:
+        for t in range(4):
+            engine.round(t, range(3))
+        own = engine.evaluate(own=True) if engine.has_own else engine.evaluate()
+    assert scores["loss"] == pytest.approx(float(own.parties["loss"][3]), rel=1e-5)
+    assert asked == (["model", "ask"] if algorithm == "pefll" else ["model"])
+    assert (site.home / "studies" / digest / "model.safetensors").exists()
 
 
 # -- coming back -----------------------------------------------------------------------------------

@@ -245,7 +245,9 @@ class Coordinator:
             study = self.roll.study(digest)
             if study.state in ("open", "running"):
                 return Letter("wait", {"seconds": 0.5})
-            raise Refused(f"study {study.name} is {study.state}.")
+            if study.state != "done":
+                raise Refused(f"study {study.name} is {study.state}.")
+            sitting = self.sittings[digest] = self._finished(digest)
         if letter.kind in ("upload", "scores"):
             identity = self.roll.site(site).identity
             if not verify(identity, letter["signature"], signed(letter)):
@@ -272,6 +274,52 @@ class Coordinator:
 
     async def run(self, digest: str, watch: Watch | None = None) -> Any:
         """Run an approved study with the sites that approved it, from where it is."""
+        sitting, path = self._sitting(digest)
+        (run,) = sitting.runs
+        sites = run.data.training
+        if Folder.exists(path):
+            folder = Folder.open(path)
+            begins = "resumed"
+        else:
+            text = bytes(self.roll.study(digest).text)
+            row = {"description": {"text": text.decode()}, "hash": digest}
+            folder = recording.create(path, run, row, {"study.toml": text})
+            begins = "started"
+        with folder:
+            if begins == "resumed":
+                sitting.restore(recording.restore(folder, run))
+            run.folder, run.state = path, "running"
+            sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
+            sitting.recorder.event(begins, f"after round {run.done} with {sites} sites")
+            self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
+            self.audit.append(begins, study=digest, round=run.done, sites=sites)
+            self.sittings[digest] = sitting
+            try:
+                if run.done < run.rounds:
+                    await asyncio.to_thread(sitting.go, self._seeing(digest, watch), None)
+            except Adjourned:
+                raise
+            except Exception as error:
+                sitting.recorder.fail(error)
+                self.roll.set_state(digest, "failed", reason(error))
+                self.audit.append("failed", study=digest, reason=reason(error))
+                raise
+            sitting.desk.end(run.done)
+            self.roll.set_state(digest, "done", f"{run.done} rounds")
+            self.audit.append("done", study=digest, rounds=run.done)
+        return run
+
+    def _finished(self, digest: str) -> Sitting:
+        """A study that was done before this process began, to give out what it learnt."""
+        sitting, path = self._sitting(digest)
+        with Folder.open(path) as folder:
+            done = int(folder.journal.row()["done"])
+            sitting.engine.restore(folder.load_checkpoint(done))
+        sitting.desk.end(done)
+        return sitting
+
+    def _sitting(self, digest: str) -> tuple[Sitting, Path]:
+        """A study with the sites that have a number in it, and the folder of its run."""
         record = self.roll.study(digest)
         study = approval.read(bytes(record.text))
         decisions = {d.site: d for d in self.roll.decisions(digest)}
@@ -294,36 +342,7 @@ class Coordinator:
         )
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)
-        if Folder.exists(path):
-            folder = Folder.open(path)
-            begins = "resumed"
-        else:
-            row = {"description": study.given(), "hash": digest}
-            folder = recording.create(path, run, row, {"study.toml": bytes(record.text)})
-            begins = "started"
-        with folder:
-            if begins == "resumed":
-                sitting.restore(recording.restore(folder, run))
-            run.folder, run.state = path, "running"
-            sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
-            sitting.recorder.event(begins, f"after round {run.done} with {len(sites)} sites")
-            self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
-            self.audit.append(begins, study=digest, round=run.done, sites=len(sites))
-            self.sittings[digest] = sitting
-            try:
-                if run.done < run.rounds:
-                    await asyncio.to_thread(sitting.go, self._seeing(digest, watch), None)
-            except Adjourned:
-                raise
-            except Exception as error:
-                sitting.recorder.fail(error)
-                self.roll.set_state(digest, "failed", reason(error))
-                self.audit.append("failed", study=digest, reason=reason(error))
-                raise
-            sitting.desk.end(run.done)
-            self.roll.set_state(digest, "done", f"{run.done} rounds")
-            self.audit.append("done", study=digest, rounds=run.done)
-        return run
+        return sitting, path
 
     def _seeing(self, digest: str, watch: Watch | None) -> Any:
         """Whoever looks on, and the audit log: every round's roster, and every miss."""

@@ -188,6 +188,37 @@ class Site:
         found = (self.home / "studies").glob("*/decision")
         return [path.parent.name for path in found if path.read_bytes() == b"approved"]
 
+    async def personalise(self, study: str, data: Federation) -> dict[str, float]:
+        """Get the model of a finished study, this site's own where the algorithm makes one.
+
+        It is written beside the approval; returns its metrics on this site's test points.
+        """
+        seat, path = self._seat(study, data)
+        link = self.link()
+        try:
+            w, rounds = await Attendance(seat, link, study).model()
+        finally:
+            await link.close()
+        module = seat.model.to_module(w, seat.own.buffers)
+        tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+        write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
+        self.audit.append("personalised", study=study, rounds=rounds)
+        return seat.score(w, rounds, own=seat.has_personal)
+
+    def _seat(self, study: str, data: Federation) -> tuple[Seat, Path]:
+        """This site's seat in a study that it approved, as it was left, and where that lies."""
+        if study not in self.approved():
+            raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
+        folder = self._folder(study)
+        described = approval.read((folder / "study.toml").read_bytes())
+        model = described.build_model(data)
+        party = int((folder / "party").read_text())
+        seat = Seat(described.algorithm_object, data, model, party=party, seed=described.study.seed)
+        path = folder / "state.safetensors"
+        if path.exists():
+            seat.restore(safetensors.torch.load_file(path))
+        return seat, path
+
     def _lock(self) -> int:
         """One process of a site at a time; the system lets go of it however the process ends."""
         handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -213,16 +244,7 @@ class Site:
         say: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Take part in an approved study until it is done; return its rounds."""
-        if study not in self.approved():
-            raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
-        folder = self._folder(study)
-        described = approval.read((folder / "study.toml").read_bytes())
-        model = described.build_model(data)
-        party = int((folder / "party").read_text())
-        seat = Seat(described.algorithm_object, data, model, party=party, seed=described.study.seed)
-        path = folder / "state.safetensors"
-        if path.exists():
-            seat.restore(safetensors.torch.load_file(path))
+        seat, path = self._seat(study, data)
 
         def keep() -> None:
             write(path, safetensors.torch.save(seat.state()))

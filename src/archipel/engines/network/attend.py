@@ -87,6 +87,18 @@ class Attendance:
         with suppress(Refused):
             await self._ask("scores", round=t, metrics=scores, own=own, points=points)
 
+    async def model(self) -> tuple[Any, int]:
+        """The model that this party uses after the study, and its rounds: in three messages.
+
+        The first brings what was learnt; two more where the algorithm asks the server. Nothing is
+        trained here but what the algorithm trains for a model of a party's own.
+        """
+        letter = await self._ask("model")
+        learnt, rounds = list(letter.arrays), int(letter["rounds"])
+        if not self._seat.has_personal:
+            return learnt[0], rounds
+        return await self.personal(rounds, learnt), rounds
+
     async def personal(self, t: int, sent: list[Any]) -> Any:
         """This party's own model, asking the server where the algorithm does."""
         making, number = self._seat.personal(t, sent), 0

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from torch import Tensor
+
 from archipel.engines.network.engine import POLL, NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
@@ -48,6 +50,11 @@ class Desk:
                 self.scores[letter["round"]][party] = letter
                 self._moved.set()
                 return Letter("thanks")
+            case "model":
+                if self.rounds_done is None:
+                    raise Refused("the study is not done yet.")
+                fields = {"study": self.engine.study, "rounds": self.rounds_done}
+                return Letter("learnt", fields, self._learnt())
             case "ask":
                 number = letter["number"]
                 if not 0 <= number < len(self.engine.anatomy.personal):
@@ -82,15 +89,21 @@ class Desk:
         self.rounds_done = rounds
         self.engine.bell.ring()
 
-    # -- evaluation --------------------------------------------------------------------------------
+    # -- what was learnt ---------------------------------------------------------------------------
+
+    def _learnt(self) -> list[Tensor]:
+        """What a party needs to use it: the model; where it makes its own, what that is made of."""
+        engine = self.engine
+        if has_personal(engine.algorithm):
+            return leaves(broadcast(engine.algorithm, engine.shared))
+        return [engine.vector()]
 
     async def evaluate(self, t: int, parties: list[int], patience: float = 60.0) -> dict[int, Any]:
         """Have parties score the model after t rounds; those that do not answer are left out."""
         engine = self.engine
-        arrays = [engine.vector()]
-        if has_personal(engine.algorithm):
-            arrays += leaves(broadcast(engine.algorithm, engine.shared))
         self.scores = {t: {}}
+        made_of = self._learnt() if has_personal(engine.algorithm) else []
+        arrays = [engine.vector(), *made_of]
         sealed = Sealed(Letter("evaluate", {"study": engine.study, "round": t}, arrays))
         self._scored = (t, sealed)
         engine.bell.ring()

@@ -69,6 +69,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "points": (int,),
         "signature": (bytes,),
     },
+    "model": {"study": (str,)},
     "ask": {"study": (str,), "number": (int,)},
     # the coordinator answers
     "certificate": {"certificate": (bytes,), "authority": (bytes,)},
@@ -85,6 +86,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     },
     "verdict": {"study": (str,), "round": (int,), "counted": (bool,)},
     "evaluate": {"study": (str,), "round": (int,)},
+    "learnt": {"study": (str,), "rounds": (int,)},
     "advice": {"study": (str,), "number": (int,)},
     "done": {"study": (str,), "rounds": (int,)},
     "refused": {"reason": (str,)},
