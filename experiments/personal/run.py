@@ -49,7 +49,7 @@ class Setup:
 
 SETUPS = {
     "femnist": Setup("mlp", rounds=300, sample=0.1),
-    "cifar10": Setup("mlp", rounds=150, sample=0.1, parties=100),
+    "cifar10": Setup("mlp", rounds=100, sample=0.1, parties=100),
     "mnist": Setup("mlp", rounds=150, sample=0.1, parties=100),
 }
 
