@@ -41,27 +41,26 @@ def statement(study: str, decision: str) -> bytes:
     return f"archipel decision\n{study}\n{decision}".encode()
 
 
-def leaving(anatomy: Anatomy, rounds: int, evaluates: bool = True) -> list[tuple[str, str, int]]:
-    """What a site sends: what it is, its form, and bytes; per round, then once."""
+def leaving(anatomy: Anatomy) -> list[str]:
+    """What a site sends, a line each."""
     rows = []
     for number, message in enumerate(anatomy.messages, 1):
         which = f"upload {number}" if len(anatomy.messages) > 1 else "upload"
-        rows.append((f"{which}, every round", _form(message), nbytes(message.upload)))
+        rows.append(f"{which}, every round: {_form(message)}")
     asks = {ask for message in anatomy.messages for ask in message.asks}
     if "mean by examples" in asks:
-        rows.append(("number of training points, every round", "1 number", 8))
-    if evaluates:
-        rows.append(("metrics on your test points, when evaluated", "a few numbers", 64))
+        rows.append("your number of training points, every round")
+    rows.append("your model's metrics on your test points, when the study evaluates")
     for number, message in enumerate(anatomy.personal, 1):
-        rows.append((f"question {number} for a model of your own", _form(message),
-                     nbytes(message.upload)))  # fmt: skip
+        rows.append(f"question {number} for a model of your own: {_form(message)}")
+    rows.append("once: shape and classes of your data, and if you agree how many points you have")
     return rows
 
 
 def _form(message: Message) -> str:
     shapes = [" x ".join(map(str, leaf.shape)) or "1" for leaf in leaves(message.upload)]
     seen = "individually" if "stack" in message.asks else "as a mean over sites"
-    return f"{' and '.join(shapes)} numbers, used {seen}"
+    return f"{' and '.join(shapes)} numbers, {_bytes(nbytes(message.upload))}, used {seen}"
 
 
 def review(
@@ -83,8 +82,7 @@ def review(
         "",
         "What leaves the building",
     ]
-    for what, form, size in leaving(anatomy, about.rounds):
-        lines.append(f"  {what}: {form}, {_bytes(size)}")
+    lines += [f"  {line}" for line in leaving(anatomy)]
     lines.append(
         f"  in all at most {_bytes(anatomy.bytes_up * about.rounds)} of numbers computed from your "
         f"data, over {about.rounds} rounds; never a record"
