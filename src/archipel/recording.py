@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.data.federation import Federation
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.plan import Plan
 from archipel.engines.pool import cores
@@ -53,17 +54,6 @@ def environment(study: Description | None) -> dict[str, str]:
 
 def create(path: Path, run: Run, row: Mapping[str, Any], files: Mapping[str, bytes]) -> Folder:
     """Make the folder of a run that is about to begin."""
-    data = run.data
-    roster = (
-        {
-            "party": k,
-            "name": data.name(k),
-            "training_points": n,
-            "test_points": n_test,
-            "trains": k < data.training,
-        }
-        for k, (n, n_test) in enumerate(zip(data.n.tolist(), data.n_test.tolist(), strict=True))
-    )
     row = {
         **row,
         "plan": asdict(run.plan),
@@ -71,7 +61,20 @@ def create(path: Path, run: Run, row: Mapping[str, Any], files: Mapping[str, byt
         "rounds": run.rounds,
         "summary": _summary(run),
     }
-    return Folder.create(path, row, roster, files)
+    return Folder.create(path, row, _roster(run.data), files)
+
+
+def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:
+    """What the journal says of the parties, from the first of these on."""
+    sizes = zip(data.n[first:].tolist(), data.n_test[first:].tolist(), strict=True)
+    for k, (n, n_test) in enumerate(sizes, first):
+        yield {
+            "party": k,
+            "name": data.name(k),
+            "training_points": n,
+            "test_points": n_test,
+            "trains": k < data.training,
+        }
 
 
 def plan_of(folder: Folder) -> Plan:
@@ -91,7 +94,7 @@ class Recorder:
         self._folder, self._run, self._state, self._every = folder, run, state, every
         self._rounds: list[dict[str, Any]] = []
         self._metrics: list[tuple[int, str, Tensor]] = []
-        self._eligible = len(_eligible(run))
+        self._roster = folder.journal.parties()
         self._entries = len(run.history)
         self._events = len(run.events)
         self._notes = sum(event.kind == "note" for event in run.events)
@@ -101,6 +104,13 @@ class Recorder:
 
     def event(self, kind: str, text: str) -> None:
         self._run.events.append(Event(now(), self._run.done, kind, text))
+
+    def joined(self) -> None:
+        """The run's data has more parties now, after those it had; numbers stay.
+
+        The next commit enters them in the roster.
+        """
+        _pad(self._run)
 
     def baselines(self) -> None:
         """Write down what the run is compared with."""
@@ -126,7 +136,7 @@ class Recorder:
         self._rounds.append(
             {
                 "round": run.done,
-                **_cohort_to_json(run.participation[-1], self._eligible),
+                **_cohort_to_json(run.participation[-1]),
                 "gradients": spent.gradients,
                 "bytes_up": spent.up,
                 "bytes_down": spent.down,
@@ -196,7 +206,9 @@ class Recorder:
             self._metrics,
             run.events[self._events :],
             keep_last=run.data.parties > _MANY,
+            joined=_roster(run.data, self._roster),
         )
+        self._roster = run.data.parties
         self._rounds, self._metrics = [], []
         self._entries, self._events = len(run.history), len(run.events)
 
@@ -209,8 +221,8 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     run.environment = row["environment"]
     run.history, run.events = journal.entries(), journal.events()
     rounds = journal.rounds()
-    everybody = _eligible(run)
-    run.participation = [_cohort_of_json(each, everybody) for each in rounds]
+    known = {"all": np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)}  # of version 1
+    run.participation = [_cohort_of_json(each, known) for each in rounds]
     run.spent = Spent(
         *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
     )
@@ -224,6 +236,7 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
         by_metric = _after(f"{name} ", parties)
         run.baselines[name] = Evaluation(by_metric, level["pooled"], level["new"])
     run.elsewhere = _after("elsewhere ", parties)
+    _pad(run)
     return folder.load_checkpoint(row["done"]) if row["done"] else {}
 
 
@@ -231,15 +244,26 @@ def _after(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
-def _eligible(run: Run) -> Ints:
-    return np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)
+def _pad(run: Run) -> None:
+    """Give NaN to parties that joined after something was measured."""
+    count = run.data.parties
+    for found in (
+        run.parties,
+        run.making,
+        run.elsewhere,
+        *(scores.parties for scores in run.baselines.values()),
+    ):
+        for name, values in found.items():
+            missing = count - len(values)
+            if missing > 0:
+                found[name] = torch.cat([values.double(), torch.full((missing,), torch.nan)])
 
 
-def _cohort_to_json(cohort: Cohort, eligible: int) -> dict[str, Any]:
+def _cohort_to_json(cohort: Cohort) -> dict[str, Any]:
     slow = np.flatnonzero(cohort.effort < 1)
     late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
     return {
-        "sampled": "all" if len(cohort.sampled) == eligible else cohort.sampled.tolist(),
+        "sampled": _sampled_to_json(cohort.sampled),
         "missing": {str(k): cause for k, cause in cohort.missing.items()},
         "late": late,
         "counted": cohort.counted,
@@ -248,8 +272,31 @@ def _cohort_to_json(cohort: Cohort, eligible: int) -> dict[str, Any]:
     }
 
 
-def _cohort_of_json(row: Mapping[str, Any], everybody: Ints) -> Cohort:
-    sampled = everybody if row["sampled"] == "all" else np.array(row["sampled"], np.int64)
+def _sampled_to_json(sampled: Ints) -> list[int] | str:
+    """Parties one by one, or from where to where in case that is much shorter."""
+    ends = np.append(np.flatnonzero(np.diff(sampled) != 1), len(sampled) - 1)
+    if 8 * len(ends) > len(sampled):
+        each: list[int] = sampled.tolist()
+        return each
+    firsts = sampled[np.append(0, ends[:-1] + 1)]
+    spans = zip(firsts.tolist(), sampled[ends].tolist(), strict=True)
+    return ", ".join(f"{first}-{last}" for first, last in spans)
+
+
+def _sampled_of_json(sampled: list[int] | str, known: dict[str, Ints]) -> Ints:
+    """`known` are those read already: rounds of a million parties share them."""
+    if not isinstance(sampled, str):
+        return np.array(sampled, np.int64)
+    if sampled not in known:
+        spans = [span.split("-") for span in sampled.split(", ")]
+        known[sampled] = np.concatenate(
+            [np.arange(int(first), int(last) + 1) for first, last in spans]
+        )
+    return known[sampled]
+
+
+def _cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
+    sampled = _sampled_of_json(row["sampled"], known)
     missing = {int(k): cause for k, cause in row["missing"].items()}
     present = sampled[~np.isin(sampled, list(missing))] if missing else sampled
     effort: Any = np.broadcast_to(1.0, present.shape)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from archipel.errors import ArchipelError, RunFailed
 
-VERSION = 1  # of the tables
+VERSION = 2  # of what is in the tables; 1 wrote "all" where everybody was sampled
 
 _METADATA = sa.MetaData()
 
@@ -63,7 +63,7 @@ ROUNDS = sa.Table(
     _METADATA,
     _run(),
     sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("sampled", sa.JSON, nullable=False),  # parties; "all" who have training points
+    sa.Column("sampled", sa.JSON, nullable=False),  # parties; "0-41, 43-99" where they are many
     sa.Column("missing", sa.JSON, nullable=False),  # party -> cause
     sa.Column("late", sa.JSON, nullable=False),  # party -> share of its work that it did
     sa.Column("counted", sa.Boolean, nullable=False),
@@ -162,7 +162,7 @@ class Journal:
                     **row,
                 },
             )
-            connection.execute(ROSTER.insert(), [{"run": self.run, **each} for each in roster])
+            self._insert(connection, ROSTER, roster)
 
     def commit(
         self,
@@ -172,10 +172,15 @@ class Journal:
         party_metrics: Sequence[tuple[int, str, Tensor]] = (),
         events: Sequence[Event] = (),
         keep_last: bool = False,
+        joined: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        """Write all of it or nothing; `keep_last` forgets parties' metrics of earlier rounds."""
-        groups: list[tuple[sa.Table, list[dict[str, Any]]]] = [
-            (ROUNDS, [dict(each) for each in rounds]),
+        """Write all of it or nothing; `keep_last` forgets parties' metrics of earlier rounds.
+
+        Parties that `joined` come after those that the roster has.
+        """
+        groups: list[tuple[sa.Table, Iterable[Mapping[str, Any]]]] = [
+            (ROSTER, joined),
+            (ROUNDS, rounds),
             (EVALUATIONS, [{"round": each["round"], "entry": each} for each in entries]),
             (
                 PARTY_METRICS,
@@ -193,8 +198,14 @@ class Journal:
                 earlier = (PARTY_METRICS.c.run == self.run) & (PARTY_METRICS.c.round > 0)
                 connection.execute(sa.delete(PARTY_METRICS).where(earlier))
             for table, rows in groups:
-                if rows:
-                    connection.execute(table.insert(), [{"run": self.run, **each} for each in rows])
+                self._insert(connection, table, rows)
+
+    def _insert(
+        self, connection: sa.Connection, table: sa.Table, rows: Iterable[Mapping[str, Any]]
+    ) -> None:
+        whole = [{"run": self.run, **row} for row in rows]
+        if whole:
+            connection.execute(table.insert(), whole)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -204,12 +215,18 @@ class Journal:
             row = dict(
                 connection.execute(sa.select(RUNS).where(RUNS.c.run == self.run)).one()._mapping
             )
-        if row["version"] != VERSION:
+        if row["version"] > VERSION:
             raise ArchipelError(
                 f"the journal of run '{self.run}' has version {row['version']}, this is version "
                 f"{VERSION}: open it with the Archipel that wrote it."
             )
         return row
+
+    def parties(self) -> int:
+        """How many the roster has, those that left among them."""
+        query = sa.select(sa.func.count()).select_from(ROSTER).where(ROSTER.c.run == self.run)
+        with self._transaction() as connection:
+            return int(connection.scalar(query) or 0)
 
     def rounds(self) -> list[dict[str, Any]]:
         return self._all(ROUNDS, ROUNDS.c.round)
