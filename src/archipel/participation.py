@@ -49,6 +49,7 @@ class Participation:
     quorum: float | int = 1  # uploads a round needs: a number, or a share of the sample
     on_missing: Literal["continue", "wait", "abort"] = "continue"
     deadline: float | None = None  # seconds; in a simulation it needs a `speed`
+    late_joiners: bool = True  # between institutions: whether sites may join after the first round
     # what happens to a simulation's parties
     dropouts: float = 0.0  # chance that a sampled party does not answer
     stragglers: float = 0.0  # share of a round's parties that do not finish

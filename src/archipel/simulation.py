@@ -66,6 +66,7 @@ class Options(TypedDict, total=False):
     quorum: float | int
     on_missing: Literal["continue", "wait", "abort"]
     deadline: float
+    late_joiners: bool
     dropouts: float  # chance that a sampled party does not answer
     stragglers: float  # share of a round's parties that do not finish
     availability: float | str

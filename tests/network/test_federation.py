@@ -17,10 +17,11 @@ from archipel.engines.plan import Plan
 from archipel.federation import approval
 from archipel.federation.audit import check
 from archipel.federation.authority import Invitation
-from archipel.federation.coordinator import Coordinator, Home
+from archipel.federation.coordinator import Coordinator
+from archipel.federation.home import Home
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.site import Site, signed
-from archipel.federation.sitting import Adjourned
+from archipel.federation.sitting import Adjourned, Facts
 from archipel.study import Study
 
 STUDY = """
@@ -63,15 +64,26 @@ async def joined(one, path, name):
 
 async def members(one, path, text, count):
     """Sites that joined and approved, with their data."""
-    digest, sites = one.submit(text), []
+    digest, sites = one.home.submit(text), []
     for k in range(count):
         site, data = await joined(one, path, f"site-{k}"), party(text, k)
         link = site.link()
         found, _ = await site.fetch(link, digest)
-        await site.decide(link, found, "approved", data, counts=True)
+        site.decide(found, "approved", Facts.of(data))
+        await site.tell(link)
         await link.close()
         sites.append((site, data))
     return digest, sites
+
+
+async def attend(site, data, digest):
+    """A site at work in one study until it is done."""
+    link = site.link()
+    try:
+        with site.at_work():
+            return await site.attend(link, digest, data)
+    finally:
+        await link.close()
 
 
 def simulated(text):
@@ -85,10 +97,10 @@ def test_a_study_between_sites_is_its_simulation(tmp_path, algorithm):
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, sites = await members(one, tmp_path, text, 4)
-            attending = [asyncio.create_task(s.attend(digest, d)) for s, d in sites]
+            attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
             await asyncio.sleep(0.1)
             with pytest.raises(ar.ArchipelError, match="at work in another process"):
-                await sites[0][0].attend(digest, sites[0][1])
+                await attend(*sites[0], digest)
             run = await asyncio.wait_for(one.run(digest), 60)
             assert await asyncio.gather(*attending) == [4] * 4
             return run, [site.audit for site, _ in sites], one.home
@@ -186,8 +198,8 @@ def test_nothing_runs_without_approval_of_the_exact_bytes(tmp_path):
         with pytest.raises(Refused, match="has not approved this study"):
             await link.ask(Letter("next", {"study": digest, "pending": -1, "busy": None}))
         with pytest.raises(Refused, match="not approved at this site"):
-            await other.attend(digest, party(text, 1))
-        changed = one.submit(text.replace(b"rounds = 4", b"rounds = 5"))
+            await attend(other, party(text, 1), digest)
+        changed = one.home.submit(text.replace(b"rounds = 4", b"rounds = 5"))
         assert changed != digest
         with pytest.raises(ar.ArchipelError, match="no site has approved"):
             await one.run(changed)
@@ -201,7 +213,7 @@ def test_nothing_runs_without_approval_of_the_exact_bytes(tmp_path):
 
 def test_a_site_that_is_sent_other_bytes_than_the_hash_says_refuses(tmp_path, monkeypatch):
     async def play(one):
-        digest = one.submit(text_of())
+        digest = one.home.submit(text_of())
         site = await joined(one, tmp_path, "ulm")
         link = site.link()
         monkeypatch.setattr(
@@ -266,7 +278,7 @@ def test_uploads_are_bound_to_their_round_and_their_sender(tmp_path):
 
         Site.link = recording
         try:
-            tasks = [asyncio.create_task(each.attend(digest, d)) for each, d in sites]
+            tasks = [asyncio.create_task(attend(each, d, digest)) for each, d in sites]
             await asyncio.wait_for(running, 60)
             await asyncio.gather(*tasks)
         finally:
@@ -297,7 +309,7 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, sites = await members(one, tmp_path, text, 3)
-            attending = [asyncio.create_task(s.attend(digest, d)) for s, d in sites]
+            attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
             await asyncio.wait_for(one.run(digest), 60)
             await asyncio.gather(*attending)
         async with coordinator(tmp_path / "c") as one:  # another process, later
@@ -305,7 +317,8 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
             link = site.link()
             found, approved = await site.fetch(link, digest)
             assert approved == ["site-0", "site-1", "site-2"]
-            await site.decide(link, found, "approved", points, counts=False)
+            site.decide(found, "approved", Facts.of(points, counts=False))
+            await site.tell(link)
             await link.close()
             asked = []
             answer = one._server._answer
@@ -338,10 +351,10 @@ def test_a_coordinator_and_sites_that_are_stopped_anywhere_end_up_where_they_wou
 ):
     text = text_of(algorithm, **{"study.rounds": 6})
 
-    async def attend(site, data, digest, pause):
+    async def again_and_again(site, data, digest, pause):
         """A site whose process ends from time to time."""
         while True:
-            task = asyncio.create_task(site.attend(digest, data))
+            task = asyncio.create_task(attend(site, data, digest))
             done, _ = await asyncio.wait([task], timeout=pause)
             if done:
                 return task.result()
@@ -355,7 +368,7 @@ def test_a_coordinator_and_sites_that_are_stopped_anywhere_end_up_where_they_wou
             digest, sites = await members(one, tmp_path, text, 4)
         pauses = [0.7, 1.1, 1e9, 1e9]
         tasks = [
-            asyncio.create_task(attend(s, d, digest, p))
+            asyncio.create_task(again_and_again(s, d, digest, p))
             for (s, d), p in zip(sites, pauses, strict=True)
         ]
         stops = iter([0.9, 1.3, 0.8])

@@ -8,36 +8,31 @@ certificates, the roll (who belongs, what was approved), a run's folder per stud
 from __future__ import annotations
 
 import asyncio
-import json
+import time
+from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-
 from archipel import recording
-from archipel.engines.network.grpc import Caller, Credentials, GrpcServer
+from archipel.engines.network.engine import POLL
+from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation import approval
-from archipel.federation.audit import Audit
 from archipel.federation.authority import (
-    COORDINATOR,
     GUEST,
     VALID,
-    Authority,
-    Identity,
-    Invitation,
-    fingerprint,
-    invite,
-    new_key,
-    pem_of,
     serial,
     verify,
-    write_secret,
 )
+from archipel.federation.binding import needs_scale
+from archipel.federation.home import Home
+from archipel.federation.refusals import Refusals
+from archipel.federation.scale import Scale
 from archipel.federation.site import signed
 from archipel.federation.sitting import Adjourned, Facts, Sitting, shadow
 from archipel.plugins import reason
@@ -47,70 +42,6 @@ from archipel.store.folder import Folder
 from archipel.store.roll import Roll
 
 _SMALL = 1 << 20  # bytes of a letter that is no upload
-
-
-class Home:
-    """A coordinator's folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            about = json.loads((path / "coordinator.json").read_text())
-            self.name, self.address = str(about["name"]), str(about["address"])
-            self.database = str(about["database"] or f"sqlite:///{path / 'federation.db'}")
-            self.authority = Authority.read(
-                (path / "authority.key").read_bytes(), (path / "authority.pem").read_bytes()
-            )
-            self.identity = Identity.read((path / "identity.key").read_bytes())
-        except FileNotFoundError:
-            raise ArchipelError(
-                f"home = '{path}': no coordinator there; make one with 'archipel coordinator init'."
-            ) from None
-
-    @classmethod
-    def create(cls, path: Path, name: str, address: str, database: str | None = None) -> Home:
-        """Make a federation: its authority, and the coordinator's keys."""
-        if (path / "coordinator.json").exists():
-            raise ArchipelError(f"home = '{path}': there is a coordinator already; name another.")
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ArchipelError(f"address = '{address}': give host:port, as sites will reach it.")
-        if database is not None:
-            try:
-                sa.make_url(database)
-            except sa.exc.ArgumentError:
-                raise ArchipelError(
-                    f"database = '{database}': give a URL such as "
-                    "postgresql+psycopg://user@host/name."
-                ) from None
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        authority = Authority.create(name)
-        write_secret(path / "authority.key", pem_of(authority.key))
-        (path / "authority.pem").write_bytes(authority.pem)
-        write_secret(path / "identity.key", Identity.create().pem)
-        about = {"name": name, "address": address, "database": database}
-        write_secret(path / "coordinator.json", json.dumps(about, indent=1).encode())
-        home = cls(path)
-        home.audit.append("founded", name=name, fingerprint=fingerprint(authority.pem))
-        return home
-
-    @property
-    def audit(self) -> Audit:
-        return Audit(self.path / "audit.jsonl", self.identity)
-
-    def credentials(self) -> Credentials:
-        """A fresh key and certificate for the port."""
-        key = new_key()
-        certificate = self.authority.certify(key.public_key(), COORDINATOR, 12 * VALID)
-        return Credentials(pem_of(key), certificate, self.authority.pem)
-
-    def invite(self, site: str, valid: timedelta = timedelta(days=7)) -> Invitation:
-        """Invite a site; works while the coordinator is up."""
-        invitation = invite(self.authority, site, self.address, valid)
-        with Roll.read(self.database) as roll:
-            roll.invite(site, invitation.secret, invitation.expires)
-        self.audit.append("invited", site=site, expires=invitation.expires.isoformat())
-        return invitation
 
 
 class Coordinator:
@@ -123,6 +54,10 @@ class Coordinator:
         self.roll = Roll.open(home.database)
         self.audit = home.audit
         self.sittings: dict[str, Sitting] = {}
+        self.seen: dict[str, float] = {}  # site -> when its last letter came
+        self.letters: Counter[str] = Counter()  # by kind
+        self._begun = asyncio.Event()  # a study began; a new one for the next
+        self._refusals = Refusals(self.audit)
         self._server = GrpcServer(self.answer, self._admit, self._most)
 
     async def up(self, listen: str | None = None) -> int:
@@ -137,14 +72,54 @@ class Coordinator:
         for sitting in self.sittings.values():
             sitting.engine.adjourn()
         await self._server.stop(0.5)
+        self._refusals.flush()
         self.audit.append("down")
         self.roll.close()
+
+    @property
+    def refused(self) -> int:
+        """Letters that were refused since it is up."""
+        return self._refusals.total
+
+    async def serve(self, stop: asyncio.Event, watch: Watch | None = None) -> None:
+        """Run every study that was started, side by side, until told to stop."""
+        running: dict[str, asyncio.Task[Any]] = {}
+        while not stop.is_set():
+            with suppress(RunFailed):  # the database is away
+                for study in self.roll.studies():
+                    if study.state == "running" and study.hash not in running:
+                        task = asyncio.create_task(self._going(study.hash, watch))
+                        running[study.hash] = task
+                    elif study.state == "stopped" and study.hash in self.sittings:
+                        self.sittings[study.hash].engine.adjourn()
+            for digest in [digest for digest, task in running.items() if task.done()]:
+                del running[digest]
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1.0)
+        for sitting in self.sittings.values():
+            sitting.engine.adjourn()
+        await asyncio.gather(*running.values())
+
+    async def _going(self, digest: str, watch: Watch | None) -> None:
+        name = self.roll.study(digest).name
+        try:
+            run = await self.run(digest, watch)
+            self._say(f"{name}: done, {run.done} rounds, in {run.folder}")
+        except Adjourned:
+            self._say(f"{name}: adjourned; it goes on from its last round")
+        except Exception as error:
+            self._say(f"{name}: failed: {reason(error)}")
+            if self.roll.study(digest).state == "running":
+                self.roll.set_state(digest, "failed", reason(error))
+        finally:
+            self.sittings.pop(digest, None)
 
     # -- who may speak, and how much ---------------------------------------------------------------
 
     def _admit(self, caller: Caller) -> str:
         if not caller.name.startswith(GUEST):
             self.roll.admitted(caller.name, serial(caller.certificate))
+            self.seen[caller.name] = time.monotonic()
         return caller.name
 
     def _most(self, name: str) -> int:
@@ -160,6 +135,7 @@ class Coordinator:
 
     async def answer(self, sender: str, letter: Letter) -> Letter | Sealed:
         """Answer one letter of a site, or of a guest that wants to become one."""
+        self.letters[letter.kind] += 1
         try:
             if sender.startswith(GUEST):
                 if letter.kind != "enrol":
@@ -175,13 +151,10 @@ class Coordinator:
                 case "approve":
                     return self._approve(sender, letter)
             return await self._of_study(sender, letter)
-        except Refused as no:
-            self.audit.append("refused", site=sender, letter=letter.kind, reason=str(no))
-            raise
         except RunFailed:  # the database is away: the site is cut off and asks again
             raise
         except ArchipelError as error:
-            self.audit.append("refused", site=sender, letter=letter.kind, reason=str(error))
+            self._refusals.add(sender, letter.kind, str(error))
             raise Refused(str(error)) from None
 
     def _enrol(self, site: str, letter: Letter) -> Letter:
@@ -223,14 +196,28 @@ class Coordinator:
             raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
         if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
             raise Refused("the decision is not signed by the site.")
-        if decision == "approved":
-            Facts.of_json(letter["facts"])
+        sitting = self.sittings.get(digest)
+        facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
+        if facts is not None:
+            self._check_late(digest, site, sitting)
         self.roll.decide(digest, site, decision, dict(letter["facts"]), letter["signature"])
         self.audit.append(decision, site=site, study=digest)
         self._say(f"{site} {decision} {self.roll.study(digest).name}")
-        if decision != "approved":
+        seated = site in self.roll.seats(digest)
+        if facts is None and not seated:
             return Letter("thanks")
-        return Letter("seat", {"study": digest, "party": self.roll.seat(digest, site)})
+        party = self.roll.seat(digest, site)
+        if sitting is not None:
+            sitting.change(site, party, facts)
+        return Letter("seat", {"study": digest, "party": party})
+
+    def _check_late(self, digest: str, site: str, sitting: Sitting | None) -> None:
+        """Refuse a site that comes after the first round where the study says so."""
+        if sitting is None or sitting.runs[0].done == 0 or sitting.who.late_joiners:
+            return
+        if site not in self.roll.seats(digest):
+            name = self.roll.study(digest).name
+            raise Refused(f"study {name} takes no site after its first round (late_joiners).")
 
     async def _of_study(self, site: str, letter: Letter) -> Letter | Sealed:
         """A letter about a study that is under way."""
@@ -243,12 +230,14 @@ class Coordinator:
         sitting = self.sittings.get(digest)
         if sitting is None:
             study = self.roll.study(digest)
-            if study.state in ("open", "running"):
-                return Letter("wait", {"seconds": 0.5})
+            if study.state in ("open", "running", "stopped"):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._begun.wait(), POLL)
+                return Letter("wait", {"seconds": 0.0})
             if study.state != "done":
                 raise Refused(f"study {study.name} is {study.state}.")
             sitting = self.sittings[digest] = self._finished(digest)
-        if letter.kind in ("upload", "scores"):
+        if "signature" in letter.fields:
             identity = self.roll.site(site).identity
             if not verify(identity, letter["signature"], signed(letter)):
                 raise Refused(f"the {letter.kind} is not signed by the site.")
@@ -256,13 +245,6 @@ class Coordinator:
         return answer
 
     # -- studies -----------------------------------------------------------------------------------
-
-    def submit(self, text: bytes) -> str:
-        """Ask the sites for their approval of a study; return its hash."""
-        study = approval.read(text)
-        digest = self.roll.submit(study.name, text)
-        self.audit.append("submitted", study=digest, name=study.name)
-        return digest
 
     async def approved(self, digest: str, sites: int) -> None:
         """Wait until so many sites have approved."""
@@ -294,6 +276,8 @@ class Coordinator:
             self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
             self.audit.append(begins, study=digest, round=run.done, sites=sites)
             self.sittings[digest] = sitting
+            self._begun.set()
+            self._begun = asyncio.Event()
             try:
                 if run.done < run.rounds:
                     await asyncio.to_thread(sitting.go, self._seeing(digest, watch), None)
@@ -337,8 +321,11 @@ class Coordinator:
         model = study.build_model(fed)
         path = self.home.path / "runs" / digest[:16]
         events = asyncio.get_running_loop()
+        scale = None
+        if needs_scale(study):
+            scale = Scale(self.home.path / "scales" / f"{digest}.safetensors", digest, fed.shape[0])
         sitting = Sitting(
-            study.algorithm_object, fed, model, options, digest, events, self._silence
+            study.algorithm_object, fed, model, options, digest, sites, events, self._silence, scale
         )
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)

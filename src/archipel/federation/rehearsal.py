@@ -21,8 +21,10 @@ import numpy as np
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation.authority import Invitation
-from archipel.federation.coordinator import Coordinator, Home
+from archipel.federation.coordinator import Coordinator
+from archipel.federation.home import Home
 from archipel.federation.site import Site
+from archipel.federation.sitting import Facts
 from archipel.run import Run
 from archipel.simulation import Watch
 from archipel.study import Study
@@ -60,7 +62,7 @@ async def rehearse(
     await coordinator.up(f"localhost:{port}")
     processes: list[asyncio.subprocess.Process] = []
     try:
-        digest = coordinator.submit(text)
+        digest = home.submit(text)
         for k, name in enumerate(names):
             given = {
                 "home": str(out / name),
@@ -118,13 +120,14 @@ async def _site(given: dict[str, Any]) -> None:
         site = Site(home)
     else:
         site = await Site.join(home, Invitation.read(given["token"]))
-    digest = given["hash"]
-    if digest not in site.approved():
-        link = site.link()
-        text, _ = await site.fetch(link, digest)
-        await site.decide(link, text, "approved", data, counts=True)
-        await link.close()
-    await site.attend(digest, data)
+    digest, link = given["hash"], site.link()
+    with site.at_work():
+        if not site.shelf.has_approved(digest):
+            text, _ = await site.fetch(link, digest)
+            site.decide(text, "approved", Facts.of(data))
+        await site.tell(link)
+        await site.attend(link, digest, data)
+    await link.close()
 
 
 def _site_name(name: str) -> str:

@@ -9,13 +9,14 @@ read by its own process alone.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 
@@ -40,8 +41,9 @@ from archipel.federation.authority import (
     request,
     write_secret,
 )
+from archipel.federation.shelf import Decision, Shelf
 from archipel.federation.sitting import Facts
-from archipel.store.files import write
+from archipel.store.files import locked, write
 
 
 def signed(letter: Letter) -> bytes:
@@ -50,6 +52,25 @@ def signed(letter: Letter) -> bytes:
     parts += [f"{k}={letter.fields[k]!r}" for k in sorted(letter.fields) if k != "signature"]
     arrays = [digest(a.contiguous().reshape(-1).numpy().data).hex() for a in letter.arrays]
     return "\n".join(["archipel letter", *parts, *arrays]).encode()
+
+
+class Left(ArchipelError):
+    """The site has taken its approval back."""
+
+
+@dataclass
+class Sent:
+    """What left a site for one study."""
+
+    uploads: int = 0
+    bytes: int = 0
+    rounds: set[int] = field(default_factory=set)
+
+    def add(self, detail: Mapping[str, Any]) -> None:
+        self.bytes += int(detail["bytes"])
+        if detail["kind"] == "upload":
+            self.uploads += 1
+            self.rounds.add(int(detail["round"]))
 
 
 class Site:
@@ -67,6 +88,7 @@ class Site:
                 f"home = '{home}': no site there; join with 'archipel site join TOKEN'."
             ) from None
         self.audit = Audit(home / "audit.jsonl", self.identity)
+        self.shelf = Shelf(home / "studies")
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -134,11 +156,11 @@ class Site:
 
     async def studies(self, link: GrpcLink) -> dict[str, str]:
         """Hash and state of the studies there are."""
-        fields = {"version": version("archipel"), "approved": sorted(self.approved())}
+        fields = {"version": version("archipel"), "approved": sorted(self.shelf.approved())}
         return dict((await link.ask(Letter("hello", fields)))["studies"])
 
     async def fetch(self, link: GrpcLink, study: str) -> tuple[bytes, list[str]]:
-        """The exact bytes of a study, checked against its hash, and who approved it so far."""
+        """The exact bytes of a study, checked against its hash and kept; who approved it so far."""
         answer = await link.ask(Letter("study", {"study": study}))
         text = answer["text"].encode()
         if approval.hash_of(text) != study:
@@ -146,6 +168,7 @@ class Site:
                 f"study {study[:12]}: the coordinator sent other bytes than its hash says; do not "
                 "approve, and tell the coordinator's operator."
             )
+        self.shelf.put(text)
         members = [name for name in answer["members"].split(", ") if name]
         return text, members
 
@@ -154,39 +177,71 @@ class Site:
         study = approval.read(text)
         model = study.build_model(data)
         anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed)
-        before = [
-            (self._folder(digest) / "study.toml").read_bytes()
-            for digest in self.approved()
-            if digest != approval.hash_of(text)
-        ]
-        last = next((old for old in before if approval.read(old).name == study.name), None)
+        others = [each for each in self.shelf.approved() if each != approval.hash_of(text)]
+        before = [each for each in others if self.shelf.read(each).name == study.name]
+        last = self.shelf.text(before[-1]) if before else None
         return approval.review(study, approval.hash_of(text), anatomy, members, last, text)
 
-    async def decide(
-        self, link: GrpcLink, text: bytes, decision: str, data: Federation | None, counts: bool
-    ) -> None:
-        """Approve or reject these exact bytes, here first and then at the coordinator."""
-        study = approval.hash_of(text)
-        folder = self._folder(study)
-        folder.mkdir(parents=True, exist_ok=True)
-        write(folder / "study.toml", text)
-        write(folder / "decision", decision.encode())
-        self.audit.append(decision, study=study)
-        facts = {} if data is None else Facts.of(data, counts).to_json()
-        fields = {
-            "study": study,
-            "decision": decision,
-            "facts": facts,
-            "signature": self.identity.sign(approval.statement(study, decision)),
-        }
-        answer = await link.ask(Letter("approve", fields))
-        if answer.kind == "seat":
-            write(folder / "party", str(answer["party"]).encode())
+    def decide(self, text: bytes, decision: str, facts: Facts | None = None) -> str:
+        """Approve, reject or leave these exact bytes: it holds from now on; return their hash.
 
-    def approved(self) -> list[str]:
-        """Hashes of the studies that this site agreed to."""
-        found = (self.home / "studies").glob("*/decision")
-        return [path.parent.name for path in found if path.read_bytes() == b"approved"]
+        `tell` has the coordinator know.
+        """
+        study = self.shelf.put(text)
+        told = {} if facts is None else facts.to_json()
+        self.shelf.decide(study, Decision(decision, told))
+        self.audit.append(decision, study=study)
+        return study
+
+    async def tell(self, link: GrpcLink) -> None:
+        """Tell the coordinator what was decided; a study it refuses to take is not told again."""
+        for study in self.shelf.untold():
+            found = self.shelf.decision(study)
+            assert found is not None
+            fields = {
+                "study": study,
+                "decision": found.decision,
+                "facts": dict(found.facts),
+                "signature": self.identity.sign(approval.statement(study, found.decision)),
+            }
+            try:
+                answer = await link.ask(Letter("approve", fields))
+            except Refused as no:
+                self.shelf.decide(study, found._replace(told=True, refused=str(no)))
+                raise
+            self.shelf.told(study, answer["party"] if answer.kind == "seat" else None)
+
+    # -- always, also when nobody answers ----------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        return (self.home / "paused").exists()
+
+    def pause(self) -> None:
+        """Send nothing until `resume`."""
+        if not self.paused:
+            write(self.home / "paused", b"")
+            self.audit.append("paused")
+
+    def resume(self) -> None:
+        """End a pause."""
+        if self.paused:
+            (self.home / "paused").unlink()
+            self.audit.append("resumed")
+
+    def leave(self, studies: Sequence[str]) -> None:
+        """Take back the approval of studies: nothing of this site leaves for them any more."""
+        for study in studies:
+            self.decide(self.shelf.text(study), "withdrawn")
+
+    def sent(self) -> dict[str, Sent]:
+        """What left this site so far, by study, as its audit log says."""
+        found: dict[str, Sent] = {}
+        for entry in self.audit.entries():
+            if entry.what == "sent":
+                study = str(entry.detail["study"])
+                found.setdefault(study, Sent()).add(entry.detail)
+        return found
 
     async def personalise(self, study: str, data: Federation) -> dict[str, float]:
         """Get the model of a finished study, this site's own where the algorithm makes one.
@@ -196,7 +251,7 @@ class Site:
         seat, path = self._seat(study, data)
         link = self.link()
         try:
-            w, rounds = await Attendance(seat, link, study).model()
+            w, rounds = await Attendance(seat, link, study, sign=self.sign).model()
         finally:
             await link.close()
         module = seat.model.to_module(w, seat.own.buffers)
@@ -207,40 +262,57 @@ class Site:
 
     def _seat(self, study: str, data: Federation) -> tuple[Seat, Path]:
         """This site's seat in a study that it approved, as it was left, and where that lies."""
-        if study not in self.approved():
+        if not self.shelf.has_approved(study):
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
-        folder = self._folder(study)
-        described = approval.read((folder / "study.toml").read_bytes())
-        model = described.build_model(data)
-        party = int((folder / "party").read_text())
+        described = self.shelf.read(study)
+        model, party = described.build_model(data), self.shelf.party(study)
         seat = Seat(described.algorithm_object, data, model, party=party, seed=described.study.seed)
-        path = folder / "state.safetensors"
+        path = self.shelf.folder(study) / "state.safetensors"
         if path.exists():
             seat.restore(safetensors.torch.load_file(path))
         return seat, path
 
-    def _lock(self) -> int:
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
         """One process of a site at a time; the system lets go of it however the process ends."""
-        handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise ArchipelError(
-                f"home = '{self.home}': this site is at work in another process; stop that first."
-            ) from None
-        return handle
-
-    def _folder(self, study: str) -> Path:
-        return self.home / "studies" / study
+        with locked(self.home / "lock") as mine:
+            if not mine:
+                raise ArchipelError(
+                    f"home = '{self.home}': this site is at work in another process; stop that "
+                    "first."
+                )
+            yield
 
     # -- taking part -------------------------------------------------------------------------------
 
+    def sign(self, letter: Letter) -> bytes:
+        """Write down that a letter leaves, and sign it."""
+        size = sum(array.numel() * array.element_size() for array in letter.arrays)
+        detail = {"kind": letter.kind, "study": letter["study"], "bytes": size}
+        if "round" in letter.fields:
+            detail["round"] = int(letter["round"]) + (letter.kind == "upload")
+        self.audit.append("sent", **detail)
+        return self.identity.sign(signed(letter))
+
+    async def may(self, link: GrpcLink, study: str) -> None:
+        """Return when something may leave for a study: not in a pause, and never without approval.
+
+        The coordinator is told of a pause, if it can be.
+        """
+        if self.paused:
+            with suppress(Cut, Refused, TimeoutError):
+                fields = {"study": study, "reason": "paused"}
+                await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+        while self.paused:
+            await asyncio.sleep(0.5)
+        if not self.shelf.has_approved(study):
+            raise Left(f"study {study[:12]}: this site has left it.")
+
     async def attend(
         self,
+        link: GrpcLink,
         study: str,
         data: Federation,
-        *,
         say: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Take part in an approved study until it is done; return its rounds."""
@@ -249,19 +321,10 @@ class Site:
         def keep() -> None:
             write(path, safetensors.torch.save(seat.state()))
 
-        def sign(letter: Letter) -> bytes:
-            size = sum(array.numel() * array.element_size() for array in letter.arrays)
-            self.audit.append(
-                "sent", kind=letter.kind, study=study, round=int(letter["round"]) + 1, bytes=size
-            )
-            return self.identity.sign(signed(letter))
+        async def may() -> None:
+            await self.may(link, study)
 
-        link, lock = self.link(), self._lock()
-        try:
-            attendance = Attendance(seat, link, study, sign=sign, keep=keep, say=say)
-            rounds = await attendance.run()
-        finally:
-            await link.close()
-            os.close(lock)
+        attendance = Attendance(seat, link, study, sign=self.sign, keep=keep, say=say, may=may)
+        rounds = await attendance.run()
         self.audit.append("done", study=study, rounds=rounds)
         return rounds

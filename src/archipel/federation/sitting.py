@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
@@ -28,12 +29,14 @@ from archipel.engines.network.desk import Desk
 from archipel.engines.network.engine import POLL, NetworkEngine, Patience
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import anatomy_of
+from archipel.engines.network.transport import Refused
 from archipel.engines.plan import Plan
-from archipel.errors import ArchipelError, BelowQuorum
+from archipel.errors import ArchipelError, BelowQuorum, RunFailed, clean
 from archipel.exchange import has_personal, is_peer
+from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY
 from archipel.model import Model
-from archipel.participation import Cohort
+from archipel.participation import Cohort, Participation
 from archipel.rng import Ints
 from archipel.simulation import Loop
 
@@ -128,6 +131,7 @@ class Remote:
         self.anatomy, self.plan = engine.anatomy, Plan("one", 1, 1)
         self.has_own = has_personal(engine.algorithm)
         self.asked: dict[int, float] = {}  # party -> when it last asked for work
+        self.away: dict[int, str] = {}  # party -> why it said that it would be
         self._done = 0
         self._letters: dict[int, Letter] = {}
         self._waiting: Future[Any] | None = None
@@ -166,6 +170,17 @@ class Remote:
         """Which parties asked for work of late."""
         now = time.monotonic()
         return np.array([now - self.asked.get(int(k), -1e9) < _HERE for k in parties], bool)
+
+    def seen(self, party: int) -> None:
+        """A party asks for work, so it is there."""
+        self.asked[party] = time.monotonic()
+        self.away.pop(party, None)
+
+    def gone(self, party: int, why: str) -> None:
+        """A party says that it will not ask for a while, or ever: nobody waits for it."""
+        self.asked.pop(party, None)
+        self.away[party] = why
+        self.engine.lose(party, why)
 
     def round(self, t: int, parties: Ints, patience: Patience) -> tuple[Outcome, dict[int, str]]:
         self._done = t + 1
@@ -224,10 +239,15 @@ class Sitting(Loop):
         model: Model,
         options: Any,
         study: str,
+        sites: Mapping[str, Facts | None],
         events: asyncio.AbstractEventLoop,
         silence: float = 60.0,
+        scale: Scale | None = None,
     ) -> None:
+        """`sites` are those of `fed`, which is their shadow; they may need a scale first."""
         self._study, self._events, self._silence = study, events, silence
+        self._sites, self._scale = dict(sites), scale
+        self._changes: deque[tuple[str, Facts | None]] = deque()  # from the next round on
         self._began = False  # sites have had time to come
         super().__init__(algorithm, fed, model, {}, options)
 
@@ -261,17 +281,77 @@ class Sitting(Loop):
 
     async def answer(self, party: int, letter: Letter) -> Any:
         """Answer a letter of a site that has this number."""
-        self.engine.asked[party] = time.monotonic()
+        if letter.kind == "away":
+            self.engine.gone(party, clean(letter["reason"])[:80])
+            return Letter("thanks")
+        self.engine.seen(party)
+        if letter.kind in ("scale", "sums"):
+            if self._scale is None:
+                raise Refused("the study needs no scale.")
+            return self._scale.answer(party, letter)
         return await self.desk.answer(party, letter)
+
+    # -- sites that come late, and sites that leave ------------------------------------------------
+
+    def change(self, site: str, party: int, facts: Facts | None) -> None:
+        """From the next round on, a site takes part; without facts it has left, at once."""
+        if facts is not None:
+            shadow("", {**self._sites, site: facts})  # refuses data of another kind
+        else:
+            self.engine.gone(party, "left")
+        self._changes.append((site, facts))
+
+    def presence(self) -> dict[str, str]:
+        """What every site does now, by name."""
+        opened, (run,) = self.engine.engine.opened, self.runs
+        found = {}
+        for k in range(run.data.training):
+            here = bool(self.engine.here(np.array([k]))[0])
+            if here and opened is not None and k in opened.waits_for:
+                found[run.data.name(k)] = opened.doing.get(k, "works")
+            else:
+                found[run.data.name(k)] = "here" if here else self.engine.away.get(k, "away")
+        return found
+
+    def _change(self) -> None:
+        """Take those in who came since the last round, and those out who left."""
+        if not self._changes:
+            return
+        (run,) = self.runs
+        while self._changes:
+            site, facts = self._changes.popleft()
+            text = f"{site} {'takes part' if facts is not None else 'left'}"
+            self._sites[site] = facts
+            if self.recorder is not None:
+                self.recorder.event("left" if facts is None else "joined", text)
+        if not any(self._sites.values()):
+            raise RunFailed(f"round {run.done + 1}: every site has left the study.")
+        run.data = shadow(run.data.about.name, self._sites)
+        self.eligible = np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)
+        self.engine.engine.parties = run.data.training
+        if self.recorder is not None:
+            self.recorder.joined()
+
+    def _policy(self) -> tuple[Participation, int]:
+        """The study's policy for the sites there are now, and how many uploads a round needs."""
+        sample, quorum = self.who.sample, self.who.quorum
+        if isinstance(sample, int):
+            sample = min(sample, len(self.eligible))
+        who = replace(self.who, sample=sample, quorum=0)
+        if isinstance(quorum, int):
+            return who, quorum
+        return who, replace(who, quorum=quorum).needed(len(self.eligible))
 
     def _take_part(self, t: int) -> tuple[Cohort, Outcome]:
         """Ask sites that are there, until the round counts or the study says to go on without."""
-        who, waited, blocked = self.who, 0, dict[int, str]()
-        needed = who.needed(len(self.eligible))
+        self._find_scale()
+        waited, blocked = 0, dict[int, str]()
         while True:
-            self._wait_for(needed)
+            self._change()
+            (who, needed), away = self._policy(), self.engine.away
+            self._wait_for(min(needed, len(self.eligible)))
             sampled, here = who.ask(self.eligible, self.seed, t, self.engine.here(self.eligible))
-            missing = dict.fromkeys(sampled[~here].tolist(), "away")
+            missing = {int(k): away.get(int(k), "away") for k in sampled[~here]}
             patience = Patience(who.deadline, self._silence, who.count(len(self.eligible)), needed)
             outcome = Outcome(sampled[:0], sampled[:0], 0)
             if int(here.sum()) >= max(1, needed):
@@ -299,6 +379,23 @@ class Sitting(Loop):
     def _evaluate(self, t: int, seconds: float) -> None:
         self._wait_for(1)
         super()._evaluate(t, seconds)
+
+    def _find_scale(self) -> None:
+        """Have the sites send the sums that the scale is made of, before the first round.
+
+        All that approved are waited for as long as one may be silent, then those of the quorum.
+        """
+        if self._scale is None or self._scale.made is not None:
+            return
+        needed, until = max(1, self._policy()[1]), time.monotonic() + self._silence
+        while len(sent := self._scale.sent) < len(self.eligible):
+            if time.monotonic() >= until and len(sent) >= needed:
+                break
+            self.engine.pause(0.1)
+            self._change()
+        self._scale.make()
+        if self.recorder is not None:
+            self.recorder.event("note", f"features are scaled by sums of {len(sent)} sites")
 
     def _wait_for(self, sites: int) -> None:
         """Give sites that are away some time to come: as long as one may be silent.

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from archipel.errors import RunFailed
@@ -45,3 +49,24 @@ def sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock, or learn that another process does; it ends however this one ends."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield _taken(handle)
+    finally:
+        os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    for attempt in range(5):  # somebody may only be looking
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if attempt < 4:
+                time.sleep(0.02)
+    return False

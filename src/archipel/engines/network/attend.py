@@ -7,16 +7,17 @@ Every step may be repeated: whatever is cut is asked or sent again, and says the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat
-from archipel.engines.network.transport import Cut, Link, Refused
+from archipel.engines.network.transport import SMALL, Cut, Link, Refused
 from archipel.tree import leaves
 
 _BEAT = 5.0  # seconds between two words on how far the work is
+_LONG = 60.0  # seconds that a party waits at most before it asks again
 
 Sign = Callable[[Letter], bytes]
 
@@ -33,11 +34,17 @@ class Attendance:
         sign: Sign = lambda _: b"",
         keep: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
+        may: Callable[[], Awaitable[None]] | None = None,
         pause: float = 1.0,
     ) -> None:
-        """`keep` is called before anything leaves, so that a restart sends the same again."""
+        """`keep` is called before anything leaves, so that a restart sends the same again.
+
+        `may` is awaited before every letter: it returns when the party may go on, or raises.
+        """
         self._seat, self._link, self._study = seat, link, study
+        link.most = max(link.most, SMALL + seat.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
+        self._may = may
 
     async def run(self) -> int:
         """Take part until the study is done; return its number of rounds."""
@@ -52,7 +59,8 @@ class Attendance:
                 case "evaluate":
                     await self._evaluate(letter)
                 case "wait":
-                    await asyncio.sleep(letter["seconds"])
+                    seconds = letter["seconds"]
+                    await asyncio.sleep(seconds if 0 <= seconds < _LONG else _LONG)
                 case "done":
                     return int(letter["rounds"])
                 case kind:
@@ -78,6 +86,7 @@ class Attendance:
         """Score the shared model, and this party's own where it has one."""
         seat, t = self._seat, letter["round"]
         shared = list(letter.arrays)
+        seat.may_score(t, letter.name, shared)
         scores = await self._busy(seat.score, shared[0], t)
         own = None
         if seat.has_personal:
@@ -96,7 +105,7 @@ class Attendance:
         letter = await self._ask("model")
         learnt, rounds = list(letter.arrays), int(letter["rounds"])
         if not self._seat.has_personal:
-            return learnt[0], rounds
+            return self._seat.learnt(learnt), rounds
         return await self.personal(rounds, learnt), rounds
 
     async def personal(self, t: int, sent: list[Any]) -> Any:
@@ -132,10 +141,12 @@ class Attendance:
     async def _ask(self, kind: str, arrays: Any = (), **fields: Any) -> Letter:
         """Ask until there is an answer."""
         letter = self._letter(kind, leaves(tuple(arrays)), **fields)
-        if kind in ("upload", "scores"):
+        if kind in ("upload", "scores", "ask"):
             letter = Letter(kind, {**letter.fields, "signature": self._sign(letter)}, letter.arrays)
         pause = self._pause
         while True:
+            if self._may is not None:
+                await self._may()
             try:
                 return await self._link.ask(letter)
             except Cut as cut:

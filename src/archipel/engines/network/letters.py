@@ -69,8 +69,11 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "points": (int,),
         "signature": (bytes,),
     },
+    "away": {"study": (str,), "reason": (str,)},
+    "scale": {"study": (str,)},
+    "sums": {"study": (str,), "signature": (bytes,)},
     "model": {"study": (str,)},
-    "ask": {"study": (str,), "number": (int,)},
+    "ask": {"study": (str,), "number": (int,), "signature": (bytes,)},
     # the coordinator answers
     "certificate": {"certificate": (bytes,), "authority": (bytes,)},
     "welcome": {"studies": (dict,)},
@@ -78,6 +81,8 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "thanks": {},
     "seat": {"study": (str,), "party": (int,)},
     "wait": {"seconds": (float,)},
+    "wanted": {"study": (str,)},
+    "scaling": {"study": (str,)},
     "work": {
         "study": (str,),
         "round": (int,),
@@ -92,6 +97,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "refused": {"reason": (str,)},
     # one peer to another
     "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
+    "beat": {"study": (str,), "round": (int,), "number": (int,), "doing": (str,)},
 }
 
 

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`archipel coordinator`: the federation's operator invites sites, submits studies, runs them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from archipel.cli import options as o
+from archipel.errors import ArchipelError, clean
+
+if TYPE_CHECKING:
+    from archipel.federation.home import Home
+
+app = typer.Typer(
+    help="The coordinator of a federation between institutions.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Where = Annotated[Path, typer.Option("--home", help="The coordinator's folder.")]
+Study = Annotated[str, typer.Argument(help="A study's name, or the beginning of its hash.")]
+_HOME = Path("coordinator")
+
+
+def _home(path: Path) -> Home:
+    from archipel.federation.home import Home
+
+    return Home(path)
+
+
+def say(text: str) -> None:
+    """A line on standard output, at once, also in a pipe."""
+    print(clean(text), flush=True)
+
+
+def table(*headings: str) -> Table:
+    made = Table(box=None, pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    return made
+
+
+def show(made: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 160).print(made)
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Option(help="What the federation is called.")],
+    address: Annotated[str, typer.Option(help="host:port, as sites will reach it.")],
+    home: Where = _HOME,
+    database: Annotated[
+        str | None, typer.Option(help="PostgreSQL's URL; SQLite in the folder without one.")
+    ] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Found a federation: make its keys and its database.
+
+    \b
+    Example:
+      archipel coordinator init --name cardio --address fl.hospital.org:8443
+    """
+    from archipel.federation.authority import fingerprint
+    from archipel.federation.home import Home
+
+    made = Home.create(home, name, address, database)
+    words = fingerprint(made.authority.pem)
+    if as_json:
+        o.print_json({"home": str(home), "name": name, "address": address, "fingerprint": words})
+        return
+    say(f"Federation {name} is founded in {home}; sites reach it at {address}.")
+    say(f"Its fingerprint, to read to sites by telephone: {words}")
+    say("Next: archipel coordinator invite SITE, and archipel coordinator up.")
+
+
+@app.command()
+def invite(
+    site: Annotated[str, typer.Argument(help="The site's name: a-z, 0-9 and '-'.")],
+    days: Annotated[float, typer.Option(min=0.01, max=90, help="Until the token expires.")] = 7,
+    home: Where = _HOME,
+    as_json: o.Json = False,
+) -> None:
+    """Print a token with which one site can join, once.
+
+    \b
+    Example:
+      archipel coordinator invite cleveland
+    """
+    from datetime import timedelta
+
+    invitation = _home(home).invite(site, timedelta(days=days))
+    token = invitation.token()
+    if as_json:
+        until = invitation.expires.isoformat(timespec="seconds")
+        o.print_json({"site": site, "token": token, "expires": until})
+        return
+    print(token)
+    until = f"{invitation.expires:%Y-%m-%d %H:%M} UTC"
+    print(
+        f"Send this to {site} over a channel that you trust. It works once, until {until}; there: "
+        "archipel site join TOKEN",
+        file=sys.stderr,
+    )
+
+
+@app.command()
+def submit(
+    study: Annotated[Path, typer.Argument(help="A study file.")],
+    home: Where = _HOME,
+    as_json: o.Json = False,
+) -> None:
+    """Ask the sites for their approval of a study.
+
+    \b
+    Example:
+      archipel coordinator submit heart.toml
+    """
+    try:
+        text = study.read_bytes()
+    except OSError as error:
+        raise ArchipelError(f"'{study}': cannot be read ({error.strerror}).") from None
+    digest = _home(home).submit(text)
+    if as_json:
+        o.print_json({"study": digest})
+        return
+    say(f"Submitted, hash {digest}. Sites see it with: archipel site studies")
+
+
+@app.command()
+def start(study: Study, home: Where = _HOME) -> None:
+    """Have a study run with the sites that approved it; with one that was stopped, go on.
+
+    \b
+    Example:
+      archipel coordinator start heart
+    """
+    where = _home(home)
+    found = where.start(study)
+    then = "" if where.is_up else " It begins when the coordinator is up."
+    say(f"Study {found.name} is started.{then}")
+
+
+@app.command()
+def stop(study: Study, home: Where = _HOME) -> None:
+    """Leave a study where it is; `start` goes on from its last round.
+
+    \b
+    Example:
+      archipel coordinator stop heart
+    """
+    found = _home(home).stop(study)
+    say(f"Study {found.name} is stopped; 'archipel coordinator start {found.name}' goes on.")
+
+
+@app.command()
+def revoke(
+    site: Annotated[str, typer.Argument(help="The site.")],
+    reason: Annotated[str, typer.Option(help="Why, for the record.")],
+    home: Where = _HOME,
+) -> None:
+    """Shut a site out, from its next letter on.
+
+    \b
+    Example:
+      archipel coordinator revoke cleveland --reason "laptop was stolen"
+    """
+    _home(home).revoke(site, reason)
+    say(f"Site {site} is out.")
+
+
+@app.command()
+def sites(home: Where = _HOME, as_json: o.Json = False) -> None:
+    """List the sites, and who is there now.
+
+    \b
+    Example:
+      archipel coordinator sites
+    """
+    from archipel.federation.status import read_status
+    from archipel.store.roll import Roll
+
+    where = _home(home)
+    now = read_status(where)
+    seen = {} if now is None else now["sites"]
+    with Roll.read(where.database) as roll:
+        members, invited = roll.sites(), roll.invitations()
+    names = {each.name for each in members}
+    rows: list[dict[str, Any]] = [
+        {
+            "site": each.name,
+            "state": f"revoked: {each.reason}" if each.revoked else _presence(now, each.name),
+            "joined": each.joined,
+            "certificate": each.until,
+            "seen": seen.get(each.name),
+        }
+        for each in members
+    ]
+    rows += [
+        {"site": each.site, "state": "invited", "joined": None, "certificate": None, "seen": None}
+        for each in invited
+        if each.used is None and each.withdrawn is None and each.site not in names
+    ]
+    if as_json:
+        o.print_json({"sites": rows})
+        return
+    shown = table("site", "state", "joined (UTC)", "certificate until")
+    for row in rows:
+        times = [str(row[name] or "")[:16].replace("T", " ") for name in ("joined", "certificate")]
+        shown.add_row(*(Text(clean(str(cell))) for cell in (row["site"], row["state"], *times)))
+    show(shown) if rows else say("No site yet: archipel coordinator invite SITE.")
+
+
+def _presence(now: dict[str, Any] | None, site: str) -> str:
+    if now is None:
+        return "unknown: the coordinator is not up"
+    ago = now["sites"].get(site)
+    if ago is None:
+        return "not seen since the coordinator is up"
+    return "here" if ago < 50 else f"away for {ago / 60:.0f} min"
+
+
+@app.command()
+def status(home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Show whether the coordinator is up, and every study: its round, who works, who is missing.
+
+    \b
+    Example:
+      archipel coordinator status
+    """
+    from archipel.federation.status import overview
+
+    found = overview(_home(home))
+    if as_json:
+        o.print_json(found)
+        return
+    say(f"{found['name']} at {found['address']}: {'up' if found['up'] else 'not up'}")
+    for study in found["studies"]:
+        say("")
+        say(f"{study['name']} ({study['hash'][:12]}): {study['state']}, {study['note']}")
+        approvals = ", ".join(f"{site} {said}" for site, said in study["decisions"].items())
+        say(f"  decisions  {approvals or 'none yet'}")
+        for site, doing in study["sites"].items():
+            say(f"  {site:<20} {doing}")
+        for missed in study["missing"]:
+            say(f"  round {missed['round']}: without {missed['site']} ({missed['cause']})")
+
+
+@app.command()
+def audit(
+    verify: Annotated[bool, typer.Option("--verify", help="Check hashes and signatures.")] = False,
+    home: Where = _HOME,
+    as_json: o.Json = False,
+) -> None:
+    """Show what the coordinator did, from its audit log.
+
+    \b
+    Example:
+      archipel coordinator audit --verify
+    """
+    show_audit(_home(home).audit, verify, as_json)
+
+
+def show_audit(log: Any, verify: bool, as_json: bool) -> None:
+    """An audit log, or whether it is whole."""
+    from archipel.federation.audit import check
+
+    if verify:
+        anchor = log.head
+        count = check(log.path, log.identity.public, anchor)
+        if as_json:
+            o.print_json({"entries": count, "whole": True, "last": anchor.hash})
+        else:
+            say(f"{count} entries, every hash and signature is right; the last is {anchor.hash}.")
+        return
+    entries = list(log.entries())
+    if as_json:
+        o.print_json({"entries": [entry._asdict() for entry in entries]})
+        return
+    for entry in entries:
+        detail = "  ".join(f"{name}={value}" for name, value in sorted(entry.detail.items()))
+        say(f"{entry.number:>6}  {entry.time[:19].replace('T', ' ')}  {entry.what:<12} {detail}")
+
+
+@app.command()
+def up(
+    home: Where = _HOME,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port to listen at; all interfaces without.")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="host:port for Prometheus, such as 127.0.0.1:9090.")
+    ] = None,
+    silence: Annotated[
+        float, typer.Option(min=1, help="Seconds without progress until a site counts as lost.")
+    ] = 60.0,
+) -> None:
+    """Be the coordinator: answer sites, and run every study that was started.
+
+    \b
+    Example:
+      archipel coordinator up --metrics 127.0.0.1:9090
+    """
+    import asyncio
+
+    from archipel.federation.coordinator import Coordinator
+    from archipel.federation.status import keep_status, serve_metrics
+
+    where = _home(home)
+
+    async def main() -> None:
+        stop = stopping()
+        coordinator = Coordinator(where, say=timed, silence=silence)
+        try:
+            port = await coordinator.up(listen)
+            timed(f"up at {where.address}, port {port}")
+            with serve_metrics(coordinator, metrics):
+                keeping = asyncio.create_task(keep_status(coordinator))
+                await coordinator.serve(stop, view)
+                keeping.cancel()
+        finally:
+            await coordinator.down()
+            timed("down")
+
+    from archipel.report.live import LiveView
+
+    with where.occupied(), LiveView() as view:
+        asyncio.run(main())
+
+
+def timed(text: str) -> None:
+    """A line with its time, on standard output."""
+    from datetime import UTC, datetime
+
+    say(f"{datetime.now(UTC):%H:%M:%S} {text}")
+
+
+def stopping() -> Any:
+    """An event that Ctrl-C and SIGTERM set."""
+    import asyncio
+    import signal
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

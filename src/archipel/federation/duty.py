@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site does while it is up: tell what it decided, and take part in what it approved."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from archipel.data.federation import Federation
+from archipel.data.scaling import Scaling, Sums
+from archipel.engines.network.grpc import GrpcLink
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Cut, Refused
+from archipel.errors import ArchipelError
+from archipel.federation import binding, scale
+from archipel.federation.site import Left, Site
+
+_LOOK = 1.0  # seconds between two looks at what was decided here
+_HELLO = 15.0  # seconds between two questions for what is new
+_AGAIN = 10.0  # seconds until something that failed is tried again
+
+Say = Callable[[str], None]
+
+
+async def up(site: Site, stop: asyncio.Event, say: Say) -> None:
+    """Take part in all that was approved, until told to stop or shut out."""
+    duty = Duty(site, say)
+    with site.at_work():
+        try:
+            while not stop.is_set():
+                await duty.look()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _LOOK)
+        finally:
+            await duty.end()
+
+
+class Duty:
+    """A site's studies under way."""
+
+    def __init__(self, site: Site, say: Say) -> None:
+        self._site, self._say, self._said = site, say, ""
+        self._link = site.link()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._next = 0.0  # when to ask the coordinator again
+        self._approved: list[str] = []
+
+    async def look(self) -> None:
+        """See what was decided here and what is new there, and begin what can begin."""
+        site = self._site
+        changed = site.shelf.untold() or site.shelf.approved() != self._approved
+        if site.paused or not (changed or time.monotonic() >= self._next):
+            return
+        self._next = time.monotonic() + _HELLO * random.uniform(0.8, 1.2)
+        try:
+            await self._renew()
+            await site.tell(self._link)
+            states = await site.studies(self._link)
+        except (Cut, Refused) as error:
+            self._tell(str(error))
+            self._next = time.monotonic() + _AGAIN
+            return
+        self._tell(f"connected to {site.federation} at {site.address}")
+        self._approved = site.shelf.approved()
+        self._tasks = {study: task for study, task in self._tasks.items() if not task.done()}
+        for study in self._approved:
+            decision = site.shelf.decision(study)
+            refused = decision is not None and decision.refused
+            wanted = states.get(study) in ("open", "running", "stopped") and not refused
+            if wanted and study not in self._tasks:
+                self._tasks[study] = asyncio.create_task(self._attend(study))
+
+    async def _renew(self) -> None:
+        """With a new certificate everything begins again, from the disk, over a new link."""
+        if await self._site.renew(self._link):
+            await self.end()
+            self._link, self._tasks = self._site.link(), {}
+            self._say("certificate renewed")
+
+    async def _attend(self, study: str) -> None:
+        site, name = self._site, self._site.shelf.read(study).name
+        try:
+            data = await data_of(site, self._link, study)
+            self._say(f"{name}: takes part with {int(data.n.sum())} training points")
+            rounds = await site.attend(self._link, study, data, lambda t: self._say(f"{name}: {t}"))
+            self._say(f"{name}: done, {rounds} rounds")
+        except Left as left:
+            self._say(str(left))
+        except ArchipelError as error:
+            self._say(f"{name}: {error}")
+            await asyncio.sleep(_AGAIN)
+
+    def _tell(self, text: str) -> None:
+        """Say it, unless it was the last thing that was said of the connection."""
+        if text != self._said:
+            self._said = text
+            self._say(text)
+
+    async def end(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._link.close()
+
+
+async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:
+    """The site's own table as the study describes it, on the scale that all sites share."""
+    described = site.shelf.read(study)
+    records = binding.records(site.home / "data", described)
+    standardise = described.data.standardise is not False
+    scaling = None
+    if binding.needs_scale(described):
+        path = site.shelf.folder(study) / "scale.safetensors"
+        if not path.exists():
+            scale.keep(path, await _scaling(site, link, study, records.sums()))
+        scaling = scale.read(path)
+    return records.federation(scaling, site.name, standardise)
+
+
+async def _scaling(site: Site, link: GrpcLink, study: str, sums: Sums) -> Scaling:
+    """Ask for the scale; send sums where they are wanted."""
+    letter, pause = Letter("scale", {"study": study}), 1.0
+    while True:
+        await site.may(link, study)
+        try:
+            answer = await link.ask(letter)
+        except Cut:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 30)
+            continue
+        match answer.kind:
+            case "scaling":
+                return Scaling(*answer.arrays)
+            case "wanted":
+                unsigned = Letter("sums", {"study": study}, list(sums))
+                signature = site.sign(unsigned)
+                letter = Letter("sums", {"study": study, "signature": signature}, list(sums))
+            case _:
+                await asyncio.sleep(answer["seconds"])

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A coordinator's folder: its keys, where its database is, and what its operator does there.
+
+Everything here works whether the coordinator is up or not; it sees what changed in its database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from archipel.engines.network.grpc import Credentials
+from archipel.errors import ArchipelError, unknown
+from archipel.federation import approval
+from archipel.federation.audit import Audit
+from archipel.federation.authority import (
+    COORDINATOR,
+    VALID,
+    Authority,
+    Identity,
+    Invitation,
+    fingerprint,
+    invite,
+    new_key,
+    pem_of,
+    write_secret,
+)
+from archipel.store.files import locked
+from archipel.store.roll import Roll, Submission
+
+
+class Home:
+    """A coordinator's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            about = json.loads((path / "coordinator.json").read_text())
+            self.name, self.address = str(about["name"]), str(about["address"])
+            self.database = str(about["database"] or f"sqlite:///{path / 'federation.db'}")
+            self.authority = Authority.read(
+                (path / "authority.key").read_bytes(), (path / "authority.pem").read_bytes()
+            )
+            self.identity = Identity.read((path / "identity.key").read_bytes())
+        except FileNotFoundError:
+            raise ArchipelError(
+                f"home = '{path}': no coordinator there; make one with 'archipel coordinator init'."
+            ) from None
+
+    @classmethod
+    def create(cls, path: Path, name: str, address: str, database: str | None = None) -> Home:
+        """Make a federation: its authority, and the coordinator's keys."""
+        if (path / "coordinator.json").exists():
+            raise ArchipelError(f"home = '{path}': there is a coordinator already; name another.")
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ArchipelError(f"address = '{address}': give host:port, as sites will reach it.")
+        if database is not None:
+            try:
+                sa.make_url(database)
+            except sa.exc.ArgumentError:
+                raise ArchipelError(
+                    f"database = '{database}': give a URL such as "
+                    "postgresql+psycopg://user@host/name."
+                ) from None
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        authority = Authority.create(name)
+        write_secret(path / "authority.key", pem_of(authority.key))
+        (path / "authority.pem").write_bytes(authority.pem)
+        write_secret(path / "identity.key", Identity.create().pem)
+        about = {"name": name, "address": address, "database": database}
+        write_secret(path / "coordinator.json", json.dumps(about, indent=1).encode())
+        home = cls(path)
+        Roll.open(home.database).close()
+        home.audit.append("founded", name=name, fingerprint=fingerprint(authority.pem))
+        return home
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """While the coordinator is up; the system ends it however the process ends."""
+        with locked(self.path / "up") as mine:
+            if not mine:
+                raise ArchipelError(
+                    f"home = '{self.path}': this coordinator is up in another process; stop that "
+                    "first."
+                )
+            yield
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the coordinator is up on this machine."""
+        with locked(self.path / "up") as free:
+            return not free
+
+    @property
+    def audit(self) -> Audit:
+        return Audit(self.path / "audit.jsonl", self.identity)
+
+    def credentials(self) -> Credentials:
+        """A fresh key and certificate for the port."""
+        key = new_key()
+        certificate = self.authority.certify(key.public_key(), COORDINATOR, 12 * VALID)
+        return Credentials(pem_of(key), certificate, self.authority.pem)
+
+    # -- what its operator does, also while it is up ----------------------------------------------
+
+    def invite(self, site: str, valid: timedelta = timedelta(days=7)) -> Invitation:
+        """Invite a site."""
+        invitation = invite(self.authority, site, self.address, valid)
+        with Roll.read(self.database) as roll:
+            roll.invite(site, invitation.secret, invitation.expires)
+        self.audit.append("invited", site=site, expires=invitation.expires.isoformat())
+        return invitation
+
+    def revoke(self, site: str, reason: str) -> None:
+        """Shut a site out, from its next letter on."""
+        with Roll.read(self.database) as roll:
+            roll.revoke(site, reason)
+        self.audit.append("revoked", site=site, reason=reason)
+
+    def submit(self, text: bytes) -> str:
+        """Ask the sites for their approval of a study; return its hash."""
+        study = approval.read(text)
+        with Roll.read(self.database) as roll:
+            digest = roll.submit(study.name, text)
+        self.audit.append("submitted", study=digest, name=study.name)
+        return digest
+
+    def start(self, study: str) -> Submission:
+        """Have the coordinator run a study, from where it is, with those who approved it."""
+        with Roll.read(self.database) as roll:
+            found = find(roll.studies(), study)
+            approved = sum(d.decision == "approved" for d in roll.decisions(found.hash))
+            if found.state in ("running", "done"):
+                raise ArchipelError(f"study {found.name}: is {found.state} already.")
+            if not approved:
+                raise ArchipelError(f"study {found.name}: no site has approved it yet.")
+            roll.set_state(found.hash, "running", f"started with {approved} sites")
+        return found
+
+    def stop(self, study: str) -> Submission:
+        """Have the coordinator leave a study where it is; `start` goes on."""
+        with Roll.read(self.database) as roll:
+            found = find(roll.studies(), study)
+            if found.state not in ("open", "running"):
+                raise ArchipelError(f"study {found.name}: is {found.state}, not under way.")
+            roll.set_state(found.hash, "stopped", "by the operator")
+        return found
+
+
+def find(studies: Sequence[Submission], text: str) -> Submission:
+    """A study by its name, the last of that name, or by the beginning of its hash."""
+    named = [each for each in studies if each.name == text]
+    hashed = [each for each in studies if len(text) >= 4 and each.hash.startswith(text)]
+    if not named and len(hashed) != 1:
+        raise unknown("study", text, [each.name for each in studies])
+    return (named or hashed)[-1]

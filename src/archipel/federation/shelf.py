@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The studies that a site knows: their exact bytes, what the site decided, and its place in each.
+
+All of it lies in the site's folder, so that a site can look and decide while nobody answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from archipel.errors import ArchipelError, unknown
+from archipel.federation import approval
+from archipel.store.files import write
+from archipel.study import Study
+
+
+class Decision(NamedTuple):
+    """What the site says to a study."""
+
+    decision: str  # approved, rejected or withdrawn
+    facts: Mapping[str, Any]  # that it tells about its data
+    told: bool = False  # whether the coordinator knows
+    refused: str = ""  # why the coordinator did not accept it
+
+
+class Shelf:
+    """A folder with a folder for each study, by its hash."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folder(self, study: str) -> Path:
+        return self.path / study
+
+    def put(self, text: bytes) -> str:
+        """Keep the bytes of a study; return their hash."""
+        study = approval.hash_of(text)
+        self.folder(study).mkdir(parents=True, exist_ok=True)
+        if not (self.folder(study) / "study.toml").exists():
+            write(self.folder(study) / "study.toml", text)
+        return study
+
+    def text(self, study: str) -> bytes:
+        return (self.folder(study) / "study.toml").read_bytes()
+
+    def read(self, study: str) -> Study:
+        return approval.read(self.text(study))
+
+    def known(self) -> list[str]:
+        """The studies that are here, in the order in which they came."""
+        found = self.path.glob("*/study.toml")
+        return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+    def find(self, name: str) -> str:
+        """The study of a name, the last one of it, or of the beginning of a hash."""
+        names = {study: self.read(study).name for study in self.known()}
+        named = [study for study, each in names.items() if each == name]
+        hashed = [study for study in names if len(name) >= 4 and study.startswith(name)]
+        if not named and len(hashed) != 1:
+            raise unknown("study", name, names.values())
+        return (named or hashed)[-1]
+
+    # -- what was decided --------------------------------------------------------------------------
+
+    def decision(self, study: str) -> Decision | None:
+        path = self.folder(study) / "decision.json"
+        return Decision(**json.loads(path.read_bytes())) if path.exists() else None
+
+    def decide(self, study: str, decision: Decision) -> None:
+        write(self.folder(study) / "decision.json", json.dumps(decision._asdict()).encode())
+
+    def approved(self) -> list[str]:
+        """The studies that this site agreed to."""
+        return [study for study in self.known() if self.has_approved(study)]
+
+    def has_approved(self, study: str) -> bool:
+        found = self.decision(study)
+        return found is not None and found.decision == "approved"
+
+    def untold(self) -> list[str]:
+        """Those whose decision the coordinator does not know yet."""
+        decided = {study: self.decision(study) for study in self.known()}
+        return [study for study, each in decided.items() if each and not each.told]
+
+    # -- the site's place --------------------------------------------------------------------------
+
+    def told(self, study: str, party: int | None) -> None:
+        """The coordinator knows the decision, and gave the site a number."""
+        if party is not None:
+            write(self.folder(study) / "party", str(party).encode())
+        decision = self.decision(study)
+        assert decision is not None
+        self.decide(study, decision._replace(told=True, refused=""))
+
+    def party(self, study: str) -> int:
+        """The site's number in the study."""
+        path = self.folder(study) / "party"
+        if not path.exists():
+            raise ArchipelError(
+                f"study {study[:12]}: the coordinator does not know of the approval yet; it is "
+                "told when it can be reached."
+            )
+        return int(path.read_text())

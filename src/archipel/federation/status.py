@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a federation is doing: for `coordinator status`, and for Prometheus.
+
+The coordinator that is up writes what it sees to `status.json` every second; whoever reads it asks
+first whether that process is alive, so that a status is never an old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from archipel.errors import ArchipelError
+from archipel.federation.home import Home
+from archipel.store.files import write
+from archipel.store.roll import Roll
+
+if TYPE_CHECKING:
+    from archipel.federation.coordinator import Coordinator
+
+_LAST = 5  # misses that are shown
+
+
+def status_of(coordinator: Coordinator) -> dict[str, Any]:
+    """What the coordinator sees now."""
+    now = time.monotonic()
+    studies = {}
+    for digest, sitting in list(coordinator.sittings.items()):
+        (run,) = sitting.runs
+        misses = [
+            {"round": t + 1, "site": run.data.name(k), "cause": cause}
+            for t, cohort in enumerate(list(run.participation))
+            for k, cause in cohort.missing.items()
+        ]
+        studies[digest] = {
+            "round": run.done,
+            "rounds": run.rounds,
+            "metric": run.metric,
+            "value": run.metrics.get(run.metric) if run.history else None,
+            "bytes_up": run.spent.up,
+            "bytes_down": run.spent.down,
+            "seconds": run.seconds,
+            "sites": sitting.presence(),
+            "misses": len(misses),
+            "missing": misses[-_LAST:],
+        }
+    return {
+        "sites": {site: now - seen for site, seen in list(coordinator.seen.items())},
+        "studies": studies,
+        "letters": dict(coordinator.letters),
+        "refused": coordinator.refused,
+    }
+
+
+async def keep_status(coordinator: Coordinator) -> None:
+    """Write the status down every second."""
+    while True:
+        content = json.dumps(status_of(coordinator)).encode()
+        await asyncio.to_thread(write, coordinator.home.path / "status.json", content)
+        await asyncio.sleep(1.0)
+
+
+def read_status(home: Home) -> dict[str, Any] | None:
+    """What the coordinator that is up saw last; None where none is."""
+    path = home.path / "status.json"
+    if not home.is_up or not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found
+
+
+def overview(home: Home) -> dict[str, Any]:
+    """Every study of the roll, with what the coordinator sees of it."""
+    now = read_status(home)
+    seen = {} if now is None else now["studies"]
+    with Roll.read(home.database) as roll:
+        studies = [
+            {
+                "name": each.name,
+                "hash": each.hash,
+                "state": _state(each.state, now is not None),
+                "note": _note(each.note, seen.get(each.hash)),
+                "decisions": {d.site: d.decision for d in roll.decisions(each.hash)},
+                "sites": seen.get(each.hash, {}).get("sites", {}),
+                "missing": seen.get(each.hash, {}).get("missing", []),
+            }
+            for each in roll.studies()
+        ]
+    return {
+        "name": home.name,
+        "address": home.address,
+        "up": home.is_up,
+        "studies": studies,
+    }
+
+
+def _state(state: str, up: bool) -> str:
+    return "waits for the coordinator to be up" if state == "running" and not up else state
+
+
+def _note(note: str, seen: dict[str, Any] | None) -> str:
+    if seen is None:
+        return note
+    value = "" if seen["value"] is None else f", {seen['metric']} {seen['value']:.3f}"
+    return f"round {seen['round']} of {seen['rounds']}{value}"
+
+
+# -- Prometheus ------------------------------------------------------------------------------------
+
+
+class Metrics(Collector):
+    """The status in Prometheus' words, when it asks."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def collect(self) -> Iterator[Metric]:
+        now = status_of(self._coordinator)
+        sites = GaugeMetricFamily("archipel_sites", "Sites that asked in the last 50 seconds")
+        sites.add_metric([], sum(ago < 50 for ago in now["sites"].values()))
+        yield sites
+        letters = CounterMetricFamily("archipel_letters", "Letters of sites", labels=["kind"])
+        for kind, count in now["letters"].items():
+            letters.add_metric([kind], count)
+        yield letters
+        refused = CounterMetricFamily("archipel_refused", "Letters that were refused")
+        refused.add_metric([], now["refused"])
+        yield refused
+        for name, about in _GAUGES.items():
+            family = GaugeMetricFamily(f"archipel_study_{name}", about, labels=["study"])
+            for digest, study in now["studies"].items():
+                if study[name] is not None:
+                    family.add_metric([digest[:12]], float(study[name]))
+            yield family
+
+
+_GAUGES = {
+    "round": "Rounds done",
+    "rounds": "Rounds of the study",
+    "value": "The study's metric, at the last evaluation",
+    "misses": "Times that a sampled site was missing",
+    "bytes_up": "Bytes of uploads",
+    "bytes_down": "Bytes sent to sites",
+    "seconds": "Seconds of the study's rounds",
+}
+
+
+@contextmanager
+def serve_metrics(coordinator: Coordinator, address: str | None) -> Iterator[None]:
+    """Answer Prometheus at host:port, if there is one."""
+    if address is None:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ArchipelError(f"--metrics {address}: give host:port, such as 127.0.0.1:9090.")
+    registry = CollectorRegistry()
+    registry.register(Metrics(coordinator))
+    try:
+        server, _ = start_http_server(int(port), host, registry)
+    except OSError as error:
+        raise ArchipelError(
+            f"--metrics {address}: cannot listen there ({error.strerror})."
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
