@@ -68,7 +68,11 @@ def _plain(value: Any) -> Any:
 
 def digest(description: Mapping[str, Any]) -> str:
     (content,) = description.values()
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True)
+    schema = description.get("study", {}).get("data", {}).get("schema")
+    if schema:  # whose columns have an order
+        text += json.dumps(list(schema))
+    return sha256(text.encode()).hexdigest()
 
 
 def check_same(folder: Folder, description: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
 from archipel.model import Model
 from archipel.parts import build_model
-from archipel.sections import Data, Network
+from archipel.sections import Data, Network, schema_of
 
 
 def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any]) -> Federation:
@@ -28,7 +28,10 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
         own["standardise"] = data.standardise
     table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
     table |= {} if data.test is None else {"test": data.test}
-    if data.file is not None:
+    if data.schema is not None:
+        dealt = data.file is not None and data.by is None
+        fed = _by_schema(data, base, seed, dealt)
+    elif data.file is not None:
         dealt = data.by is None
         fed = Federation.from_frame(
             frames.read_table(base / data.file),
@@ -76,7 +79,22 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     standardise = data.standardise and "standardise" not in takes
     if data.standardise is None:
         standardise = data.name is None and fed.x.is_floating_point()  # tables
-    return fed.standardised() if standardise else fed
+    fed = fed.standardised() if standardise else fed
+    return fed if data.schema is None else fed.filled().float()
+
+
+def _by_schema(data: Data, base: Path, seed: int, dealt: bool) -> Federation:
+    """Read tables as each party reads its own."""
+    path = base / (data.file or str(data.folder))
+    return schema_of(data).federation(
+        [path] if data.file else frames.party_files(path),
+        by=data.by if data.file else None,
+        partition=data.partition if dealt else None,
+        parties=data.parties or 10,
+        test=data.test,
+        about=datasets.About(path.stem if data.file else path.name),
+        seed=seed,
+    )
 
 
 def model_of(

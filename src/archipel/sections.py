@@ -7,6 +7,7 @@ import math
 import os
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -19,15 +20,21 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     ValidationError,
+    WithJsonSchema,
 )
 
 from archipel import fields
+from archipel.data.schema import Schema
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.losses import LOSSES
 from archipel.participation import Participation, absences
 
 Number = StrictInt | StrictFloat
+Kind = Annotated[
+    Any,  # checked by archipel.data.schema
+    WithJsonSchema({"anyOf": [{"const": "number"}, {"type": "array", "minItems": 2}]}),
+]
 Rounds = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
 
 
@@ -61,37 +68,44 @@ class About(Section):
     target: Annotated[Number | None, Field(description="of that metric")] = None
 
 
-class Data(Open):
-    """[data]"""
+with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody calls any more
+    warnings.simplefilter("ignore")
 
-    name: Annotated[str | None, Field(description="archipel list data, or mine.py:load")] = None
-    file: Annotated[str | None, Field(description="a table, with by and target")] = None
-    folder: Annotated[
-        str | None, Field(description="a table per party, or where a dataset's files are")
-    ] = None
-    by: Annotated[str | None, Field(description="column that says whose row it is")] = None
-    target: Annotated[str | list[str] | None, Field(description="column to predict")] = None
-    drop: Annotated[list[str], Field(description="columns to leave out")] = []
-    missing: Annotated[
-        str, Field(description="empty cells of a table: error, drop (the row) or mean")
-    ] = "error"
-    test: Annotated[float | None, Field(ge=0, lt=1, description="share of each party's points")] = (
-        None
-    )
-    partition: Annotated[
-        str | None, Field(description='how to deal points out, "dirichlet:0.3"')
-    ] = None
-    parties: Annotated[
-        int | None, Field(ge=1, le=100_000_000, description="how many to deal points out to")
-    ] = None
-    new: Annotated[
-        Number | Literal["partial", "none"],
-        Field(description="parties (number or share) kept for evaluation only"),
-    ] = 0
-    standardise: Annotated[
-        bool | None,
-        Field(description="features to mean 0, variance 1; tables are, unless false"),
-    ] = None
+    class Data(Open):
+        """[data]"""
+
+        name: Annotated[str | None, Field(description="archipel list data, or mine.py:load")] = None
+        file: Annotated[str | None, Field(description="a table, with by and target")] = None
+        folder: Annotated[
+            str | None, Field(description="a table per party, or where a dataset's files are")
+        ] = None
+        by: Annotated[str | None, Field(description="column that says whose row it is")] = None
+        target: Annotated[str | list[str] | None, Field(description="column to predict")] = None
+        schema: Annotated[
+            dict[str, Kind] | None,
+            Field(description='the columns of every table: "number", or a list of values'),
+        ] = None  # type: ignore[assignment]
+        drop: Annotated[list[str], Field(description="columns to leave out")] = []
+        missing: Annotated[
+            str, Field(description="empty cells of a table: error, drop (the row) or mean")
+        ] = "error"
+        test: Annotated[
+            float | None, Field(ge=0, lt=1, description="share of each party's points")
+        ] = None
+        partition: Annotated[
+            str | None, Field(description='how to deal points out, "dirichlet:0.3"')
+        ] = None
+        parties: Annotated[
+            int | None, Field(ge=1, le=100_000_000, description="how many to deal points out to")
+        ] = None
+        new: Annotated[
+            Number | Literal["partial", "none"],
+            Field(description="parties (number or share) kept for evaluation only"),
+        ] = 0
+        standardise: Annotated[
+            bool | None,
+            Field(description="features to mean 0, variance 1; tables are, unless false"),
+        ] = None
 
 
 class Network(Open):
@@ -184,8 +198,29 @@ def keys(section: str) -> list[str]:
 # -- what a section says that cannot be ------------------------------------------------------------
 
 
+def schema_of(data: Data) -> Schema:
+    """What [data] says of every party's table."""
+    if data.schema is None:
+        raise ArchipelError("data.schema is missing: describe the columns of every table.")
+    schema = Schema.of(data.schema, data.target, data.missing)
+    for field in ("name", "drop"):
+        if given := getattr(data, field):
+            raise ArchipelError(
+                f"data.{field} = {fields.shown(given)}: data.schema says which columns are used; "
+                "leave one of the two out."
+            )
+    if data.by in schema.named:
+        raise ArchipelError(f'data.by = "{data.by}": take it out of data.schema, or name another.')
+    return schema
+
+
 def check_data(data: Data, base: Path, takes: Set[str]) -> None:
     """Where the data comes from; `takes` is what the thing takes that its name names."""
+    if data.schema is not None and data.file is None and data.folder is None:
+        raise ArchipelError(
+            "data.schema describes tables that are elsewhere: to simulate, name data.folder with "
+            "a table per party, or data.file and data.by."
+        )
     if data.name is None and data.file is None and data.folder is None:
         raise ArchipelError('data.name is missing: give one, such as "heart_disease".')
     if data.file is not None:

@@ -9,7 +9,6 @@ its name. Every error is one sentence with the field, the value and a remedy.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from typing import Any, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
-from archipel import fields, metrics, plugins
+from archipel import fields, identity, metrics, plugins
 from archipel.core import Algorithm
 from archipel.data import frames
 from archipel.data.federation import Federation
@@ -47,6 +46,7 @@ from archipel.sections import (
     check_policy,
     keys,
     read_tables,
+    schema_of,
     sentence,
     split_key,
 )
@@ -193,7 +193,7 @@ class Study(BaseModel):
     @property
     def hash(self) -> str:
         """Stands for all that the result depends on but the machine."""
-        return sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()
+        return identity.digest({"study": self.resolved()})
 
     def sources(self) -> dict[str, bytes]:
         """The files of the user's own that the study names."""
@@ -323,6 +323,8 @@ class Study(BaseModel):
         """What can be said without loading data."""
         self._options("algorithm")
         self._check_rate()
+        if self.data.schema is not None:
+            schema_of(self.data)
         if not elsewhere:
             self._options("data")
             check_data(self.data, self._base, self._takes("data").keys())

@@ -42,6 +42,7 @@ def from_rows(
     about: About | None = None,
     columns: Sequence[str] | None = None,
     seed: int = 0,
+    scan: bool = True,
 ) -> Federation:
     """Make a federation of rows in any order, row i belonging to party[i].
 
@@ -81,6 +82,7 @@ def from_rows(
         names=names,
         about=about or About(),
         columns=columns,
+        scan=scan,
     )
     return fed.split_test(cast(float, test), seed) if _share(test) else fed
 

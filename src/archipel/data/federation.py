@@ -23,6 +23,7 @@ from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.check import check_layout, check_values
 from archipel.data.rows import Bools, Ints, arrange, draw_test, ranges
+from archipel.data.scaling import Scaling, Sums
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
@@ -245,15 +246,24 @@ class Federation:
 
         Mean and variance are sums of per-party sums, which parties can compute together without
         showing their points. Test points and new parties do not count. Constant features stay 0.
+        Empty cells (NaN, see `archipel.data.schema`) get the mean.
         """
         if not self.x.is_floating_point():
             raise ArchipelError("x holds symbols; only features can be standardised.")
+        return replace(self, x=self._scaling().apply(self.x), scan=False)
+
+    def filled(self) -> Federation:
+        """Put the mean over the training points of training parties in empty cells, NaN."""
+        return replace(self, x=self._scaling().fill(self.x)) if self.x.isnan().any() else self
+
+    def float(self) -> Federation:
+        """Have numbers in 32 bits, and every value looked at."""
+        y = self.y.float() if self.y.is_floating_point() else self.y
+        return replace(self, x=self.x.float() if self.x.is_floating_point() else self.x, y=y)
+
+    def _scaling(self) -> Scaling:
         train = torch.from_numpy((self._row_party < self.training) & ~self._row_is_test)
-        x = self.x[train].double()
-        mean = x.mean(dim=0)
-        sd = (x - mean).square().mean(dim=0).sqrt()
-        sd = torch.where(sd > 0, sd, 1.0)
-        return replace(self, x=((self.x.double() - mean) / sd).to(self.x.dtype), scan=False)
+        return Sums.of(self.x[train]).scaling(self.columns)
 
     # Out
 

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from archipel.data.rows import Bools, Ints
+from archipel.data.scaling import Sums
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 
 PARTY = "party (file name)"  # the column that tells files of one folder apart
 _READERS = {".csv": "read_csv", ".parquet": "read_parquet"}
+_EMPTY = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "#NA")
 
 
 class Table(NamedTuple):
@@ -63,7 +69,7 @@ def read(
         raise ArchipelError("from_frame: no row is left; fill in missing values before.")
     party, names = np.zeros(len(frame), np.int64), None
     if by:
-        values, party = np.unique(_comparable(frame[by]), return_inverse=True)
+        values, party = np.unique(comparable(frame[by]), return_inverse=True)
         names = [str(v) for v in values]
     y, labels, strata, task, classes = _targets(frame, targets, task)
     x, columns = _features(frame, features)
@@ -75,16 +81,13 @@ def read(
 
 def fill(table: Table, is_test: Bools) -> npt.NDArray[np.float64]:
     """Return x with empty cells filled by the mean over training rows."""
-    empty = np.isnan(table.x)
-    if not empty.any():
+    if not np.isnan(table.x).any():
         return table.x
-    known = ~empty & ~is_test[:, None]
-    count = known.sum(axis=0)
-    if (count == 0).any():
-        column = table.columns[int(np.flatnonzero(count == 0)[0])]
-        raise ArchipelError(f"column '{column}' is empty on all training rows; drop it.")
-    mean = np.where(known, table.x, 0.0).sum(axis=0) / count
-    return np.where(empty, mean, table.x)
+    x = torch.from_numpy(table.x)
+    filled: npt.NDArray[np.float64] = (
+        Sums.of(x[torch.from_numpy(~is_test)]).scaling(table.columns).fill(x).numpy()
+    )
+    return filled
 
 
 def _reject_missing(frame: pd.DataFrame, columns: Sequence[str], by: str | None) -> None:
@@ -100,7 +103,7 @@ def _reject_missing(frame: pd.DataFrame, columns: Sequence[str], by: str | None)
     )
 
 
-def _comparable(column: pd.Series[Any]) -> npt.NDArray[Any]:
+def comparable(column: pd.Series[Any]) -> npt.NDArray[Any]:
     """Return numbers as they are and anything else as text, so that values have an order."""
     return column.to_numpy() if _numeric(column) else column.astype(str).to_numpy(dtype=str)
 
@@ -200,6 +203,12 @@ def read_npz(file: Path, target: str) -> dict[str, npt.NDArray[Any]]:
 
 def read_table(file: Path) -> pd.DataFrame:
     """Read a .csv or .parquet file."""
+    table: pd.DataFrame = _reading(file, lambda pd: getattr(pd, _READERS[file.suffix])(file))
+    return table
+
+
+def _reading(file: Path, read: Callable[[Any], Any]) -> Any:
+    """Call `read` with pandas; say of the file what goes wrong."""
     try:
         import pandas as pd
     except ImportError:
@@ -209,11 +218,70 @@ def read_table(file: Path) -> pd.DataFrame:
     if file.suffix not in _READERS:
         raise ArchipelError(f"'{file}': is no {' or '.join(_READERS)} file.")
     try:
-        table: pd.DataFrame = getattr(pd, _READERS[file.suffix])(file)
-    except (OSError, ValueError) as error:
+        return read(pd)
+    except (OSError, ValueError, pd.errors.ParserWarning) as error:
         reason = str(error).splitlines()[0]
         raise ArchipelError(f"'{file}': cannot be read as a table ({reason}).") from None
-    return table
+
+
+def header(file: Path) -> list[str]:
+    """Return the names of a table's columns as they are written in its file."""
+    if file.suffix == ".parquet":
+        from pyarrow.parquet import read_schema
+
+        return list(_reading(file, lambda _: read_schema(file).names))
+    as_text = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
+    return list(_reading(file, lambda pd: pd.read_csv(file, **as_text)).iloc[0])
+
+
+def read_columns(file: Path, values: Mapping[str, Sequence[int | str]]) -> pd.DataFrame:
+    """Read these columns of a table; a word for nothing that is one of its values is a value."""
+    names = list(values)
+    if file.suffix == ".parquet":
+        table = _reading(file, lambda pd: pd.read_parquet(file, columns=names))
+    else:
+        empty = {name: [e for e in _EMPTY if e not in known] for name, known in values.items()}
+        texts = {name: str for name, known in values.items() if isinstance([*known, 0][0], str)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # rows that are longer than the first
+            table = _reading(
+                file,
+                lambda pd: pd.read_csv(  # all columns, so that the length of rows is checked
+                    file, index_col=False, low_memory=False, dtype=texts,
+                    keep_default_na=False, na_values=empty,
+                ),
+            )  # fmt: skip
+    chosen: pd.DataFrame = table[names].reset_index(drop=True)
+    return chosen
+
+
+def row_number(file: Path, row: int) -> int:
+    """Return the number that a spreadsheet shows beside a row of a table, the header being 1."""
+    if file.suffix == ".parquet":
+        return row + 2
+    with file.open(newline="", encoding="utf-8-sig") as text:
+        full = (i for i, cells in enumerate(csv.reader(text), 1) if any(map(str.strip, cells)))
+        return next(itertools.islice(full, row + 1, None))
+
+
+def numbers(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """Return a column as numbers, NaN where it has none."""
+    import pandas as pd
+
+    if not _numeric(column):
+        column = pd.to_numeric(column.astype(str), errors="coerce")
+    return np.array(column.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def codes(column: pd.Series[Any], values: Sequence[int | str]) -> npt.NDArray[np.float64]:
+    """Return where in `values` each cell's value is, NaN where it is not there."""
+    found = np.full(len(column), np.nan)
+    whole = isinstance(values[0], int)
+    cells = numbers(column) if whole else column.astype(str).str.strip().to_numpy(dtype=object)
+    for code, value in enumerate(values):
+        found[cells == value] = code
+    found[column.isna().to_numpy()] = np.nan
+    return found
 
 
 def read_tables(files: Sequence[Path]) -> pd.DataFrame:

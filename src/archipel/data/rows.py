@@ -46,12 +46,39 @@ def draw_test(
     gives round(fraction n) of them, each stratum its share to within one row. A party with two
     rows or more keeps at least one row on each side.
     """
-    order = np.lexsort((rng.random(len(party)), strata, party))
+    ties = rng.random(len(party))
+    return _systematic(party, strata, fraction, ties, rng.random(np.bincount(party).size))
+
+
+def draw_own_test(
+    party: Ints, strata: npt.NDArray[np.generic], fraction: float, rng: np.random.Generator
+) -> Bools:
+    """Draw as `draw_test` does, each party's rows as if they were the only ones.
+
+    A party that has nothing but its own rows, in their order, draws the same ones.
+    """
+    sizes = np.bincount(party)
+    start = np.full(len(sizes), rng.random())
+    ties = np.empty(len(party))
+    ties[np.argsort(party, kind="stable")] = rng.random(sizes.max(initial=0))[
+        ranges(np.zeros_like(sizes), sizes)
+    ]
+    return _systematic(party, strata, fraction, ties, start)
+
+
+def _systematic(
+    party: Ints,
+    strata: npt.NDArray[np.generic],
+    fraction: float,
+    ties: npt.NDArray[np.float64],
+    start: npt.NDArray[np.float64],
+) -> Bools:
+    order = np.lexsort((ties, strata, party))
     sizes = np.bincount(party)
     take = np.floor(fraction * sizes + 0.5).astype(np.int64)
     if fraction > 0:
         take = np.where(sizes > 1, np.clip(take, 1, sizes - 1), 0)
-    shift = np.floor(rng.random(len(sizes)) * sizes).astype(np.int64)
+    shift = np.floor(start * sizes).astype(np.int64)
     place = ranges(np.zeros_like(sizes), sizes)
     n, t, r = (np.repeat(v, sizes) for v in (sizes, take, shift))
     drawn = ((place + 1) * t + r) // n > (place * t + r) // n
