@@ -52,8 +52,14 @@ def environment(study: Description | None) -> dict[str, str]:
     }
 
 
-def create(path: Path, run: Run, row: Mapping[str, Any], files: Mapping[str, bytes]) -> Folder:
-    """Make the folder of a run that is about to begin."""
+def create(
+    path: Path,
+    run: Run,
+    row: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    database: str | None = None,
+) -> Folder:
+    """Make the folder of a run that is about to begin, its journal there or in a database."""
     row = {
         **row,
         "plan": asdict(run.plan),
@@ -61,7 +67,7 @@ def create(path: Path, run: Run, row: Mapping[str, Any], files: Mapping[str, byt
         "rounds": run.rounds,
         "summary": _summary(run),
     }
-    return Folder.create(path, row, _roster(run.data), files)
+    return Folder.create(path, row, _roster(run.data), files, database)
 
 
 def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,8 @@
-"""The journal of a run tells what happened, whoever joined or left on the way."""
+"""The journal of a run, in its folder and in PostgreSQL: tells what happened, and no half of it."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 import archipel as ar
 from archipel import recording
 from archipel.engines.evaluation import Evaluation
+from archipel.errors import RunFailed
 from archipel.participation import Cohort
 from archipel.parts import build_model
 from archipel.recording import Recorder
@@ -19,22 +22,29 @@ from archipel.run import Spent
 from archipel.simulation import Loop, _entry
 from archipel.store.folder import Folder
 from archipel.store.journal import ROSTER, ROUNDS, RUNS
+from archipel.store.roll import Roll
 
+ROW = {"description": {"objects": {}}, "hash": "0"}
 HEART = ar.load("heart_disease")  # cleveland, hungarian, switzerland, va
 
 
-def loop_of(data):
-    options = {"rounds": 6, "metric": "auc", "workers": 1}
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request):
+    """None for a journal in the run's folder."""
+    return None if request.param == "sqlite" else request.getfixturevalue("server").address()
+
+
+def loop_of(data, rounds=6):
+    options = {"rounds": rounds, "metric": "auc", "workers": 1}
     model = build_model(None, data, None, 0)
     return Loop(ar.FedAvg(lr=0.05), data, model, {}, options)
 
 
-def begin(path, data):
+def begin(path, data, database=None):
     """A run that has done nothing yet, and what writes it down."""
     loop = loop_of(data)
     (run,) = loop.runs
-    row = {"description": {"objects": {}}, "hash": "0"}
-    folder = recording.create(path, run, row, {})
+    folder = recording.create(path, run, ROW, {}, database)
     return run, Recorder(folder, run, loop.engine.state, 0.0)
 
 
@@ -81,8 +91,8 @@ def told(run):
     ]
 
 
-def test_parties_join_and_leave(tmp_path):
-    run, recorder = begin(tmp_path / "a", HEART.select([0, 1]))
+def test_parties_join_and_leave(tmp_path, database):
+    run, recorder = begin(tmp_path / "a", HEART.select([0, 1]), database)
     do(run, recorder, cohort([0, 1]), [0.6, 0.7])
     run.data = HEART.select([0, 1, 2])
     recorder.joined()
@@ -102,8 +112,8 @@ def test_parties_join_and_leave(tmp_path):
     assert [row.training_points for row in rows] == HEART.n.tolist()
 
 
-def test_a_party_that_joined_while_the_run_was_down(tmp_path):
-    run, recorder = begin(tmp_path / "a", HEART.select([0, 1]))
+def test_a_party_that_joined_while_the_run_was_down(tmp_path, database):
+    run, recorder = begin(tmp_path / "a", HEART.select([0, 1]), database)
     do(run, recorder, cohort([0, 1]), [0.6, 0.7])
 
     again = read(tmp_path / "a", HEART)
@@ -116,8 +126,8 @@ def test_a_party_that_joined_while_the_run_was_down(tmp_path):
     assert journal.parties() == 4
 
 
-def test_parties_of_a_round_that_is_not_written_are_not_either(tmp_path):
-    run, recorder = begin(tmp_path / "a", HEART.select([0, 1]))
+def test_parties_of_a_round_that_is_not_written_are_not_either(tmp_path, database):
+    run, recorder = begin(tmp_path / "a", HEART.select([0, 1]), database)
     do(run, recorder, cohort([0, 1]))
     run.data = HEART
     recorder.joined()
@@ -184,3 +194,166 @@ def test_a_journal_of_version_1_is_read(tmp_path):
         connection.execute(sa.update(RUNS).values(version=99))
     with pytest.raises(ar.ArchipelError, match="has version 99"):
         read(tmp_path / "a", HEART)
+
+
+# -- in a database that it shares ------------------------------------------------------------------
+
+
+def at_three(run):
+    return run.done == 3
+
+
+def test_a_run_goes_on_to_the_same_bits(tmp_path, database):
+    whole = loop_of(HEART)
+    with whole.engine:
+        whole.go(None, None)
+    for _ in range(2):
+        loop = loop_of(HEART)
+        (run,) = loop.runs
+        if Folder.exists(tmp_path / "a"):
+            folder = Folder.open(tmp_path / "a")
+            loop.restore(recording.restore(folder, run))
+            stop = None
+        else:
+            folder = recording.create(tmp_path / "a", run, ROW, {}, database)
+            stop = at_three
+        with folder, loop.engine:
+            loop.recorder = Recorder(folder, run, loop.engine.state, 0.0)
+            loop.recorder.event("started", f"after round {run.done}")
+            loop.go(stop, None)
+
+    again = read(tmp_path / "a", HEART)
+    assert torch.equal(run.vector, whole.runs[0].vector)
+    assert again.history == run.history and len(again.history) == 6
+    assert again.events == run.events and told(again) == told(run)
+    assert again.state == "done" and Folder.open(tmp_path / "a").journal.row()["seconds"] > 0
+
+
+def test_large_and_odd_numbers_are_kept(tmp_path, database):
+    run, recorder = begin(tmp_path / "a", HEART, database)
+    run.participation.append(cohort([0, 1, 2, 3]))
+    run.spent = Spent(2**40, 2**50, 2**60)
+    recorder.round(run.spent)
+    odd = {"auc": np.nan, "loss": -np.inf, "name": "\u00fc \U0001f3dd", "float": {"float": "x"}}
+    run.history.append({"round": 1, "metrics": odd, "new": [np.inf, 1e-300]})
+    recorder.save()
+
+    journal = Folder.open(tmp_path / "a").journal
+    assert repr(journal.entries()) == repr(run.history)
+    assert read(tmp_path / "a", HEART).spent == run.spent
+
+
+def test_runs_share_a_database(tmp_path, database):
+    runs = [begin(tmp_path / name / "same", HEART, database) for name in ("a", "b")]
+    for (run, recorder), sampled in zip(runs, ([0, 1], [2, 3]), strict=True):
+        recorder.event("started", str(sampled))
+        do(run, recorder, cohort(sampled), [0.1, 0.2, 0.3, sampled[0]])
+
+    for name, (run, _) in zip(("a", "b"), runs, strict=True):
+        again = read(tmp_path / name / "same", HEART)
+        assert told(again) == told(run) and again.events == run.events
+        assert torch.equal(again.parties["auc"], run.parties["auc"])
+        assert Folder.open(tmp_path / name / "same").journal.parties() == 4
+        assert [each.state for each in ar.list_runs(tmp_path / name)] == ["interrupted"]
+    assert Folder.find("last", tmp_path / "b").path == tmp_path / "b" / "same"
+
+
+def test_a_folder_in_the_way_leaves_nothing_in_the_database(tmp_path, server):
+    database = server.address()
+    begin(tmp_path / "a", HEART, database)
+    with pytest.raises(ar.ArchipelError, match="something already"):
+        begin(tmp_path / "a", HEART, database)
+
+    with Folder.open(tmp_path / "a").journal._transaction() as connection:
+        for table in (RUNS, ROSTER):
+            assert len(set(connection.scalars(sa.select(table.c.run)))) == 1
+
+
+def test_a_process_killed_while_it_writes_has_written_nothing(tmp_path, database):
+    run, recorder = begin(tmp_path / "a", HEART, database)
+    do(run, recorder, cohort([0, 1]))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            journal = Folder.open(tmp_path / "a").journal
+            insert = journal._insert
+
+            def die(connection, table, rows):
+                insert(connection, table, rows)
+                if table is ROUNDS:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            journal._insert = die
+            cost = {"gradients": 1, "bytes_up": 1, "bytes_down": 1}
+            row = {"round": 2, **recording._cohort_to_json(cohort([2, 3])), **cost}
+            journal.commit({"done": 2}, [row])
+        finally:
+            os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+    journal = Folder.open(tmp_path / "a").journal
+    assert (journal.row()["done"], len(journal.rounds())) == (1, 1)
+
+
+def test_no_password_is_written(tmp_path, server):
+    user, rest = server.address().split("@")
+    secret = f"{user}:hidden@{rest}&password=hidden"
+    run, recorder = begin(tmp_path / "a", HEART, secret)
+    do(run, recorder, cohort([0, 1]))
+
+    assert all(b"hidden" not in path.read_bytes() for path in (tmp_path / "a").iterdir())
+    for folder in (Folder.open(tmp_path / "a"), Folder.open(tmp_path / "a", secret)):
+        assert folder.journal.row()["done"] == 1
+    about = json.loads((tmp_path / "a" / "journal.json").read_text())
+    assert sa.make_url(about["database"]) == sa.make_url(f"{user}@{rest}")
+
+
+def test_an_sqlite_address_is_a_journal_in_the_folder(tmp_path):
+    begin(tmp_path / "a", HEART, f"sqlite:///{tmp_path}/federation.db")
+
+    assert (tmp_path / "a" / "journal.db").exists() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_database_that_is_away_is_told_in_a_sentence(tmp_path, server):
+    begin(tmp_path / "a", HEART, server.address())
+    note = tmp_path / "a" / "journal.json"
+    about = json.loads(note.read_text())
+    for database, what in [
+        (
+            "postgresql://me@/x?host=/nowhere",
+            "'postgresql.*me@/x.host=.*cannot be used",
+        ),
+        (server.address(), "cannot be used .*runs"),  # an empty one
+        ("sqlite:///etc", "names no PostgreSQL database"),
+        (None, "names no PostgreSQL database"),
+    ]:
+        note.write_text(json.dumps({**about, "database": database}))
+        with pytest.raises(RunFailed, match=what):
+            Folder.open(tmp_path / "a").journal.row()
+        assert [each.state for each in ar.list_runs(tmp_path)] == ["broken"]
+    note.write_text(json.dumps({**about, "run": "other"}))
+    with pytest.raises(RunFailed, match="run 'other' is not in the database"):
+        Folder.open(tmp_path / "a").journal.row()
+
+
+def test_a_connection_that_was_lost_is_made_again(tmp_path, server):
+    run, recorder = begin(tmp_path / "a", HEART, server.address())
+    do(run, recorder, cohort([0, 1]))
+    with server.connect() as connection:
+        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"
+        assert connection.execute(ended).fetchall()
+    do(run, recorder, cohort([0, 1]))
+
+    assert Folder.open(tmp_path / "a").journal.row()["done"] == 2
+
+
+def test_the_roll_and_runs_share_a_database(tmp_path, server):
+    database = server.address()
+    begin(tmp_path / "before", HEART, database)
+    with Roll.open(database) as roll:
+        roll.submit("heart", b"text")
+        begin(tmp_path / "beside", HEART, database)
+
+    for name in ("before", "beside"):
+        assert Folder.open(tmp_path / name).journal.parties() == 4

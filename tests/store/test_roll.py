@@ -17,19 +17,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from archipel.errors import ArchipelError, RunFailed
-from archipel.store import database
+from archipel.store import database, journal
 from archipel.store import roll as rolls
 from archipel.store.roll import Roll
-from store import postgres
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 PAST = datetime(2001, 1, 1, tzinfo=UTC)
 KEY, OTHER = b"k" * 32, b"o" * 32
-SECOND = """
+NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "002", "001"
+revision, down_revision = "003", "002"
 
 
 def upgrade():
@@ -37,15 +36,6 @@ def upgrade():
     with op.batch_alter_table("studies") as studies:
         studies.alter_column("note", nullable=True)
 """
-
-
-@pytest.fixture(scope="session")
-def server():
-    found = postgres.binaries()
-    if found is None:
-        pytest.skip("PostgreSQL is not installed: the roll is tested on SQLite alone")
-    with postgres.running(found) as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -463,7 +453,7 @@ def test_migrations_make_the_tables_that_queries_use(roll):
     with roll._reading() as connection:
         options = {"version_table": database.VERSION_TABLE}
         context = MigrationContext.configure(connection, opts=options)
-        assert compare_metadata(context, rolls.METADATA) == []
+        assert compare_metadata(context, [rolls.METADATA, journal.METADATA]) == []
 
 
 def test_opening_again_changes_nothing(url):
@@ -482,10 +472,10 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
         roll.decide(study, "mainz", "approved", {}, b"signature")
     folder = tmp_path / "100% later"
     shutil.copytree(database.MIGRATIONS, folder)
-    (folder / "versions" / "v002.py").write_text(SECOND)
+    (folder / "versions" / "v003.py").write_text(NEXT)
     with monkeypatch.context() as later:
         later.setattr(database, "MIGRATIONS", folder)
-        with refused("has tables of version 001 and this Archipel needs version 002"):
+        with refused("has tables of version 002 and this Archipel needs version 003"):
             Roll.read(url)
         with Roll.open(url) as roll:
             assert tables(roll)["sites"][0].contact == "none"
@@ -493,7 +483,7 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
             assert [each.site for each in roll.decisions(study)] == ["mainz"]
 
     for refuse in (Roll.open, Roll.read, Roll.open):
-        with refused("newer Archipel .*version 002, this one knows 001"):
+        with refused("newer Archipel .*version 003, this one knows 002"):
             refuse(url)
 
 
@@ -502,8 +492,8 @@ def test_a_failed_migration_leaves_what_was_there(url, tmp_path, monkeypatch):
         before = tables(roll)
     folder = tmp_path / "later"
     shutil.copytree(database.MIGRATIONS, folder)
-    broken = SECOND.replace('studies.alter_column("note", nullable=True)', "raise ValueError")
-    (folder / "versions" / "v002.py").write_text(broken)
+    broken = NEXT.replace('studies.alter_column("note", nullable=True)', "raise ValueError")
+    (folder / "versions" / "v003.py").write_text(broken)
     with monkeypatch.context() as later:
         later.setattr(database, "MIGRATIONS", folder)
         with pytest.raises(ValueError):

@@ -30,7 +30,8 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 VERSION_TABLE = "archipel_version"
 PATIENCE = 60  # seconds that a writer waits for its turn
 _TRIES = 10  # to take the lease, twenty a second: a killed process may not be quite gone
-_LEASE, TURN = "1095910216, 1", "1095910216, 2"  # PostgreSQL's advisory locks
+_LEASE, _TURN = "1095910216, 1", "1095910216, 2"  # PostgreSQL's advisory locks
+_SECRETS = ("password", "sslpassword")  # in the query of an address
 _ALEMBIC = threading.Lock()  # it keeps what it does in globals
 
 
@@ -102,7 +103,14 @@ def shown(engine: sa.Engine) -> str:
 
 
 def _without_password(url: sa.URL) -> str:
-    return url.difference_update_query(["password", "sslpassword"]).render_as_string()
+    return url.difference_update_query(_SECRETS).render_as_string()
+
+
+def to_keep(address: str) -> str:
+    """An address without its passwords, to be written down."""
+    url = sa.make_url(address).difference_update_query(_SECRETS)
+    parts = (url.drivername, url.username, None, url.host, url.port, url.database, url.query)
+    return sa.URL.create(*parts).render_as_string()
 
 
 @contextmanager
@@ -116,6 +124,12 @@ def told(engine: sa.Engine) -> Iterator[None]:
             f"database = '{shown(engine)}': cannot be used ({cause[0] if cause else error}); see "
             "that it is there and that this user may write to it, then try again."
         ) from error
+
+
+def take_turn(connection: sa.Connection) -> None:
+    """Wait until no other writer is at work; until the end of a PostgreSQL transaction."""
+    connection.execute(sa.text(f"SET LOCAL lock_timeout = '{PATIENCE}s'"))
+    connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({_TURN})"))
 
 
 def version(connection: sa.Connection, tables: Set[str]) -> tuple[str | None, str | None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder: journal, study, last checkpoint, model, report.
+"""A run's folder: journal, or where that is, study, last checkpoint, model, report.
 
 It appears whole, by a rename. While a process works on it, it holds the folder's lock, which the
 system lets go of however the process ends.
@@ -8,12 +8,15 @@ system lets go of however the process ends.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,11 +24,12 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from archipel.errors import ArchipelError, unknown
+from archipel.errors import ArchipelError, RunFailed, unknown
 from archipel.store.files import UMASK, sync, write
 from archipel.store.journal import Journal
 
 JOURNAL, MODEL = "journal.db", "model.safetensors"
+ELSEWHERE = "journal.json"  # in place of a journal: which database has it, and by what name
 _TRIES = 10  # to take a lock, twenty a second
 _HELD: set[int] = set()  # locks of this process
 
@@ -43,16 +47,33 @@ os.register_at_fork(after_in_child=_let_go)
 class Folder:
     """A run on the disk; `with folder.locked():` to work on it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.journal = Journal(path / JOURNAL)
+    def __init__(self, path: Path, database: str | None = None) -> None:
+        self.path, self._database = path, database
         self._lock: int | None = None
+
+    @cached_property
+    def journal(self) -> Journal:
+        """The journal: in the folder, or in a database whose address may hold a password now."""
+        note = self.path / ELSEWHERE
+        if not note.exists():
+            return Journal(self.path / JOURNAL)
+        try:
+            about = json.loads(note.read_text())
+            database, run = str(about["database"]), str(about["run"])
+        except (OSError, ValueError, KeyError, TypeError):
+            database, run = "", ""
+        if not database.startswith("postgresql"):
+            raise RunFailed(
+                f"'{note}' names no PostgreSQL database and run: put it back from a copy, or start "
+                "the run anew."
+            )
+        return Journal(self._database or database, run)
 
     # -- making and finding ------------------------------------------------------------------------
 
     @staticmethod
     def exists(path: Path) -> bool:
-        return (path / JOURNAL).is_file()
+        return any((path / name).is_file() for name in (JOURNAL, ELSEWHERE))
 
     @classmethod
     def create(
@@ -61,8 +82,12 @@ class Folder:
         row: Mapping[str, Any],
         roster: Iterable[Mapping[str, Any]],
         files: Mapping[str, bytes],
+        database: str | None = None,
     ) -> Self:
-        """Make the folder with a first entry in its journal; refuse one that is there."""
+        """Make the folder with a first entry in its journal; refuse one that is there.
+
+        The journal lies in a PostgreSQL database if its address is given, else in the folder.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             side = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -74,11 +99,16 @@ class Folder:
             for name, content in files.items():
                 (side / name).parent.mkdir(parents=True, exist_ok=True)
                 write(side / name, content)
-            journal = Journal(side / JOURNAL, path.name)
+            journal = _begun(side, path.name, database)
             journal.begin(row, roster)
             journal.close()
             side.chmod(0o777 & ~UMASK)
-            side.rename(path)  # fails where something is in the way
+            try:
+                side.rename(path)  # fails where something is in the way
+            except OSError:
+                journal.forget()
+                journal.close()
+                raise
         except OSError as error:
             shutil.rmtree(side)
             raise ArchipelError(
@@ -88,13 +118,14 @@ class Folder:
             shutil.rmtree(side)
             raise
         sync(path.parent)
-        return cls(path)
+        return cls(path, database)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, database: str | None = None) -> Self:
+        """Open a run; `database` is the address of its database with the password, if any."""
         if not cls.exists(path):
             raise ArchipelError(f"'{path}' is no run: it has no {JOURNAL}.")
-        return cls(path)
+        return cls(path, database)
 
     @classmethod
     def find(cls, name: str, out: Path) -> Self:
@@ -105,7 +136,7 @@ class Folder:
         if not known:
             raise ArchipelError(f"no run in '{out}': start one with 'archipel run', or say --out.")
         if name == "last":
-            return cls(max(known.values(), key=lambda path: (path / JOURNAL).stat().st_mtime))
+            return cls(max(known.values(), key=_last_written))
         if name in known:
             return cls(known[name])
         similar = [each for each in known if name in each]
@@ -196,13 +227,32 @@ class Folder:
         return self.path / f"checkpoint-{done:06d}.safetensors"
 
 
+def _begun(path: Path, name: str, database: str | None) -> Journal:
+    """A new journal, in a folder or in a database that the folder names."""
+    if database is None or database.startswith("sqlite"):
+        return Journal(path / JOURNAL, name)
+    from archipel.store.database import to_keep
+
+    run = f"{name}-{secrets.token_hex(4)}"  # no other run's, also after a folder was deleted
+    journal = Journal(database, run)
+    about = {"database": to_keep(database), "run": run}
+    write(path / ELSEWHERE, json.dumps(about, indent=1).encode())
+    return journal
+
+
+def _last_written(path: Path) -> float:
+    journal = path / JOURNAL
+    return (journal if journal.exists() else path).stat().st_mtime
+
+
 def runs_in(out: Path) -> list[Path]:
     """The folders of runs in a folder, and in the comparisons there, by name."""
     if not out.is_dir():
         return []
     return sorted(
         path.parent
-        for pattern in (f"*/{JOURNAL}", f"*/*/{JOURNAL}")
+        for name in (JOURNAL, ELSEWHERE)
+        for pattern in (f"*/{name}", f"*/*/{name}")
         for path in out.glob(pattern)
         if not any(part.startswith(".") for part in path.relative_to(out).parts)
     )

@@ -2,11 +2,13 @@
 """The journal of a run: one transaction per checkpoint, so that it never tells half a story.
 
 A row of `runs` says how far the run has come; rounds, evaluations and events up to that round are
-committed with it. What a process did after its last commit never happened.
+committed with it. What a process did after its last commit never happened. It is an SQLite file of
+the run's own, or lies with other runs' in a PostgreSQL database.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +24,38 @@ from archipel.errors import ArchipelError, RunFailed
 
 VERSION = 2  # of what is in the tables; 1 wrote "all" where everybody was sampled
 
-_METADATA = sa.MetaData()
+METADATA = sa.MetaData()
+
+
+class _Json(sa.types.TypeDecorator[Any]):
+    """JSON with numbers that are not finite, as {"float": "nan"}: PostgreSQL takes no NaN."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, _: sa.Dialect) -> Any:
+        return _strict(value)
+
+    def process_result_value(self, value: Any, _: sa.Dialect) -> Any:
+        return _exact(value)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _strict(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return value
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
+            return float(value["float"])
+        return {key: _exact(each) for key, each in value.items()}
+    return [_exact(each) for each in value] if isinstance(value, list) else value
 
 
 def _run() -> sa.Column[str]:
@@ -31,58 +64,58 @@ def _run() -> sa.Column[str]:
 
 RUNS = sa.Table(
     "runs",
-    _METADATA,
+    METADATA,
     _run(),
     sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("description", sa.JSON, nullable=False),  # the resolved study
+    sa.Column("description", _Json, nullable=False),  # the resolved study
     sa.Column("hash", sa.String, nullable=False),  # of the description
-    sa.Column("plan", sa.JSON),  # how it is computed
-    sa.Column("environment", sa.JSON, nullable=False),
+    sa.Column("plan", _Json),  # how it is computed
+    sa.Column("environment", _Json, nullable=False),
     sa.Column("state", sa.String, nullable=False),  # running, done, stopped, failed
     sa.Column("started", sa.String, nullable=False),
     sa.Column("ended", sa.String),
     sa.Column("done", sa.Integer, nullable=False),  # rounds; also the checkpoint's
     sa.Column("rounds", sa.Integer, nullable=False),
     sa.Column("seconds", sa.Float, nullable=False),
-    sa.Column("baselines", sa.JSON),
-    sa.Column("summary", sa.JSON),  # what `archipel runs` lists
-    sa.Column("scorecard", sa.JSON),
+    sa.Column("baselines", _Json),
+    sa.Column("summary", _Json),  # what `archipel runs` lists
+    sa.Column("scorecard", _Json),
 )
 ROSTER = sa.Table(
     "roster",
-    _METADATA,
+    METADATA,
     _run(),
     sa.Column("party", sa.Integer, primary_key=True),
     sa.Column("name", sa.String, nullable=False),
-    sa.Column("training_points", sa.Integer, nullable=False),
-    sa.Column("test_points", sa.Integer, nullable=False),
+    sa.Column("training_points", sa.BigInteger, nullable=False),
+    sa.Column("test_points", sa.BigInteger, nullable=False),
     sa.Column("trains", sa.Boolean, nullable=False),  # False: a new party
 )
 ROUNDS = sa.Table(
     "rounds",
-    _METADATA,
+    METADATA,
     _run(),
     sa.Column("round", sa.Integer, primary_key=True),
     sa.Column("sampled", sa.JSON, nullable=False),  # parties; "0-41, 43-99" where they are many
     sa.Column("missing", sa.JSON, nullable=False),  # party -> cause
-    sa.Column("late", sa.JSON, nullable=False),  # party -> share of its work that it did
+    sa.Column("late", _Json, nullable=False),  # party -> share of its work that it did
     sa.Column("counted", sa.Boolean, nullable=False),
     sa.Column("waited", sa.Integer, nullable=False),
     sa.Column("blocked", sa.JSON, nullable=False),  # who was missing while it was waited for
-    sa.Column("gradients", sa.Integer, nullable=False),
-    sa.Column("bytes_up", sa.Integer, nullable=False),
-    sa.Column("bytes_down", sa.Integer, nullable=False),
+    sa.Column("gradients", sa.BigInteger, nullable=False),
+    sa.Column("bytes_up", sa.BigInteger, nullable=False),
+    sa.Column("bytes_down", sa.BigInteger, nullable=False),
 )
 EVALUATIONS = sa.Table(
     "evaluations",
-    _METADATA,
+    METADATA,
     _run(),
     sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("entry", sa.JSON, nullable=False),  # as in Run.history
+    sa.Column("entry", _Json, nullable=False),  # as in Run.history
 )
 PARTY_METRICS = sa.Table(
     "party_metrics",
-    _METADATA,
+    METADATA,
     _run(),
     sa.Column("round", sa.Integer, primary_key=True),  # 0 with a baseline's name before the metric
     sa.Column("metric", sa.String, primary_key=True),
@@ -90,9 +123,9 @@ PARTY_METRICS = sa.Table(
 )
 EVENTS = sa.Table(
     "events",
-    _METADATA,
+    METADATA,
     sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("run", sa.String, nullable=False),
+    sa.Column("run", sa.String, nullable=False, index=True),
     sa.Column("time", sa.String, nullable=False),
     sa.Column("round", sa.Integer, nullable=False),
     sa.Column("kind", sa.String, nullable=False),
@@ -114,12 +147,20 @@ def now() -> str:
 
 
 class Journal:
-    """One run's part of a database; without a name, the only run there is."""
+    """One run's part of a database; without a name, the only run there is.
 
-    def __init__(self, path: Path, run: str | None = None) -> None:
-        self._name = run
-        url = sa.URL.create("sqlite", database=str(path))
-        self._engine = sa.create_engine(url, connect_args={"timeout": 60})
+    The database is an SQLite file, or the address of a PostgreSQL database.
+    """
+
+    def __init__(self, where: Path | str, run: str | None = None) -> None:
+        self._name, self._alone = run, isinstance(where, Path)
+        if isinstance(where, Path):
+            url = sa.URL.create("sqlite", database=str(where))
+            self._engine = sa.create_engine(url, connect_args={"timeout": 60})
+        else:
+            from archipel.store.database import engine_of  # brings alembic, which few need
+
+            self._engine = engine_of(where, leads=False)
 
     @property
     def run(self) -> str:
@@ -135,6 +176,12 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
+        if not self._alone:
+            from archipel.store.database import told
+
+            with told(self._engine), self._engine.begin() as connection:
+                yield connection
+            return
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -149,7 +196,7 @@ class Journal:
     def begin(self, row: Mapping[str, Any], roster: Iterable[Mapping[str, Any]]) -> None:
         """Enter a run that has done nothing yet."""
         with self._transaction() as connection:
-            _METADATA.create_all(connection)
+            self._make_tables(connection)
             connection.execute(
                 RUNS.insert(),
                 {
@@ -163,6 +210,22 @@ class Journal:
                 },
             )
             self._insert(connection, ROSTER, roster)
+
+    def _make_tables(self, connection: sa.Connection) -> None:
+        if self._alone:
+            METADATA.create_all(connection)
+        else:
+            from archipel.store.database import take_turn, upgrade
+            from archipel.store.roll import TABLES
+
+            take_turn(connection)
+            upgrade(connection, TABLES)
+
+    def forget(self) -> None:
+        """Take the run out of the database."""
+        with self._transaction() as connection:
+            for table in METADATA.sorted_tables:
+                connection.execute(sa.delete(table).where(table.c.run == self.run))
 
     def commit(
         self,
@@ -212,9 +275,14 @@ class Journal:
     def row(self) -> dict[str, Any]:
         """The run's row of `runs`."""
         with self._transaction() as connection:
-            row = dict(
-                connection.execute(sa.select(RUNS).where(RUNS.c.run == self.run)).one()._mapping
+            query = sa.select(RUNS).where(RUNS.c.run == self.run)
+            found = connection.execute(query).one_or_none()
+        if found is None:
+            raise RunFailed(
+                f"run '{self.run}' is not in the database {self._engine.url.database}: put it back "
+                "from a copy, or start the run anew."
             )
+        row = dict(found._mapping)
         if row["version"] > VERSION:
             raise ArchipelError(
                 f"the journal of run '{self.run}' has version {row['version']}, this is version "

@@ -22,8 +22,6 @@ import sqlalchemy as sa
 
 from archipel.errors import ArchipelError, clean, unknown
 from archipel.store.database import (
-    PATIENCE,
-    TURN,
     File,
     Lease,
     Session,
@@ -31,10 +29,12 @@ from archipel.store.database import (
     engine_of,
     is_sqlite,
     shown,
+    take_turn,
     told,
     upgrade,
     version,
 )
+from archipel.store.journal import METADATA as JOURNAL
 from archipel.store.journal import now
 
 STATES = ("open", "running", "done", "stopped", "failed")  # of a study; open asks for approval
@@ -101,6 +101,7 @@ SEATS = sa.Table(
     sa.Column("party", sa.Integer, nullable=False),
     sa.UniqueConstraint("study", "party"),
 )
+TABLES = METADATA.tables.keys() | JOURNAL.tables.keys()  # of the database: runs are there, too
 
 
 class Invited(NamedTuple):
@@ -160,7 +161,7 @@ class Roll:
             roll = cls(engine, File(engine) if is_sqlite(engine) else Session(engine))
         try:
             with roll._writing() as connection:
-                upgrade(connection, METADATA.tables.keys())
+                upgrade(connection, TABLES)
         except BaseException:
             roll.close()
             raise
@@ -172,7 +173,7 @@ class Roll:
         roll = cls(engine_of(url, leads=False), None)
         try:
             with roll._reading() as connection:
-                has, needs = version(connection, METADATA.tables.keys())
+                has, needs = version(connection, TABLES)
             if has != needs:
                 holds = f"has tables of version {has}" if has else "holds no roll"
                 raise ArchipelError(
@@ -209,8 +210,7 @@ class Roll:
                 self._lease.assure()
             with self._writer.begin() as connection:
                 if not is_sqlite(self._engine):
-                    connection.execute(sa.text(f"SET LOCAL lock_timeout = '{PATIENCE}s'"))
-                    connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({TURN})"))
+                    take_turn(connection)
                 yield connection
 
     # -- sites ------------------------------------------------------------------------------------
