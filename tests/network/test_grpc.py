@@ -55,7 +55,7 @@ def with_server(play, admit=lambda caller: caller.name, most=lambda who: 1 << 62
 
 
 async def asked(address, shown, letter=None, name=COORDINATOR):
-    link = GrpcLink(address, name, shown)
+    link = GrpcLink(address, name, shown, most=1 << 30)
     try:
         letter = letter or Letter("ask", {"study": "s", "number": 0})
         return await asyncio.wait_for(link.ask(letter), 10)

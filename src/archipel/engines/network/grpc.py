@@ -9,9 +9,11 @@ asks is the common name of the certificate that TLS checked, never what a letter
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by whom it concerns
@@ -19,8 +21,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # nothing here forks wit
 import grpc
 
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.transport import Answer, Cut, Partials, ask, serve
-from archipel.errors import ArchipelError
+from archipel.engines.network.transport import SMALL, Answer, Cut, Partials, ask, serve
+from archipel.errors import ArchipelError, RunFailed
 
 _METHOD = "/archipel.Federation/Converse"
 _OPTIONS = [
@@ -34,32 +36,51 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 10_000),
 ]
+_SERVER = [
+    ("grpc.so_reuseport", 0),  # nobody else listens on the same port
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_connection_age_ms", 86_400_000),  # certificates are looked at anew every day
+]
+_AT_ONCE = 16  # conversations of one caller
 
 
 @dataclass(frozen=True)
 class Credentials:
     """What one side shows, and whom it trusts: PEM."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     chain: bytes
     authority: bytes
 
 
 class _Stream:
-    """A gRPC stream of either side."""
+    """A gRPC stream of either side; each piece there or back is waited for so long."""
 
-    def __init__(self, read: Callable[[], Any], write: Callable[[bytes], Any]) -> None:
-        self._read, self._write = read, write
+    def __init__(
+        self,
+        read: Callable[[], Any],
+        write: Callable[[bytes], Any],
+        patience: float | None = None,
+    ) -> None:
+        self._read, self._write, self._patience = read, write, patience
 
     async def send(self, data: bytes) -> None:
         try:
-            await self._write(data)
+            async with asyncio.timeout(self._patience):
+                await self._write(data)
+        except TimeoutError:
+            raise Cut("the other side takes nothing.") from None
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             raise _cut(error) from None
 
     async def receive(self) -> bytes:
         try:
-            data = await self._read()
+            async with asyncio.timeout(self._patience):
+                data = await self._read()
+        except TimeoutError:
+            raise Cut("the other side sends nothing.") from None
         except (grpc.RpcError, grpc.aio.UsageError) as error:
             raise _cut(error) from None
         if data is grpc.aio.EOF:
@@ -75,8 +96,9 @@ def _cut(error: Exception) -> Cut:
 class GrpcLink:
     """A site's way to its coordinator."""
 
-    def __init__(self, address: str, name: str, credentials: Credentials, most: int = 1 << 62):
-        self._partials, self._most = Partials(), most
+    def __init__(self, address: str, name: str, credentials: Credentials, most: int = SMALL):
+        """`most` is how large an answer may be; whoever expects a model says so."""
+        self._partials, self.most = Partials(), most
         self._channel = grpc.aio.secure_channel(
             address,
             grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.chain),
@@ -87,7 +109,7 @@ class GrpcLink:
     async def ask(self, letter: Letter) -> Letter:
         call = self._method()
         try:
-            answer = await ask(_Stream(call.read, call.write), letter, self._partials, self._most)
+            answer = await ask(_Stream(call.read, call.write), letter, self._partials, self.most)
             await call.done_writing()
             return answer
         except Cut:
@@ -118,15 +140,21 @@ class GrpcServer:
         answer: Answer,
         admit: Callable[[Caller], str],
         most: Callable[[str], int] = lambda _: 1 << 62,
+        patience: float = 120.0,
     ) -> None:
-        """`admit` returns the name under which a caller is known, or raises what it is told."""
+        """`admit` returns the name under which a caller is known, or raises what it is told.
+
+        A caller that for `patience` seconds sends no piece, or takes none, is cut off.
+        """
         self._answer, self._admit, self._most = answer, admit, most
+        self._patience = patience
         self._partials = Partials()
+        self._talking: Counter[str] = Counter()  # conversations under way, by caller
         self._server: Any = None
 
     async def start(self, address: str, credentials: Credentials) -> int:
         """Listen, and return the port."""
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=[*_OPTIONS, *_SERVER])
         handler = grpc.stream_stream_rpc_method_handler(self._converse)
         service, _, method = _METHOD[1:].partition("/")
         self._server.add_generic_rpc_handlers(
@@ -154,13 +182,27 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no certificate with a name")
         try:
             name = self._admit(Caller(names[0].decode(), pem[0]))
+        except RunFailed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer now")
         except ArchipelError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        if self._talking[name] >= _AT_ONCE:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations")
+        self._talking[name] += 1
         try:
-            stream = _Stream(context.read, context.write)
+            stream = _Stream(context.read, context.write, self._patience)
             await serve(stream, name, self._answer, self._partials, self._most)
         except Cut:
             await context.abort(grpc.StatusCode.ABORTED, "cut")
+        except ArchipelError:  # the fault is not the caller's: it asks again
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer now")
+        except Exception:  # nobody foresaw it; why is not the caller's business
+            logging.getLogger("archipel").exception("a letter of %s could not be answered", name)
+            await context.abort(grpc.StatusCode.INTERNAL, "no answer")
+        finally:
+            self._talking[name] -= 1
+            if not self._talking[name]:
+                del self._talking[name]
 
     async def stop(self, grace: float = 0.0) -> None:
         if self._server is not None:

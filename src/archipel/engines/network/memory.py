@@ -64,7 +64,7 @@ class MemoryLink:
         most: Callable[[str], int] = lambda _: 1 << 62,
     ) -> None:
         self._name, self._answer, self._partials, self._most = name, answer, partials, most
-        self._mine = Partials()
+        self._mine, self.most = Partials(), 1 << 62
         self.cuts: list[tuple[float, float]] = []  # of the next streams: bytes there, bytes back
 
     async def ask(self, letter: Letter) -> Letter:
@@ -80,7 +80,7 @@ class MemoryLink:
 
         task = asyncio.create_task(other_side())
         try:
-            return await ask(here, letter, self._mine, 1 << 62)
+            return await ask(here, letter, self._mine, self.most)
         finally:
             here.end()
             task.cancel()

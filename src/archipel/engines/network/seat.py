@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange import Anatomy, examine, has_personal
 from archipel.model import Model
-from archipel.tree import fill, fits, leaves, tree_map
+from archipel.tree import fill, fits, leaves, nbytes, tree_map
 
 
 @dataclass
@@ -78,8 +79,9 @@ class Seat:
         *,
         party: int,
         seed: int = 0,
+        rounds: int | None = None,
     ) -> None:
-        """`data` holds this party alone; `party` is its number in the study."""
+        """`data` holds this party alone; `party` is its number in the study of so many rounds."""
         check_algorithm_fields(algorithm)
         check_fit(model, data)
         self.algorithm: Any = algorithm
@@ -91,6 +93,10 @@ class Seat:
         buffers = model.buffers.clone() if model.buffer_spec.size else None
         self.own = Own(self.anatomy.own, buffers, False)
         self.turn: Turn | None = None
+        self._rounds = rounds
+        self._last = -1  # round that was worked on; earlier ones are over
+        self._again = 0  # messages that were answered anew, to another letter
+        self._scored = 0, b""  # the round after which a model was scored, and the letter's name
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -111,16 +117,33 @@ class Seat:
         """Upload number `number` of round t, and the gradients it took."""
         turn = self.turn
         if turn is None or turn.round != t:
+            self._begin(t)
             turn = Turn(t, [], [], [])
         if number > len(turn.inbox):
             raise Refused(f"round {t + 1}: message {number + 1} came before the ones before.")
         if number < len(turn.inbox) and not _same(turn.inbox[number], arrays):
+            self._anew(t, number)
             turn = turn.until(number)  # done again, with other parties
         self.turn = turn
         if number == len(turn.inbox):
             turn.inbox.append(arrays)
             self._advance(turn)
         return turn.outbox[number], turn.gradients[number]
+
+    def _begin(self, t: int) -> None:
+        """A party computes what it agreed to: each round of the study once, in their order."""
+        if not self._last < t < (inf if self._rounds is None else self._rounds):
+            raise Refused(
+                f"round {t + 1} is not one that this party may still take part in: it was in round "
+                f"{self._last + 1} of {self._rounds or 'any'}."
+            )
+        self._last = t
+
+    def _anew(self, t: int, number: int) -> None:
+        """The first letter of a round never changes; later ones do when another party is lost."""
+        self._again += 1
+        if number == 0 or self._again > (inf if self._rounds is None else self._rounds + 20):
+            raise Refused(f"round {t + 1}, message {number + 1}: came again with other contents.")
 
     def _advance(self, turn: Turn) -> None:
         """Run the algorithm up to its next upload; from the round's start where it is not running.
@@ -210,6 +233,27 @@ class Seat:
     def has_personal(self) -> bool:
         return has_personal(self.algorithm)
 
+    def may_score(self, t: int, name: bytes, arrays: list[Tensor]) -> None:
+        """Refuse a second model after the same rounds: every score says something of the data."""
+        before, last = self._scored
+        if not before <= t <= (inf if self._rounds is None else self._rounds):
+            raise Refused(f"no model is scored after round {t} any more.")
+        if t == before and last not in (b"", name):
+            raise Refused(f"another model was scored after round {t}.")
+        self.learnt(arrays[:1])
+        self._scored = t, name
+
+    def learnt(self, arrays: list[Tensor]) -> Tensor:
+        """The model that came."""
+        model: Tensor = _tree(self.model.w, arrays, "the model")
+        return model
+
+    @property
+    def most(self) -> int:
+        """Bytes of the largest letter that the study brings here."""
+        replies = (message.reply for message in (*self.anatomy.messages, *self.anatomy.personal))
+        return nbytes(self.model.w) + nbytes(self.anatomy.sent) + sum(map(nbytes, replies))
+
     def score(self, w: Tensor, t: int, own: bool = False) -> dict[str, float]:
         """Metrics of a model on this party's test points; empty where it has none."""
         data, k = self.data, self.party
@@ -230,6 +274,7 @@ class Seat:
     def state(self) -> dict[str, Tensor]:
         """The own state and the open round, as tensors by name."""
         found = {"own.trained": torch.tensor([int(self.own.trained)])}
+        found["last"] = torch.tensor([self._last, self._again])
         found |= _named("own", self.own)
         if self.turn is not None:
             turn = self.turn
@@ -246,6 +291,7 @@ class Seat:
         """Go on from what another process left."""
         self.own = self._own(state, "own", bool(state["own.trained"]))
         self.turn = None
+        self._last, self._again = state["last"].tolist()
         if "turn.round" not in state:
             return
         messages = self.anatomy.messages

@@ -10,7 +10,9 @@ The asking side is always the party, which connects outwards only; both kinds of
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from archipel.engines.network.letters import BadLetter, Letter, Sealed, decode, digest
@@ -18,6 +20,7 @@ from archipel.errors import ArchipelError
 
 INLINE = 64 << 10  # bytes of a letter that comes with its offer
 PIECE = 1 << 20  # bytes of a message on the stream
+SMALL = 2 << 20  # bytes of a letter that brings no model
 _OFFER, _HAVE = b"O", b"H"
 
 
@@ -40,6 +43,8 @@ class Stream(Protocol):
 class Link(Protocol):
     """A party's way to the other side: opens a stream for each conversation."""
 
+    most: int  # bytes of an answer
+
     async def ask(self, letter: Letter) -> Letter:
         """Say something and return the answer; `Cut` where there is none, `Refused` for a no."""
 
@@ -50,26 +55,42 @@ Answer = Callable[[str, Letter], Awaitable[Letter | Sealed]]  # who asks, and wh
 
 
 class Partials:
-    """Letters of which only some bytes came so far, each of one sender."""
+    """Letters of which only some bytes came so far: of each sender its newest."""
 
     def __init__(self, most: int = 4 << 30) -> None:
-        self._parts: dict[tuple[str, bytes], bytearray] = {}
+        self._parts: dict[str, tuple[bytes, bytearray]] = {}  # by sender
+        self._coming: Counter[str] = Counter()  # bytes of letters under way, by sender
         self._most = most
+
+    @contextmanager
+    def room(self, sender: str, size: int, most: int) -> Iterator[None]:
+        """While a letter comes; one sender's letters have at most so many bytes at once."""
+        if self._coming[sender] + size > most:
+            raise Cut("more large letters at once than there is room for.")
+        self._coming[sender] += size
+        try:
+            yield
+        finally:
+            self._coming[sender] -= size
+            if not self._coming[sender]:
+                del self._coming[sender]
 
     def take(self, sender: str, name: bytes) -> bytearray:
         """What there is of a letter; it is nobody else's until it is put back."""
-        return self._parts.pop((sender, name), bytearray())
+        if self._parts.get(sender, (b"",))[0] != name:
+            return bytearray()
+        return self._parts.pop(sender)[1]
 
     def put_back(self, sender: str, name: bytes, part: bytearray) -> None:
         """Keep a part; the oldest ones go where all are more than there is room for."""
-        self._parts[sender, name] = part
-        while sum(map(len, self._parts.values())) > self._most:
+        self.forget(sender)
+        self._parts[sender] = name, part
+        while sum(len(each) for _, each in self._parts.values()) > self._most:
             del self._parts[next(iter(self._parts))]
 
     def forget(self, sender: str) -> None:
-        """Drop what a sender left behind: it has sent a whole letter since."""
-        for key in [key for key in self._parts if key[0] == sender]:
-            del self._parts[key]
+        """Drop what a sender left behind: it has sent a whole large letter since."""
+        self._parts.pop(sender, None)
 
 
 async def give(stream: Stream, letter: Letter | Sealed) -> bytes | None:
@@ -111,21 +132,30 @@ async def take(
     if size > INLINE:
         if inline:
             raise BadLetter("an offer of a large letter that brings some of it.")
-        data = partials.take(sender, name)
-        try:
-            await stream.send(_HAVE + len(data).to_bytes(8, "little"))
-            while len(data) < size:
-                piece = await stream.receive()
-                if not piece or len(piece) > PIECE:
-                    raise BadLetter(f"a piece of {len(piece)} bytes.")
-                data += piece
-        finally:
-            if len(data) < size:
-                partials.put_back(sender, name, data)
+        with partials.room(sender, size, 2 * most):
+            data = await _pieces(stream, sender, partials, size, name)
     if len(data) != size or digest(data) != name:
         raise BadLetter("a letter whose bytes are not those that were offered.")
-    partials.forget(sender)
     return decode(data, name)
+
+
+async def _pieces(
+    stream: Stream, sender: str, partials: Partials, size: int, name: bytes
+) -> bytearray:
+    """The bytes of a large letter, from where an earlier conversation was cut."""
+    data = partials.take(sender, name)
+    try:
+        await stream.send(_HAVE + len(data).to_bytes(8, "little"))
+        while len(data) < size:
+            piece = await stream.receive()
+            if not piece or len(piece) > PIECE:
+                raise BadLetter(f"a piece of {len(piece)} bytes.")
+            data += piece
+    finally:
+        if 0 < len(data) < size:
+            partials.put_back(sender, name, data)
+    partials.forget(sender)
+    return data
 
 
 async def ask(stream: Stream, letter: Letter, partials: Partials, most: int) -> Letter:

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Those who want to do harm: strangers, guests, sites and coordinators, against the real parts."""
+
+import asyncio
+import socket
+import ssl
+from datetime import timedelta
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+import archipel as ar
+from archipel.engines.network.attend import Attendance
+from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
+from archipel.engines.network.letters import BadLetter, Letter
+from archipel.engines.network.seat import Seat
+from archipel.engines.network.transport import SMALL, Cut, Partials, Refused
+from archipel.federation.authority import COORDINATOR, Authority, new_key, pem_of
+from archipel.study import Study
+
+CA = Authority.create("test")
+HELLO = Letter("hello", {"version": "0", "approved": []})
+
+
+def credentials(name, valid=timedelta(days=1)):
+    key = new_key()
+    return Credentials(pem_of(key), CA.certify(key.public_key(), name, valid), CA.pem)
+
+
+async def thanks(who, letter):
+    return Letter("thanks")
+
+
+def with_server(play, answer=thanks, most=lambda who: 1 << 30, **options):
+    async def main():
+        server = GrpcServer(answer, lambda caller: caller.name, most, **options)
+        address = f"127.0.0.1:{await server.start('127.0.0.1:0', credentials(COORDINATOR))}"
+        try:
+            await asyncio.wait_for(play(address), 30)
+        finally:
+            await server.stop()
+
+    asyncio.run(main())
+
+
+class Raw:
+    """A caller that speaks as it likes."""
+
+    def __init__(self, address, name="mallory", **options):
+        shown = credentials(name)
+        tls = grpc.ssl_channel_credentials(shown.authority, shown.key, shown.chain)
+        override = [("grpc.ssl_target_name_override", COORDINATOR)]
+        sizes = [("grpc.max_send_message_length", -1)]
+        self.channel = grpc.aio.secure_channel(address, tls, [*override, *sizes])
+        self.options = options
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.channel.close()
+
+    def call(self):
+        return self.channel.stream_stream("/archipel.Federation/Converse")(**self.options)
+
+
+def offer(size, name=b"x" * 32):
+    return b"O" + size.to_bytes(8, "little") + name
+
+
+async def asked(address, letter=HELLO, **options):
+    link = GrpcLink(address, COORDINATOR, credentials("ulm"), **options)
+    try:
+        return await link.ask(letter)
+    finally:
+        await link.close()
+
+
+async def ended(call):
+    """How the server ends a conversation."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    return await call.code()
+
+
+# -- the port: those who open conversations and hold them ------------------------------------------
+
+
+def test_a_conversation_in_which_nothing_comes_is_cut():
+    async def play(address):
+        async with Raw(address) as raw:
+            silent, begun = raw.call(), raw.call()
+            await begun.write(offer(1 << 20))
+            assert (await begun.read())[:1] == b"H"
+            for call in (silent, begun):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await ended(call)
+                assert error.value.code() is grpc.StatusCode.ABORTED
+
+    with_server(play, patience=0.2)
+
+
+def test_one_caller_holds_a_few_conversations_and_no_more():
+    async def play(address):
+        async with Raw(address) as raw:
+            held = [raw.call() for _ in range(16)]
+            for call in held:
+                await call.write(offer(70_000))
+                assert (await call.read())[:1] == b"H"
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await ended(raw.call())
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await asked(address)).kind == "thanks"  # others are served
+            held[0].cancel()
+            while (call := raw.call()) and not await served(call):  # its end is heard in a moment
+                pass
+
+    async def served(call):
+        try:
+            await call.write(offer(70_000))
+            return await call.read() is not grpc.aio.EOF
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return False
+
+    with_server(play)
+
+
+def test_letters_under_way_of_one_caller_take_bounded_memory():
+    async def play(address):
+        async with Raw(address) as raw:
+            for number in range(3):
+                call = raw.call()
+                await call.write(offer(1 << 20, bytes([number]) * 32))
+                if number < 2:
+                    assert (await call.read())[:1] == b"H"
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await ended(call)
+            assert error.value.code() is grpc.StatusCode.ABORTED
+        assert (await asked(address)).kind == "thanks"
+
+    with_server(play, most=lambda who: 1 << 20)
+
+
+def test_parts_that_one_sender_leaves_behind_push_nobody_elses_out():
+    partials = Partials(most=100)
+    partials.put_back("ulm", b"letter", bytearray(60))
+    for number in range(50):
+        partials.put_back("mallory", bytes([number]), bytearray(40))
+
+    assert len(partials.take("ulm", b"letter")) == 60
+    assert partials.take("mallory", b"\0") == bytearray()
+    assert len(partials.take("mallory", b"\x31")) == 40
+
+
+def test_messages_that_grow_when_unpacked_are_refused():
+    async def play(address):
+        async with Raw(address, compression=grpc.Compression.Gzip) as raw:
+            call = raw.call()
+            await call.write(bytes(64 << 20))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await ended(call)
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    with_server(play)
+
+
+def test_endless_metadata_is_refused():
+    async def play(address):
+        async with Raw(address, metadata=[("x", "y" * 1_000_000)]) as raw:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ended(raw.call())
+        assert (await asked(address)).kind == "thanks"
+
+    with_server(play)
+
+
+def test_a_fault_in_the_coordinator_tells_the_caller_nothing_of_it(caplog):
+    async def fails(who, letter):
+        if letter.kind == "hello":
+            raise KeyError("/srv/secret")
+        raise ar.errors.RunFailed("postgresql://admin@db is away.")
+
+    async def play(address):
+        for letter in (HELLO, Letter("thanks")):
+            with pytest.raises(Cut) as error:
+                await asked(address, letter)
+            assert "no answer" in str(error.value)
+
+    with_server(play, fails)
+    assert "/srv/secret" in caplog.text  # its operator learns it
+
+
+def test_nobody_else_listens_on_the_coordinators_port():
+    async def play(address):
+        second = GrpcServer(thanks, lambda caller: caller.name)
+        with pytest.raises(ar.ArchipelError, match="is the port in use"):
+            await second.start(address, credentials(COORDINATOR))
+
+    with_server(play)
+
+
+@pytest.mark.parametrize(
+    ("version", "ciphers", "works"),
+    [
+        (ssl.TLSVersion.TLSv1_3, None, True),
+        (ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-AES128-GCM-SHA256", True),
+        (ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-AES128-SHA:ECDHE-ECDSA-AES256-SHA384", False),
+        (ssl.TLSVersion.TLSv1_2, "AES128-GCM-SHA256:aNULL:eNULL", False),
+    ],
+    ids=["1.3", "1.2", "1.2 with CBC", "1.2 without forward secrecy"],
+)
+def test_tls_is_of_today(tmp_path, version, ciphers, works):
+    shown = credentials("ulm")
+    (tmp_path / "both").write_bytes(shown.key + shown.chain)
+
+    def shakes(address):
+        context = ssl.create_default_context(cadata=CA.pem.decode())
+        context.load_cert_chain(tmp_path / "both")
+        context.minimum_version = context.maximum_version = version
+        context.set_alpn_protocols(["h2"])
+        if ciphers:
+            context.set_ciphers(ciphers + ":@SECLEVEL=0")
+        host, port = address.split(":")
+        try:
+            with (
+                socket.create_connection((host, int(port)), 5) as raw,
+                context.wrap_socket(raw, server_hostname=COORDINATOR) as tls,
+            ):
+                return tls.version() is not None
+        except ssl.SSLError:
+            return False
+
+    async def play(address):
+        assert await asyncio.to_thread(shakes, address) is works
+
+    with_server(play)
+
+
+# -- a coordinator against a site ------------------------------------------------------------------
+
+
+def seat_of(algorithm="fedavg", rounds=3):
+    study = Study.of(algorithm, data={"name": "heart_disease"})
+    data = study.federation().select(np.array([0]))
+    return Seat(study.algorithm_object, data, study.build_model(data), party=0, rounds=rounds)
+
+
+def test_a_site_takes_no_answer_that_is_larger_than_the_study_brings():
+    async def floods(who, letter):
+        return Letter("thanks", {}, [torch.zeros(SMALL)])
+
+    async def play(address):
+        with pytest.raises(BadLetter, match="where at most 2097152 are expected"):
+            await asked(address)
+        link = GrpcLink(address, COORDINATOR, credentials("ulm"))
+        seat = seat_of()
+        Attendance(seat, link, "s")
+        await link.close()
+        assert link.most == SMALL + 2 * 4 * seat.model.w.numel()
+
+    with_server(play, floods)
+
+
+def test_a_site_computes_each_round_once_in_order_and_none_beyond_the_study():
+    seat = seat_of()
+    w = seat.model.w
+    sent, _ = seat.work(0, 0, [w])
+    again, _ = seat.work(0, 0, [w.clone()])
+    assert again is sent  # what was sent is sent again
+    with pytest.raises(Refused, match="came again with other contents"):
+        seat.work(0, 0, [w + 1])
+    seat.work(1, 0, [w])
+    with pytest.raises(Refused, match="round 1 is not one that this party may still"):
+        seat.work(0, 0, [w + 1])
+    seat.verdict(1, counted=False)
+    other = seat_of()
+    other.restore(seat.state())  # another process knows it as well
+    for each in (seat, other):
+        for t in (1, 3, -1, 1 << 62):
+            with pytest.raises(Refused, match="is not one that this party may still"):
+                each.work(t, 0, [w])
+    seat.work(2, 0, [w])
+
+
+def test_later_messages_of_a_round_are_answered_anew_a_limited_number_of_times():
+    seat = seat_of("pefll")
+    sent, replies = seat.anatomy.sent, seat.anatomy.messages[0].reply
+    seat.work(0, 0, list(ar.tree.leaves(sent)))
+    seat.work(0, 1, list(ar.tree.leaves(replies)))
+    with pytest.raises(Refused, match="came again with other contents"):
+        for i in range(1, 30):
+            seat.work(0, 1, [leaf + i for leaf in ar.tree.leaves(replies)])
+    assert i == 24  # so often as the study has rounds, and 20
+
+
+def test_a_site_scores_one_model_after_a_round_and_only_models():
+    seat = seat_of()
+    w = seat.model.w
+    seat.may_score(1, b"one", [w])
+    seat.may_score(1, b"one", [w])  # asked again
+    for t, name, arrays, said in [
+        (1, b"two", [w + 1], "another model was scored after round 1"),
+        (0, b"two", [w], "after round 0 any more"),
+        (4, b"two", [w], "after round 4 any more"),
+        (2, b"two", [w[1:]], "the model has another form"),
+        (2, b"two", [w.double()], "the model has another form"),
+        (2, b"two", [], "the model has another form"),
+    ]:
+        with pytest.raises(Refused, match=said):
+            seat.may_score(t, name, arrays)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_site_does_not_wait_as_long_as_it_is_told(monkeypatch, seconds):
+    class Link:
+        most = 0
+        answers = iter([Letter("wait", {"seconds": seconds}), Letter("done", {"rounds": 1})])
+
+        async def ask(self, letter):
+            return next(self.answers)
+
+    monkeypatch.setattr("archipel.engines.network.attend._LONG", 0.01)
+    assert asyncio.run(asyncio.wait_for(Attendance(seat_of(), Link(), "s").run(), 20)) == 1
