@@ -80,7 +80,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     if data.standardise is None:
         standardise = data.name is None and fed.x.is_floating_point()  # tables
     fed = fed.standardised() if standardise else fed
-    return fed if data.schema is None else fed.filled().float()
+    return fed if data.schema is None else fed.filled().single()
 
 
 def _by_schema(data: Data, base: Path, seed: int, dealt: bool) -> Federation:

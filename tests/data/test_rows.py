@@ -3,7 +3,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipel.data.rows import arrange, draw_test, ranges
+from archipel.data.rows import arrange, draw_own_test, draw_test, ranges
 
 from .strategies import QUICK
 
@@ -48,3 +48,22 @@ def test_draw_test_keeps_shares_of_parties_and_classes(
         for c in range(3):
             of = (party == k) & (labels == c)
             assert abs(mask[of].sum() - drawn / n * of.sum()) <= 1
+
+
+@QUICK
+@given(ASSIGNMENTS, st.floats(0.01, 0.99), st.integers(0, 99))
+def test_a_party_alone_draws_what_it_draws_among_others(
+    owners: list[int], fraction: float, seed: int
+) -> None:
+    party = np.array(owners)
+    labels = np.random.default_rng(seed).integers(0, 3, len(party))
+
+    mask = draw_own_test(party, labels, fraction, np.random.default_rng(seed))
+
+    for k in np.unique(party):
+        mine = labels[party == k]
+        alone = draw_own_test(
+            np.zeros(len(mine), np.int64), mine, fraction, np.random.default_rng(seed)
+        )
+        assert mask[party == k].tolist() == alone.tolist()
+        assert len(mine) == 1 or 0 < alone.sum() < len(mine)

@@ -196,7 +196,7 @@ def from_frame(
     rng = np.random.default_rng([seed, 4])
     is_test = table.is_test
     if is_test is None:
-        is_test = draw_test(owner, table.strata, _fraction(cast(float, test)), rng)
+        is_test = draw_test(owner, table.strata, fraction(cast(float, test)), rng)
     return from_rows(
         cls,
         torch.from_numpy(frames.fill(table, is_test)).to(dtype),
@@ -281,7 +281,7 @@ def from_folder(
             cls,
             [p["x"] for p in parts],
             [p[name] for p in parts],
-            test=cast("list[tuple[Array, Array]]", tests) if own else _fraction(test),
+            test=cast("list[tuple[Array, Array]]", tests) if own else fraction(test),
             names=[file.stem for file in files],
             task=task,
             about=about or About(name=Path(path).name),
@@ -344,7 +344,8 @@ def _share(test: object) -> bool:
     return isinstance(test, int | float)
 
 
-def _fraction(test: float | str) -> float:
+def fraction(test: float | str) -> float:
+    """Check a share of rows to test on."""
     if isinstance(test, str) or not 0 <= test < 1:
         raise ArchipelError(f"test={test!r}: give a share of at least 0 and below 1.")
     return test

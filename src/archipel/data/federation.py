@@ -256,7 +256,7 @@ class Federation:
         """Put the mean over the training points of training parties in empty cells, NaN."""
         return replace(self, x=self._scaling().fill(self.x)) if self.x.isnan().any() else self
 
-    def float(self) -> Federation:
+    def single(self) -> Federation:
         """Have numbers in 32 bits, and every value looked at."""
         y = self.y.float() if self.y.is_floating_point() else self.y
         return replace(self, x=self.x.float() if self.x.is_floating_point() else self.x, y=y)

@@ -256,11 +256,12 @@ def read_columns(file: Path, values: Mapping[str, Sequence[int | str]]) -> pd.Da
 
 
 def row_number(file: Path, row: int) -> int:
-    """Return the number that a spreadsheet shows beside a row of a table, the header being 1."""
+    """Return the number of a table's row in its file, as a spreadsheet shows it."""
     if file.suffix == ".parquet":
-        return row + 2
+        return row + 1
     with file.open(newline="", encoding="utf-8-sig") as text:
-        full = (i for i, cells in enumerate(csv.reader(text), 1) if any(map(str.strip, cells)))
+        records = enumerate(csv.reader(text), 1)
+        full = (i for i, cells in records if len(cells) > 1 or "".join(cells).strip())
         return next(itertools.islice(full, row + 1, None))
 
 

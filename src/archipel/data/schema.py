@@ -24,6 +24,7 @@ from torch import Tensor
 from archipel.data import frames
 from archipel.data import partition as partitions
 from archipel.data.about import About
+from archipel.data.build import fraction
 from archipel.data.federation import Federation
 from archipel.data.rows import Bools, draw_own_test
 from archipel.data.scaling import Scaling, Sums
@@ -36,7 +37,6 @@ __all__ = ["Column", "Records", "Report", "Scaling", "Schema", "Sums"]
 
 TEST = 0.2  # share of a party's rows to test on, where a study does not say
 _MISSING = ("error", "drop", "mean")
-_KINDS = 'give "number", or a list of its values'
 
 
 class Column(NamedTuple):
@@ -52,7 +52,7 @@ class Column(NamedTuple):
         if kind == "number":
             return cls(name)
         if not isinstance(kind, list | tuple):
-            raise ArchipelError(f"{field}: {_KINDS}.")
+            raise ArchipelError(f'{field}: give "number", or a list of its values.')
         if not (all(type(v) is int for v in kind) or all(type(v) is str for v in kind)):
             raise ArchipelError(f"{field}: give whole numbers, or texts in quotes, not both.")
         if len(kind) < 2:
@@ -115,7 +115,7 @@ class Records(NamedTuple):
             columns=self.schema.columns,
             scan=False,
         )
-        return party.float()
+        return party.single()
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ class Schema:
         """Check the keys `schema`, `target` and `missing` of [data]."""
         if missing not in _MISSING:
             raise unknown("data.missing", missing, _MISSING)
+        if not columns:
+            raise ArchipelError("data.schema is empty: say of every column what is in it.")
         if not target:
             raise ArchipelError(
                 "data.target is missing: name the column of data.schema to predict."
@@ -262,8 +264,8 @@ class Schema:
         self, y: npt.NDArray[Any], owner: npt.NDArray[np.int64], test: float | None, seed: int
     ) -> Bools:
         strata = {"classification": y, "survival": y[..., -1]}.get(self.task, np.zeros(len(y)))
-        share = TEST if test is None else test
-        return draw_own_test(owner, strata, share, np.random.default_rng([seed, 6]))
+        share = fraction(TEST if test is None else test)
+        return draw_own_test(owner, strata, share, np.random.default_rng([seed, 4]))
 
     def _rows(self, path: Path, by: str | None = None) -> _Rows:
         """Read the columns of a file that have a name here, and check every value."""
@@ -285,6 +287,7 @@ class Schema:
         encoded = [part for c in self.features for part in _encode(path, frame, c)]
         if len(self.targets) == 2:
             y = np.stack([_numbers(path, frame, c) for c in self.targets], axis=1)
+            _refuse(path, frame, self.targets[0], y[:, 0] < 0, "is below 0")
         else:
             (target,) = self.targets
             y = _numbers(path, frame, target)
@@ -313,11 +316,11 @@ class Schema:
             if len(holes) == 0:
                 continue
             features = [column.name for column in self.features]
-            remedy = 'say data.missing = "drop"' + (' or "mean"' if name in features else "")
+            ways = '"drop"' + (' or "mean"' if name in features else "")
             row = frames.row_number(path, int(holes[0]))
             raise ArchipelError(
                 f"'{path}': column '{name}' is empty in row {row}{_in_all(len(holes))}; fill it "
-                f"in, or {remedy}."
+                f"in, or have the study say data.missing = {ways}."
             )
 
 
@@ -349,17 +352,22 @@ def _numbers(path: Path, frame: pd.DataFrame, column: Column) -> npt.NDArray[np.
     else:
         numbers = frames.numbers(series)
         numbers[np.abs(numbers) > 3e38] = np.nan
-    wrong = np.flatnonzero(np.isnan(numbers) & series.notna().to_numpy())
-    if len(wrong):
-        row = frames.row_number(path, int(series.index[wrong[0]]))
-        value, many = str(series.iloc[wrong[0]]), _in_all(len(wrong))
-        among = ", ".join(map(str, column.values))
-        said = f"is not among {among}" if among else "is no number below 3e38"
-        raise ArchipelError(
-            f"'{path}': column '{column.name}', row {row}: {value!r} {said}{many}; correct "
-            "the file."
-        )
+    among = ", ".join(map(str, column.values))
+    wrong = np.isnan(numbers) & series.notna().to_numpy()
+    said = f"is not among {among}" if among else "is no number below 3e38"
+    _refuse(path, frame, column, wrong, said)
     return numbers
+
+
+def _refuse(path: Path, frame: pd.DataFrame, column: Column, wrong: Bools, said: str) -> None:
+    found = np.flatnonzero(wrong)
+    if len(found):
+        row = frames.row_number(path, int(frame.index[found[0]]))
+        value = str(frame[column.name].iloc[found[0]])
+        raise ArchipelError(
+            f"'{path}': column '{column.name}', row {row}: {value!r} {said}"
+            f"{_in_all(len(found))}; correct the file."
+        )
 
 
 def _in_all(many: int) -> str:
