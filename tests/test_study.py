@@ -13,7 +13,7 @@ from archipel.algorithms import ALGORITHMS
 from archipel.data import load
 from archipel.demo import STUDY as DEMO
 from archipel.errors import ArchipelError
-from archipel.sections import SECTIONS
+from archipel.sections import SECTIONS, schema_of
 from archipel.study import Study, changed
 from archipel.template import template
 from mutations import VALUES, mutants, put, settings
@@ -108,6 +108,25 @@ name = "logistic"
 [algorithm]
 lr = 0.1
 """
+DESCRIBED = """
+[study]
+rounds = 2
+
+[data]
+file = "patients.csv"
+by = "hospital"
+target = "died"
+missing = "mean"
+test = 0.25
+
+[data.schema]
+age = "number"
+sex = ["m", "f"]
+died = [0, 1]
+
+[algorithm]
+lr = 0.1
+"""
 OWN = """
 [data]
 name = "heart_disease"
@@ -140,7 +159,7 @@ def filled(algorithm):
     return re.sub(r"^# (\w+ = (?!\.\.\.))", r"\1", text, flags=re.MULTILINE)
 
 
-BASES = [DEMO, EVERYTHING, TABLE, OWN, *(filled(name) for name in ALGORITHMS)]
+BASES = [DEMO, EVERYTHING, TABLE, DESCRIBED, OWN, *(filled(name) for name in ALGORITHMS)]
 
 
 def outcome(text, base):
@@ -274,6 +293,14 @@ SENTENCES = {
     "[data]\nname = 'moons'\ntest = 0.5": "data.test: 'moons' has its own test points",
     "[data]\nname = 'school'\nparties = 3": 'say data.partition = "iid" as well',
     "[data]\nname = 'school'\nby = 'x'": "data.by: 'school' has its own; leave it out.",
+    "[data]\nschema = 1": "data.schema = 1: give a table.",
+    "[data]\nschema = {}": "data.schema is empty",
+    "[data.schema]\na = 'number'": "data.target is missing: name the column",
+    "[data]\ntarget = 'b'\nschema = {a = 1, b = [0, 1]}": "data.schema.a = 1: give",
+    "[data]\ntarget = 'b'\nschema = {a = 'number', b = [0, 1]}": "name data.folder with a",
+    "[data]\ntarget = 'b'\ndrop = ['c']\nschema = {a = 'number', b = [0, 1]}": 'data.drop = ["c"]:',
+    "[data]\ntarget = 'b'\nname = 'mnist'\nschema = {a = 'number', b = [0, 1]}": "leave one of",
+    "[data]\ntarget = 'b'\nby = 'a'\nschema = {a = 'number', b = [0, 1]}": "out of data.schema",
 }
 WITH_DATA = {
     "[algorithm]\nlr = '0.1'": 'algorithm.lr = "0.1": give a number or a table with name',
@@ -406,6 +433,36 @@ def test_a_table_by_partition(base):
 
     assert study.federation().parties == 5
     assert study.with_set({"data.drop": ["id", "hospital"]}).federation().shape == (2,)
+
+
+def test_a_schema_says_what_is_learnt_from(base):
+    study = Study.parse(DESCRIBED, base)
+    data, dealt = study.federation(), DESCRIBED.replace('by = "h', 'partition = "iid" # "h')
+
+    assert (data.parties, data.shape, data.classes) == (3, (2,), 2)
+    assert data.columns == ["age", "sex=f"]
+    assert study.run(None, workers=1, baselines=False).done == 2
+    assert Study.parse(dealt, base).federation().parties == 10
+    with pytest.raises(ArchipelError, match=r"\[data\] .*patients\.csv': no column 'weight'"):
+        study.with_set({"data.schema.weight": "number"}).federation()
+
+
+def test_the_hash_knows_the_order_of_a_schema(base):
+    turned = DESCRIBED.replace('age = "number"\n', "").replace(
+        "died = [0, 1]", 'age = "number"\ndied = [0, 1]'
+    )
+
+    assert Study.parse(turned, base).hash != Study.parse(DESCRIBED, base).hash
+
+
+def test_a_study_from_elsewhere_needs_no_more_than_a_schema():
+    text = "[data]\ntarget = 'ill'\n[data.schema]\nage = 'number'\nill = [0, 1]"
+    study = Study.parse(text, elsewhere=True)
+
+    assert schema_of(study.data).columns == ["age"]
+    assert Study.parse(study.toml(), elsewhere=True).hash == study.hash
+    with pytest.raises(ArchipelError, match="give two values"):
+        Study.parse(text.replace("[0, 1]", "[0]"), elsewhere=True)
 
 
 def test_set_reaches_into_tables():
