@@ -23,6 +23,8 @@ PRIMARY = {
     "text": "accuracy",
 }
 
+METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
+
 _BLOCK = 4_000_000  # entries of a padded block: some tens of megabytes
 
 

@@ -28,6 +28,7 @@ from archipel.data.schema import Schema
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.losses import LOSSES
+from archipel.metrics import METRICS
 from archipel.participation import Participation, absences
 
 Number = StrictInt | StrictFloat
@@ -254,8 +255,8 @@ def check_data(data: Data, base: Path, takes: Set[str]) -> None:
 
 def check_names(about: About, network: Network, graph: Graph) -> None:
     """Metric, loss and topology by name."""
-    if about.metric is not None and about.metric not in _METRICS:
-        raise unknown("study.metric", about.metric, _METRICS)
+    if about.metric is not None and about.metric not in METRICS:
+        raise unknown("study.metric", about.metric, METRICS)
     if network.loss is not None and network.loss not in LOSSES:
         raise unknown("model.loss", network.loss, LOSSES)
     if graph.name is not None and graph.name.partition(":")[0] not in TOPOLOGIES:
@@ -271,8 +272,6 @@ def check_policy(policy: Round, simulated: Simulated) -> None:
             raise ArchipelError(f"simulate.away.{party}: {error}") from None
     Participation(**policy.model_dump(), **{**simulated.model_dump(), "away": {}})
 
-
-_METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
 
 # -- reading, and what a reader is told ------------------------------------------------------------
 

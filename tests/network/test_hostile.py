@@ -7,15 +7,18 @@ import ssl
 from datetime import timedelta
 
 import grpc
+import msgpack
 import numpy as np
 import pytest
 import torch
 
 import archipel as ar
 from archipel.engines.network.attend import Attendance
+from archipel.engines.network.desk import Desk
+from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
-from archipel.engines.network.letters import BadLetter, Letter
-from archipel.engines.network.seat import Seat
+from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
+from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import SMALL, Cut, Partials, Refused
 from archipel.federation.authority import COORDINATOR, Authority, new_key, pem_of
 from archipel.study import Study
@@ -238,6 +241,104 @@ def test_tls_is_of_today(tmp_path, version, ciphers, works):
     with_server(play)
 
 
+# -- letters of a site that is enrolled ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 40, 1 << 40], [1 << 40] * 7 + [0]])
+def test_an_empty_array_of_endless_sides_is_refused(shape):
+    header = msgpack.packb(["thanks", {}, [["f4", shape]]])
+    with pytest.raises(BadLetter, match="form that is not known"):
+        decode(MAGIC + len(header).to_bytes(4, "little") + header)
+
+
+def test_a_header_of_more_things_than_any_letter_has_is_refused():
+    header = msgpack.packb(["hello", {"version": "", "approved": [0] * 5000}, []])
+    with pytest.raises(BadLetter, match="not msgpack"):
+        decode(MAGIC + len(header).to_bytes(4, "little") + header)
+
+
+def opened(parties=2):
+    """An engine of a study in which a round is open, and an upload that fits it."""
+    study = Study.of("fedavg", data={"name": "heart_disease"})
+    data = study.federation()
+    model = study.build_model(data)
+    anatomy = anatomy_of(study.algorithm_object, data, model, 0, 0)
+    engine = NetworkEngine(study.algorithm_object, model, anatomy, parties, "s")
+    fields = {"study": "s", "round": 0, "number": 0, "n": 9.0, "gradients": 1, "signature": b""}
+
+    async def upload(desk, party, arrays=(model.w,), **changes):
+        while engine.opened is None:
+            await asyncio.sleep(0)
+        right = {"attempt": engine.opened.attempt, "answers": engine.opened.letters[party].name}
+        return await desk.answer(party, Letter("upload", {**fields, **right, **changes}, arrays))
+
+    return engine, Desk(engine), upload
+
+
+def test_one_upload_does_not_end_a_study_by_its_numbers():
+    async def play():
+        engine, desk, upload = opened()
+        running = asyncio.create_task(engine.round(0, [0, 1]))
+        w = engine.model.w
+        for changes in ({"n": 0.0}, {"n": -1.0}, {"n": float("nan")}, {"n": 1e300},
+                        {"gradients": -1}):  # fmt: skip
+            with pytest.raises(Refused, match=r"training points|no counts"):
+                await upload(desk, 1, **changes)
+        for arrays in ([w[1:]], [w.double()], [w, w], []):
+            with pytest.raises(Refused, match="another form"):
+                await upload(desk, 1, arrays)
+        await upload(desk, 0)
+        await upload(desk, 1, [torch.full_like(w, 3e38)])  # finite, but no sum of it is
+        return await running
+
+    outcome, missing = asyncio.run(play())
+    assert outcome.arrived.tolist() == [0]
+    assert missing == {1: "diverged"}
+
+
+def test_what_a_site_says_that_it_does_obeys_no_terminal_and_fills_no_log():
+    async def play():
+        engine, desk, _ = opened()
+        running = asyncio.create_task(engine.round(0, [0, 1], Patience(silence=0.01)))
+        while engine.opened is None:
+            await asyncio.sleep(0)
+        busy = "\x1b[2Jall is well\nround 9: \u202e" + "x" * 1_000_000
+        await desk.answer(1, Letter("next", {"study": "s", "pending": -1, "busy": busy}))
+        return await running
+
+    _, missing = asyncio.run(play())
+    assert missing[1].isprintable()
+    assert len(missing[1]) < 100
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metrics": {"accuracy": "nine"}},
+        {"metrics": {"accuracy": None}},
+        {"metrics": {"\x1b[2J": 1.0}},
+        {"own": {"accuracy": b"\0"}},
+        {"points": -1},
+        {"points": 1 << 63},
+    ],
+    ids=str,
+)
+def test_scores_that_are_no_scores_are_refused(changes):
+    async def play():
+        _, desk, _ = opened()
+        running = asyncio.create_task(desk.evaluate(1, [0, 7]))  # 7 comes with the next round
+        fields = {"study": "s", "round": 1, "metrics": {"accuracy": 0.5}, "own": None, "points": 3,
+                  "signature": b""}  # fmt: skip
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="the scores are not"):
+            await desk.answer(0, Letter("scores", {**fields, **changes}))
+        await desk.answer(7, Letter("scores", fields))
+        await desk.answer(0, Letter("scores", fields))
+        return await running
+
+    assert list(asyncio.run(play())) == [0]
+
+
 # -- a coordinator against a site ------------------------------------------------------------------
 
 
@@ -310,6 +411,14 @@ def test_a_site_scores_one_model_after_a_round_and_only_models():
     ]:
         with pytest.raises(Refused, match=said):
             seat.may_score(t, name, arrays)
+
+
+@pytest.mark.parametrize("party", [-1, 1 << 40])
+def test_a_site_takes_no_number_that_fills_its_memory(party):
+    seat = seat_of()
+    data = seat.data.select(np.array([0]))
+    with pytest.raises(Refused, match="is no party's number"):
+        Seat(seat.algorithm, data, seat.model, party=party)
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e300])

@@ -14,6 +14,7 @@ from archipel.engines.network.engine import POLL, NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
 from archipel.exchange import broadcast, has_personal
+from archipel.metrics import METRICS
 from archipel.tree import leaves
 
 _NOTHING = Letter("wait", {"seconds": 0.0})  # ask again
@@ -47,6 +48,7 @@ class Desk:
             case "scores":
                 if self._scored is None or self._scored[0] != letter["round"]:
                     raise Refused(f"nobody evaluates after round {letter['round']} now.")
+                _check_scores(letter)
                 self.scores[letter["round"]][party] = letter
                 self._moved.set()
                 return Letter("thanks")
@@ -101,6 +103,7 @@ class Desk:
     async def evaluate(self, t: int, parties: list[int], patience: float = 60.0) -> dict[int, Any]:
         """Have parties score the model after t rounds; those that do not answer are left out."""
         engine = self.engine
+        parties = [k for k in parties if k < engine.parties]  # without those who come later
         self.scores = {t: {}}
         made_of = self._learnt() if has_personal(engine.algorithm) else []
         arrays = [engine.vector(), *made_of]
@@ -114,3 +117,13 @@ class Desk:
                     await self._moved.wait()
         self._scored = None
         return {k: self.scores[t][k] for k in parties if k in self.scores[t]}
+
+
+def _check_scores(letter: Letter) -> None:
+    """Refuse what is no metric: it would be shown to people, and averaged."""
+    for scores in (letter["metrics"], letter["own"] or {}):
+        for name, value in scores.items():
+            if name not in METRICS or type(value) is not float:
+                raise Refused("the scores are not numbers by the names of metrics.")
+    if not 0 <= letter["points"] < 1 << 53:
+        raise Refused("the scores are not of a number of points.")

@@ -24,13 +24,14 @@ from archipel.core import Each, ServerAlgorithm
 from archipel.engines.local import Outcome, Received
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, RunFailed, clean
 from archipel.exchange import Anatomy, Ask, Message, broadcast, same_form
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import fill, first, fits, leaves, tree_map
 
 POLL = 20.0  # seconds that a party waits for an answer before it asks again
+_WORDS = 80  # characters of what a party says that it does
 
 
 class Bell:
@@ -127,6 +128,7 @@ class NetworkEngine:
         opened = self.opened
         if opened is None or party not in opened.letters:
             return
+        doing = clean(doing[:_WORDS])  # people read it, and a party may say anything
         if doing == "asked for work" or opened.doing[party] != doing:
             opened.seen[party] = self.clock()
         opened.doing[party] = doing
@@ -148,7 +150,11 @@ class NetworkEngine:
             raise Refused(f"round {t + 1}: the upload has another form than the algorithm's.")
         if not (0 <= letter["n"] < 1e15 and letter["gradients"] >= 0):
             raise Refused(f"round {t + 1}: n or gradients are no counts.")
-        if not all(bool(torch.isfinite(leaf).all()) for leaf in letter.arrays):
+        weighs = "mean by examples" in self.anatomy.messages[opened.number].asks
+        if weighs and letter["n"] < 1:
+            raise Refused(f"round {t + 1}: n = {letter['n']:g} is no number of training points.")
+        weight = self.parties * (letter["n"] if weighs else 1.0)
+        if not all(_adds_up(leaf, weight) for leaf in letter.arrays):
             opened.lost[party] = "diverged"
         else:
             opened.uploads[party] = Upload(letter.arrays, letter["n"], letter["gradients"])
@@ -322,6 +328,14 @@ class NetworkEngine:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         count = len(leaves(self.shared))
         self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
+
+
+def _adds_up(leaf: Tensor, weight: float) -> bool:
+    """Whether the numbers are finite, and sums of so many times as much would be."""
+    if not leaf.is_floating_point():
+        return True
+    largest = float(torch.linalg.vector_norm(leaf, torch.inf)) if leaf.numel() else 0.0
+    return largest * weight < torch.finfo(leaf.dtype).max
 
 
 def _only(message: Message, upload: Upload, parties: int) -> Received:

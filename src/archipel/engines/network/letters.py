@@ -172,7 +172,13 @@ def _tensor(data: Any, at: int, size: int, dtype: torch.dtype, shape: list[int])
 
 def _header(data: bytes) -> tuple[str, dict[str, Any], list[Any]]:
     try:
-        found = msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
+        found = msgpack.unpackb(
+            data,
+            strict_map_key=True,
+            max_ext_len=0,
+            max_array_len=MOST_ARRAYS,
+            max_map_len=MOST_ARRAYS,
+        )
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise BadLetter(f"a header that is not msgpack ({type(error).__name__}).") from None
     match found:
@@ -185,10 +191,9 @@ def _size(form: Any) -> int:
     """Bytes of an array of that form."""
     match form:
         case [str(tag), list(shape)] if tag in _DTYPES and len(shape) <= MOST_DIMENSIONS:
-            if all(type(side) is int and 0 <= side <= MOST_NUMBERS for side in shape):
-                count = prod(shape)
-                if count <= MOST_NUMBERS:
-                    return count * _DTYPES[tag][1]
+            known = all(type(side) is int and 0 <= side <= MOST_NUMBERS for side in shape)
+            if known and prod(max(side, 1) for side in shape) <= MOST_NUMBERS:  # strides fit, too
+                return prod(shape) * _DTYPES[tag][1]
     raise BadLetter(f"an array of a form that is not known: {str(form)[:80]}.")
 
 

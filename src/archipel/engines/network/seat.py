@@ -29,6 +29,8 @@ from archipel.exchange import Anatomy, examine, has_personal
 from archipel.model import Model
 from archipel.tree import fill, fits, leaves, nbytes, tree_map
 
+_MOST_PARTIES = 1 << 20  # of a study between sites
+
 
 @dataclass
 class Own:
@@ -337,6 +339,8 @@ def _numbered(data: Federation, party: int) -> Federation:
     """A federation in which the only party is number `party`: draws are keyed by that number."""
     if data.parties != 1:
         raise Refused(f"a seat holds the data of one party, not of {data.parties}.")
+    if not 0 <= party < _MOST_PARTIES:
+        raise Refused(f"party = {party}: is no party's number.")
 
     def after(rows: Tensor) -> Tensor:  # so many parties without a point
         return torch.cat([rows.new_zeros(party), rows])
