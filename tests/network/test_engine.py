@@ -9,6 +9,7 @@ from torch import nn
 
 import archipel as ar
 from archipel.algorithms import FedAvg, FedRep, PeFLL, Scaffold
+from archipel.engines.network.desk import Desk
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.seat import anatomy_of
 from archipel.engines.network.twin import play
@@ -58,10 +59,14 @@ def test_rounds_over_the_wire_are_those_of_a_simulation(name, cuts):
     assert not any(missing for _, missing in outcomes)
 
 
+def engine_alone():
+    algorithm, model = ALGORITHMS["fedavg"], mlp()
+    return NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 4, "s")
+
+
 def test_a_silent_party_is_named_and_the_others_go_on():
     async def wait():
-        algorithm, model = ALGORITHMS["fedavg"], mlp()
-        engine = NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 4, "s")
+        engine = engine_alone()
         before = engine.vector().clone()
         outcome, missing = await engine.round(0, [0, 1], Patience(silence=0.05))
         assert torch.equal(engine.vector(), before)
@@ -70,3 +75,27 @@ def test_a_silent_party_is_named_and_the_others_go_on():
     outcome, missing = asyncio.run(wait())
     assert len(outcome.arrived) == 0
     assert missing == dict.fromkeys([0, 1], "silent (has not asked for work)")
+
+
+@pytest.mark.parametrize("what", ["round", "evaluation"])
+def test_who_moves_bytes_is_waited_for_however_slowly_and_who_falls_silent_is_not(what):
+    async def wait():
+        engine, now = engine_alone(), 0.0
+        engine.clock = lambda: now
+        desk = Desk(engine, silence=0.01)
+        waiting = asyncio.create_task(
+            engine.round(0, [1], Patience(silence=0.01))
+            if what == "round"
+            else desk.evaluate(0, [1])
+        )
+        await asyncio.sleep(0)
+        for _ in range(5):
+            now += 0.009
+            desk.moved(1)
+            await asyncio.sleep(0.02)  # time for it to look at the clock
+            assert not waiting.done()
+        now += 0.01
+        return await asyncio.wait_for(waiting, 10)
+
+    found = asyncio.run(wait())
+    assert list(found[1] if what == "round" else found) == ([1] if what == "round" else [])

@@ -24,21 +24,34 @@ class Desk:
     """What parties get when they ask; they are known by number here."""
 
     def __init__(
-        self, engine: NetworkEngine, judged: Callable[[int, int], bool | None] | None = None
+        self,
+        engine: NetworkEngine,
+        judged: Callable[[int, int], bool | None] | None = None,
+        silence: float = 60.0,
     ) -> None:
-        """`judged(round, party)`: whether it counted, or None while the round is open."""
-        self.engine = engine
+        """`judged(round, party)`: whether it counted, or None while the round is open.
+
+        A party of which nothing is heard for `silence` seconds is not waited for.
+        """
+        self.engine, self._silence = engine, silence
         self.judged = judged or self._judged
         self.verdicts: dict[int, frozenset[int]] = {}  # round -> who counted
         self.rounds_done: int | None = None  # set when the study is over
         self.scores: dict[int, dict[int, Letter]] = {}  # round -> party -> what it measured
         self._scored: tuple[int, Sealed] | None = None
-        self._moved = asyncio.Event()
+        self._heard: dict[int, float] = {}  # party -> when it last gave a sign of life
+        self._came = asyncio.Event()  # scores
 
     def _judged(self, t: int, party: int) -> bool | None:
         return party in self.verdicts[t] if t in self.verdicts else None
 
+    def moved(self, party: int) -> None:
+        """Bytes of a large letter pass to or from a party."""
+        self._heard[party] = self.engine.clock()
+        self.engine.moved(party)
+
     async def answer(self, party: int, letter: Letter) -> Letter | Sealed:
+        self._heard[party] = self.engine.clock()
         match letter.kind:
             case "next":
                 return await self._next(party, letter)
@@ -50,7 +63,7 @@ class Desk:
                     raise Refused(f"nobody evaluates after round {letter['round']} now.")
                 _check_scores(letter)
                 self.scores[letter["round"]][party] = letter
-                self._moved.set()
+                self._came.set()
                 return Letter("thanks")
             case "model":
                 if self.rounds_done is None:
@@ -100,21 +113,25 @@ class Desk:
             return leaves(broadcast(engine.algorithm, engine.shared))
         return [engine.vector()]
 
-    async def evaluate(self, t: int, parties: list[int], patience: float = 60.0) -> dict[int, Any]:
-        """Have parties score the model after t rounds; those that do not answer are left out."""
+    async def evaluate(self, t: int, parties: list[int]) -> dict[int, Any]:
+        """Have parties score the model after t rounds; those that fall silent are left out."""
         engine = self.engine
         parties = [k for k in parties if k < engine.parties]  # without those who come later
         self.scores = {t: {}}
         made_of = self._learnt() if has_personal(engine.algorithm) else []
         arrays = [engine.vector(), *made_of]
         sealed = Sealed(Letter("evaluate", {"study": engine.study, "round": t}, arrays))
-        self._scored = (t, sealed)
+        self._scored, began = (t, sealed), engine.clock()
         engine.bell.ring()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while any(k not in self.scores[t] for k in parties):
-                    self._moved.clear()
-                    await self._moved.wait()
+        while True:
+            self._came.clear()
+            waits_for = [k for k in parties if k not in self.scores[t]]
+            ends = [max(began, self._heard.get(k, began)) + self._silence for k in waits_for]
+            left = max(ends, default=0.0) - engine.clock()
+            if left <= 0:
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._came.wait(), left)
         self._scored = None
         return {k: self.scores[t][k] for k in parties if k in self.scores[t]}
 

@@ -133,6 +133,11 @@ class NetworkEngine:
             opened.seen[party] = self.clock()
         opened.doing[party] = doing
 
+    def moved(self, party: int) -> None:
+        """Bytes of a large letter pass to or from a party: it is alive, and on a slow line."""
+        if self.opened is not None and party in self.opened.letters:
+            self.opened.seen[party] = self.clock()
+
     def upload(self, party: int, letter: Letter) -> None:
         """Take a party's upload: for the message that is open, and once."""
         opened, t = self.opened, letter["round"]

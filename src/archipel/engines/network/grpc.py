@@ -9,6 +9,7 @@ asks is the common name of the certificate that TLS checked, never what a letter
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 from collections import Counter
@@ -34,7 +35,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", 2 << 20),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 10_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
 _SERVER = [
     ("grpc.so_reuseport", 0),  # nobody else listens on the same port
@@ -141,13 +142,15 @@ class GrpcServer:
         admit: Callable[[Caller], str],
         most: Callable[[str], int] = lambda _: 1 << 62,
         patience: float = 120.0,
+        moved: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`admit` returns the name under which a caller is known, or raises what it is told.
 
-        A caller that for `patience` seconds sends no piece, or takes none, is cut off.
+        A caller that for `patience` seconds sends no piece, or takes none, is cut off; `moved` is
+        told of every piece of a large letter.
         """
         self._answer, self._admit, self._most = answer, admit, most
-        self._patience = patience
+        self._patience, self._moved = patience, moved
         self._partials = Partials()
         self._talking: Counter[str] = Counter()  # conversations under way, by caller
         self._server: Any = None
@@ -191,7 +194,8 @@ class GrpcServer:
         self._talking[name] += 1
         try:
             stream = _Stream(context.read, context.write, self._patience)
-            await serve(stream, name, self._answer, self._partials, self._most)
+            moved = functools.partial(self._moved, name)
+            await serve(stream, name, self._answer, self._partials, self._most, moved)
         except Cut:
             await context.abort(grpc.StatusCode.ABORTED, "cut")
         except ArchipelError:  # the fault is not the caller's: it asks again

@@ -52,6 +52,7 @@ class Link(Protocol):
 
 
 Answer = Callable[[str, Letter], Awaitable[Letter | Sealed]]  # who asks, and what
+Moved = Callable[[], None]  # called whenever a piece of a large letter has passed
 
 
 class Partials:
@@ -93,7 +94,9 @@ class Partials:
         self._parts.pop(sender, None)
 
 
-async def give(stream: Stream, letter: Letter | Sealed) -> bytes | None:
+async def give(
+    stream: Stream, letter: Letter | Sealed, moved: Moved = lambda: None
+) -> bytes | None:
     """Send a letter, from where the receiver wants its bytes.
 
     Where it wants none and answers at once, return the offer of its answer.
@@ -114,12 +117,18 @@ async def give(stream: Stream, letter: Letter | Sealed) -> bytes | None:
     view = memoryview(data)
     while at < len(data):
         await stream.send(bytes(view[at : at + PIECE]))
+        moved()
         at += PIECE
     return None
 
 
 async def take(
-    stream: Stream, sender: str, partials: Partials, most: int, offer: bytes | None = None
+    stream: Stream,
+    sender: str,
+    partials: Partials,
+    most: int,
+    offer: bytes | None = None,
+    moved: Moved = lambda: None,
 ) -> Letter:
     """Receive a letter of at most so many bytes, and check them against their digest."""
     offer = offer or await stream.receive()
@@ -133,14 +142,14 @@ async def take(
         if inline:
             raise BadLetter("an offer of a large letter that brings some of it.")
         with partials.room(sender, size, 2 * most):
-            data = await _pieces(stream, sender, partials, size, name)
+            data = await _pieces(stream, sender, partials, size, name, moved)
     if len(data) != size or digest(data) != name:
         raise BadLetter("a letter whose bytes are not those that were offered.")
     return decode(data, name)
 
 
 async def _pieces(
-    stream: Stream, sender: str, partials: Partials, size: int, name: bytes
+    stream: Stream, sender: str, partials: Partials, size: int, name: bytes, moved: Moved
 ) -> bytearray:
     """The bytes of a large letter, from where an earlier conversation was cut."""
     data = partials.take(sender, name)
@@ -151,6 +160,7 @@ async def _pieces(
             if not piece or len(piece) > PIECE:
                 raise BadLetter(f"a piece of {len(piece)} bytes.")
             data += piece
+            moved()
     finally:
         if 0 < len(data) < size:
             partials.put_back(sender, name, data)
@@ -168,12 +178,17 @@ async def ask(stream: Stream, letter: Letter, partials: Partials, most: int) -> 
 
 
 async def serve(
-    stream: Stream, sender: str, answer: Answer, partials: Partials, most: Callable[[str], int]
+    stream: Stream,
+    sender: str,
+    answer: Answer,
+    partials: Partials,
+    most: Callable[[str], int],
+    moved: Moved = lambda: None,
 ) -> None:
     """The answering side: `most(sender)` is how large a letter of theirs may be."""
     try:
-        letter = await take(stream, sender, partials, most(sender))
+        letter = await take(stream, sender, partials, most(sender), moved=moved)
         reply: Letter | Sealed = await answer(sender, letter)
     except (BadLetter, Refused) as error:
         reply = Letter("refused", {"reason": str(error)})
-    await give(stream, reply)
+    await give(stream, reply, moved)
