@@ -272,6 +272,33 @@ def test_decisions_signed_by_a_lost_key_count_no_more(roll):
     assert [each.identity for each in roll.history(study)] == [KEY]
 
 
+def test_a_place_is_what_decisions_and_seats_say(roll):
+    join(roll, "mainz", "ulm")
+    first, second = roll.submit("s", b"text"), roll.submit("t", b"other")
+    nothing = (KEY, None, None)
+    assert roll.place(first, "mainz") == nothing == roll.place("no hash", "ulm")
+
+    for study, site, decision in [
+        (first, "ulm", "approved"),
+        (first, "mainz", "rejected"),
+        (first, "mainz", "approved"),
+        (second, "mainz", "approved"),
+        (second, "mainz", "withdrawn"),
+    ]:
+        roll.decide(study, site, decision, {}, b"s")
+    for site in ("ulm", "mainz"):
+        roll.seat(first, site)
+
+    assert roll.place(first, "mainz") == (KEY, "approved", 1)
+    assert roll.place(second, "mainz") == (KEY, "withdrawn", None)
+    roll.revoke("mainz", "left")
+    with refused("was revoked"):
+        roll.place(first, "mainz")
+    roll.invite("mainz", b"secret", LATER)
+    roll.redeem("mainz", b"secret", OTHER, "a9", LATER)
+    assert roll.place(first, "mainz") == (OTHER, None, 1)  # it decides anew
+
+
 def test_who_may_decide_what(roll):
     join(roll, "mainz", "trier")
     study = roll.submit("heart", b"text")

@@ -145,6 +145,14 @@ class Decision(NamedTuple):
     time: str
 
 
+class Place(NamedTuple):
+    """What a site is to a study."""
+
+    identity: bytes  # Ed25519 public key of the site
+    decision: str | None  # its latest
+    party: int | None  # its number, once it has one
+
+
 class Roll:
     """Who belongs to a federation; `open` it as the coordinator, `read` it as anybody else."""
 
@@ -409,6 +417,18 @@ class Roll:
             if each.decision == "approved":
                 first.setdefault(each.site, number)
         return sorted(latest.values(), key=lambda each: first.get(each.site, len(rows)))
+
+    def place(self, hash: str, site: str) -> Place:
+        """What a site is to a study now, in one look: every letter of a study asks."""
+        mine = (APPROVALS.c.study == hash) & (APPROVALS.c.site == site)
+        said = sa.select(APPROVALS.c.decision).order_by(APPROVALS.c.id.desc()).limit(1)
+        said = said.where(mine, APPROVALS.c.identity == SITES.c.identity)
+        party = sa.select(SEATS.c.party).where(SEATS.c.study == hash, SEATS.c.site == site)
+        both = said.scalar_subquery().label("decision"), party.scalar_subquery().label("party")
+        query = sa.select(SITES, *both).where(SITES.c.name == site)
+        with self._reading() as connection:
+            row = _belonging(site, connection.execute(query).one_or_none())
+        return Place(row.identity, row.decision, row.party)
 
     def history(self, hash: str) -> list[Decision]:
         """All decisions about a study, oldest first."""
