@@ -224,8 +224,8 @@ class Coordinator:
         if "study" not in letter.fields:
             raise Refused(f"a {letter.kind} is nothing that a site sends.")
         digest = letter["study"]
-        decision = {d.site: d.decision for d in self.roll.decisions(digest)}.get(site)
-        if decision != "approved":
+        place = self.roll.place(digest, site)
+        if place.decision != "approved":
             raise Refused(f"site {site} has not approved this study: review it first.")
         sitting = self.sittings.get(digest)
         if sitting is None:
@@ -237,11 +237,11 @@ class Coordinator:
             if study.state != "done":
                 raise Refused(f"study {study.name} is {study.state}.")
             sitting = self.sittings[digest] = self._finished(digest)
-        if "signature" in letter.fields:
-            identity = self.roll.site(site).identity
-            if not verify(identity, letter["signature"], signed(letter)):
-                raise Refused(f"the {letter.kind} is not signed by the site.")
-        answer: Letter | Sealed = await sitting.answer(self.roll.seat(digest, site), letter)
+        signature = letter.fields.get("signature")
+        if signature is not None and not verify(place.identity, signature, signed(letter)):
+            raise Refused(f"the {letter.kind} is not signed by the site.")
+        party = self.roll.seat(digest, site) if place.party is None else place.party
+        answer: Letter | Sealed = await sitting.answer(party, letter)
         return answer
 
     # -- studies -----------------------------------------------------------------------------------
