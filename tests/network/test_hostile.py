@@ -2,8 +2,13 @@
 """Those who want to do harm: strangers, guests, sites and coordinators, against the real parts."""
 
 import asyncio
+import base64
+import os
+import random
 import socket
 import ssl
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import grpc
@@ -11,6 +16,7 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import archipel as ar
 from archipel.engines.network.attend import Attendance
@@ -20,7 +26,21 @@ from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
 from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import SMALL, Cut, Partials, Refused
-from archipel.federation.authority import COORDINATOR, Authority, new_key, pem_of
+from archipel.federation.authority import (
+    COORDINATOR,
+    Authority,
+    Identity,
+    Invitation,
+    invite,
+    new_key,
+    pem_of,
+    request,
+    write_secret,
+)
+from archipel.federation.coordinator import Coordinator
+from archipel.federation.home import Home
+from archipel.federation.rehearsal import _free_port
+from archipel.federation.site import Site
 from archipel.study import Study
 
 CA = Authority.create("test")
@@ -108,7 +128,7 @@ def test_a_conversation_in_which_nothing_comes_is_cut():
 def test_one_caller_holds_a_few_conversations_and_no_more():
     async def play(address):
         async with Raw(address) as raw:
-            held = [raw.call() for _ in range(16)]
+            held = [raw.call() for _ in range(64)]
             for call in held:
                 await call.write(offer(70_000))
                 assert (await call.read())[:1] == b"H"
@@ -239,6 +259,144 @@ def test_tls_is_of_today(tmp_path, version, ciphers, works):
         assert await asyncio.to_thread(shakes, address) is works
 
     with_server(play)
+
+
+# -- those who hold a token, or held a certificate -------------------------------------------------
+
+
+@asynccontextmanager
+async def federation(path):
+    home = Home.create(path / "coordinator", "test", f"localhost:{_free_port()}")
+    one = Coordinator(home)
+    await one.up(home.address)
+    try:
+        yield one
+    finally:
+        await one.down()
+
+
+def with_federation(tmp_path, play):
+    async def main():
+        async with federation(tmp_path) as one:
+            await asyncio.wait_for(play(one), 60)
+
+    asyncio.run(main())
+
+
+async def joined(one, path, name):
+    return await Site.join(path / name, Invitation.read(one.home.invite(name).token()))
+
+
+def enrolling(invitation):
+    fields = {
+        "site": invitation.site,
+        "secret": invitation.secret,
+        "request": request(new_key(), invitation.site),
+        "identity": Identity.create().public,
+    }
+    return Letter("enrol", fields)
+
+
+def test_a_token_that_many_use_at_once_lets_one_in(tmp_path):
+    async def play(one):
+        invitation = one.home.invite("ulm")
+        link = GrpcLink(invitation.address, COORDINATOR, invitation.credentials)
+        asking = [link.ask(enrolling(invitation)) for _ in range(8)]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert sum(isinstance(each, Letter) for each in answers) == 1
+        assert sum("used already" in str(each) for each in answers) == 7
+        for letter in (HELLO, Letter("renew", {"request": request(new_key(), "ulm")})):
+            with pytest.raises(Refused, match="opens the joining and nothing else"):
+                await link.ask(letter)
+        await link.close()
+
+    with_federation(tmp_path, play)
+
+
+def test_a_revoked_site_gets_no_certificate_and_its_old_one_opens_nothing_later(tmp_path):
+    async def play(one):
+        site = await joined(one, tmp_path, "ulm")
+        old = site.link()
+        await site.studies(old)
+        one.home.revoke("ulm", "lost its keys")
+        for letter in (HELLO, Letter("renew", {"request": request(new_key(), "ulm")})):
+            with pytest.raises(ar.ArchipelError, match="was revoked"):
+                await old.ask(letter)
+        await joined(one, tmp_path / "again", "ulm")
+        with pytest.raises(ar.ArchipelError, match="is none of the site's own"):
+            await old.ask(HELLO)
+        await old.close()
+
+    with_federation(tmp_path, play)
+
+
+def test_a_certificate_that_the_roll_does_not_know_opens_nothing(tmp_path):
+    """Signed by the authority, but never entered: of a stolen key, or for a name of one's own."""
+
+    async def play(one):
+        await joined(one, tmp_path, "ulm")
+        for name in ("ulm", "bonn", "ulm.", "*", "ULM", "ulm\u200b", "xn--ulm"):
+            key, authority = new_key(), one.home.authority
+            chain = authority.certify(key.public_key(), name)
+            shown = Credentials(pem_of(key), chain, authority.pem)
+            link = GrpcLink(one.home.address, COORDINATOR, shown)
+            with pytest.raises(ar.ArchipelError, match=r"none of the site's own|does not belong"):
+                await link.ask(HELLO)
+            await link.close()
+
+    with_federation(tmp_path, play)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["coordinator", "invited:ulm", "invited", "Ulm", "ulm.", "*", "ulm\n", "u\u0131m", "-a", ""],
+)
+def test_no_site_has_a_name_that_could_be_taken_for_another(tmp_path, name):
+    home = Home.create(tmp_path, "test", "localhost:1")
+    with pytest.raises(ar.ArchipelError, match="name"):
+        home.invite(name)
+
+
+@pytest.mark.parametrize("curve", [ec.SECP192R1(), ec.SECP384R1()])
+def test_certificates_are_for_p256_keys_alone(curve):
+    with pytest.raises(ar.ArchipelError, match="not signed by a P-256 key of its own"):
+        CA.issue(request(ec.generate_private_key(curve), "ulm"), "ulm")
+
+
+def test_spoilt_requests_are_refused_in_words():
+    lines = request(new_key(), "ulm").split(b"\n")
+    draws, body, refused = random.Random(0), base64.b64decode(b"".join(lines[1:-2])), 0
+    for _ in range(2000):
+        spoilt = bytearray(body)
+        for _ in range(draws.choice([1, 1, 3])):
+            spoilt[draws.randrange(len(spoilt))] = draws.randrange(256)
+        text = b"-----BEGIN CERTIFICATE REQUEST-----\n%b\n-----END CERTIFICATE REQUEST-----\n"
+        try:
+            CA.issue(text % base64.encodebytes(spoilt), "ulm")
+        except ar.ArchipelError:
+            refused += 1
+    assert refused > 1900  # the others changed nothing
+
+
+def test_a_token_of_somebody_who_writes_to_the_terminal_is_refused():
+    invitation = invite(CA, "ulm", "localhost:1", timedelta(days=1))
+    assert repr(invitation.secret) not in repr(invitation)
+    assert "PRIVATE KEY" not in repr(invitation) + repr(invitation.credentials)
+    for changes in ({"federation": "\x1b[2J"}, {"site": "u\nlm"}, {"key": "text"}, {"secret": 7}):
+        with pytest.raises(ar.ArchipelError, match="token is not whole"):
+            Invitation.read(replace(invitation, **changes).token())
+
+
+def test_keys_are_their_owners_and_go_into_no_file_that_was_there(tmp_path):
+    path, other = tmp_path / "site.key", tmp_path / "other"
+    other.write_bytes(b"")
+    for pid in (os.getpid(), 1):
+        (tmp_path / f".site.key.{pid}").symlink_to(other)
+    write_secret(path, b"secret")
+
+    assert path.read_bytes() == b"secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert other.read_bytes() == b""
 
 
 # -- letters of a site that is enrolled ------------------------------------------------------------

@@ -16,14 +16,14 @@ import base64
 import os
 import secrets
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
 import msgpack
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -39,6 +39,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from archipel.engines.network.grpc import Credentials
 from archipel.errors import ArchipelError
 from archipel.federation.words import WORDS
+from archipel.store.files import sync
 
 COORDINATOR = "coordinator"  # the name that its certificate has
 GUEST = "invited:"  # before the name of a site that has a token and no certificate yet
@@ -57,12 +58,13 @@ def pem_of(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
 
 def write_secret(path: Path, content: bytes) -> None:
     """Write a file that only its owner may read, whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # nobody has put one there
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
+    sync(path.parent)
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -111,11 +113,13 @@ class Authority:
         """A certificate for the key of a request (PEM), in a name that the authority chooses."""
         try:
             asked = x509.load_pem_x509_csr(request)
-        except ValueError:
+            key = asked.public_key()
+        except (ValueError, UnsupportedAlgorithm):
             raise ArchipelError("request: not a certificate request in PEM.") from None
-        key = asked.public_key()
-        if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+        is_ours = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
+        if not is_ours or not _signed_by_itself(asked):
             raise ArchipelError("request: not signed by a P-256 key of its own.")
+        assert isinstance(key, ec.EllipticCurvePublicKey)
         return self.certify(key, name, valid)
 
     def certify(self, key: ec.EllipticCurvePublicKey, name: str, valid: timedelta = VALID) -> bytes:
@@ -135,6 +139,13 @@ def request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     """Ask for a certificate for one's own key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def _signed_by_itself(asked: x509.CertificateSigningRequest) -> bool:
+    try:
+        return asked.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        return False
 
 
 def serial(certificate: bytes) -> str:
@@ -193,9 +204,9 @@ class Invitation:
     site: str
     address: str
     authority: bytes  # certificate, PEM
-    key: bytes  # of the guest: opens the joining and nothing else
+    key: bytes = field(repr=False)  # of the guest: opens the joining and nothing else
     certificate: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
     expires: datetime
 
     @property
@@ -225,11 +236,13 @@ class Invitation:
             unpacked = msgpack.unpackb(inflate.decompress(body, 16 << 10), max_ext_len=0)
             *texts, authority, key, certificate, secret, until = unpacked
             federation, site, address = texts
-            if not all(isinstance(text, str) for text in texts):
+            if not all(isinstance(text, str) and text.isprintable() for text in texts):
+                raise ValueError
+            if not all(isinstance(each, bytes) for each in (key, certificate, secret)):
                 raise ValueError
             expires = datetime.fromtimestamp(int(until), UTC)
             x509.load_pem_x509_certificate(authority)
-        except (ValueError, TypeError, OverflowError, zlib.error, msgpack.UnpackException):
+        except (ValueError, TypeError, OverflowError, OSError, zlib.error, msgpack.UnpackException):
             raise ArchipelError(
                 "the token is not whole: copy all of it, from archipel- to its end."
             ) from None

@@ -40,11 +40,11 @@ _OPTIONS = [
 _SERVER = [
     ("grpc.so_reuseport", 0),  # nobody else listens on the same port
     ("grpc.server_handshake_timeout_ms", 20_000),
-    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_concurrent_streams", 128),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.max_connection_age_ms", 86_400_000),  # certificates are looked at anew every day
 ]
-_AT_ONCE = 16  # conversations of one caller
+_AT_ONCE = 64  # conversations of one caller, which may take part in several studies
 
 
 @dataclass(frozen=True)
