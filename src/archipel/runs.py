@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from archipel.data.shadow import Facts, shadow
 from archipel.errors import ArchipelError
 from archipel.run import Run
 from archipel.simulation import Watch, recall
@@ -60,10 +62,27 @@ def state_of(folder: Folder, row: dict[str, Any]) -> str:
 def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     """Return a run as its folder tells it: by path, name, part of its name, or "last"."""
     folder = Folder.find(str(name), Path(out))
-    study = study_of(folder)
-    run = recall(folder, *study.parts(), study, **study.options())
+    description = folder.journal.row()["description"]
+    if "facts" in description:
+        run = _of_sites(folder, description)
+    else:
+        study = study_of(folder)
+        run = recall(folder, *study.parts(), study, **study.options())
     run.state = state_of(folder, folder.journal.row())
     return run
+
+
+def _of_sites(folder: Folder, description: dict[str, Any]) -> Run:
+    """A run between institutions: the study's text is here, and of the data its sizes."""
+    study = Study.parse(description["text"], elsewhere=True)
+    facts = Facts.of_json(description["facts"])
+    sites = {
+        row["name"]: replace(facts, n=row["training_points"], n_test=row["test_points"])
+        for row in folder.journal.roster()
+    }
+    fed = shadow(study.name, sites)
+    parts = study.algorithm_object, fed, study.build_model(fed)
+    return recall(folder, *parts, study, elsewhere=True, **study.policy())
 
 
 def resume(
@@ -75,6 +94,11 @@ def resume(
 ) -> Run:
     """Go on with a run to its end; one that is done is returned as it is."""
     folder = Folder.find(str(name), Path(out))
+    if "facts" in folder.journal.row()["description"]:
+        raise ArchipelError(
+            f"run '{folder.path.name}' is one between institutions: 'archipel coordinator start' "
+            "goes on with it."
+        )
     study = study_of(folder, to_go_on=True)
     with_baselines = folder.journal.row()["description"]["baselines"]
     return study.run_in(

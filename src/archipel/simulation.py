@@ -149,14 +149,20 @@ def recall(
     data: Federation,
     model: Model,
     study: Description | None = None,
+    elsewhere: bool = False,
     **options: Unpack[Options],
 ) -> Run:
-    """Return a run as its folder tells it, without going on."""
+    """Return a run as its folder tells it, without going on; its parties may be elsewhere."""
     options["plan"] = recording.plan_of(folder)
     loop = Loop(algorithm, data, model, {}, options)
-    loop.restore(recording.restore(folder, loop.runs[0]))
-    loop.runs[0].study = study
-    return loop.runs[0]
+    (run,) = loop.runs
+    state = recording.restore(folder, run)
+    if not elsewhere:
+        loop.restore(state)
+    elif "shared.0" in state:  # the first leaf is the model
+        run.vector = state["shared.0"]
+    run.study = study
+    return run
 
 
 def sweep(

@@ -169,6 +169,11 @@ class Study(BaseModel):
         }
         return {name: value for name, value in options.items() if value is not None}  # type: ignore[return-value]
 
+    def policy(self) -> Options:
+        """The same without what only a simulation does: between institutions it is real."""
+        simulated = self.simulate.model_dump()
+        return {k: v for k, v in self.options().items() if k not in simulated}  # type: ignore[return-value]
+
     def given(self) -> dict[str, Any]:
         """The tables as they were given, without defaults."""
         return self.model_dump(exclude_unset=True, exclude_none=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.data.shadow import Facts
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.plan import Plan
@@ -21,7 +22,7 @@ from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.site import Site, signed
-from archipel.federation.sitting import Adjourned, Facts
+from archipel.federation.sitting import Adjourned
 from archipel.study import Study
 
 STUDY = """

@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from archipel.cli import later
+from archipel.cli import coordinator, later, site
 from archipel.cli.compare import compare
 from archipel.cli.demo import demo
 from archipel.cli.listing import data, list_, show
@@ -41,6 +41,8 @@ app.command()(report)
 app.command()(resume)
 app.command()(export)
 app.command()(rehearse)
+app.add_typer(coordinator.app, name="coordinator")
+app.add_typer(site.app, name="site")
 later.add_to(app)
 
 

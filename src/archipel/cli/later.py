@@ -11,8 +11,6 @@ from archipel.errors import ArchipelError
 
 LATER = {
     "audit": ("What an attacker could learn from a run.", "archipel report RUN says what left"),
-    "coordinator": ("The coordinator of a real federation.", "archipel rehearse runs one here"),
-    "site": ("A site of a real federation.", "archipel rehearse runs some here"),
     "peer": ("A peer of a federation without a coordinator.", "archipel run dsgd simulates it"),
     "ui": ("The web page.", "archipel report RUN writes a page"),
 }

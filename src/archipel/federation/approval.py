@@ -10,6 +10,7 @@ from hashlib import sha256
 
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy, Message
+from archipel.federation.binding import needs_scale, schema_of
 from archipel.sections import read_tables
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
@@ -41,16 +42,25 @@ def statement(study: str, decision: str) -> bytes:
     return f"archipel decision\n{study}\n{decision}".encode()
 
 
-def leaving(anatomy: Anatomy) -> list[str]:
+def leaving(anatomy: Anatomy, study: Study) -> list[str]:
     """What a site sends, a line each."""
     rows = []
+    if needs_scale(study):
+        columns = len(schema_of(study).columns)
+        rows.append(
+            f"once, before the first round: of each of {columns} features the count, the sum and "
+            "the sum of squares over your training rows; the coordinator sees them site by site"
+        )
     for number, message in enumerate(anatomy.messages, 1):
         which = f"upload {number}" if len(anatomy.messages) > 1 else "upload"
         rows.append(f"{which}, every round: {_form(message)}")
     asks = {ask for message in anatomy.messages for ask in message.asks}
     if "mean by examples" in asks:
         rows.append("your number of training points, every round")
-    rows.append("your model's metrics on your test points, when the study evaluates")
+    rows.append(
+        "the model's metrics on your test points, when the study evaluates; how many they are, if "
+        "you agree"
+    )
     for number, message in enumerate(anatomy.personal, 1):
         rows.append(f"question {number} for a model of your own: {_form(message)}")
     rows.append("once: shape and classes of your data, and if you agree how many points you have")
@@ -82,7 +92,7 @@ def review(
         "",
         "What leaves the building",
     ]
-    lines += [f"  {line}" for line in leaving(anatomy)]
+    lines += [f"  {line}" for line in leaving(anatomy, study)]
     lines.append(
         f"  in all at most {_bytes(anatomy.bytes_up * about.rounds)} of numbers computed from your "
         f"data, over {about.rounds} rounds; never a record"

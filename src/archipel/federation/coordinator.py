@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from archipel import recording
+from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.engine import POLL
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
@@ -34,7 +35,7 @@ from archipel.federation.home import Home
 from archipel.federation.refusals import Refusals
 from archipel.federation.scale import Scale
 from archipel.federation.site import signed
-from archipel.federation.sitting import Adjourned, Facts, Sitting, shadow
+from archipel.federation.sitting import Adjourned, Sitting
 from archipel.plugins import reason
 from archipel.recording import Recorder
 from archipel.simulation import Watch
@@ -56,9 +57,10 @@ class Coordinator:
         self.sittings: dict[str, Sitting] = {}
         self.seen: dict[str, float] = {}  # site -> when its last letter came
         self.letters: Counter[str] = Counter()  # by kind
+        self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
         self._refusals = Refusals(self.audit)
-        self._server = GrpcServer(self.answer, self._admit, self._most)
+        self._server = GrpcServer(self.answer, self._admit, self._most, moved=self._moved)
 
     async def up(self, listen: str | None = None) -> int:
         """Open the port; return its number."""
@@ -130,6 +132,10 @@ class Coordinator:
             for sitting in self.sittings.values()
         ]
         return _SMALL + max(uploads, default=0)
+
+    def _moved(self, name: str) -> None:
+        for sitting in list(self.sittings.values()):
+            sitting.moved(name)
 
     # -- letters -----------------------------------------------------------------------------------
 
@@ -260,16 +266,19 @@ class Coordinator:
         (run,) = sitting.runs
         sites = run.data.training
         if Folder.exists(path):
-            folder = Folder.open(path)
+            folder = Folder.open(path, self.home.shared)
             begins = "resumed"
         else:
             text = bytes(self.roll.study(digest).text)
-            row = {"description": {"text": text.decode()}, "hash": digest}
-            folder = recording.create(path, run, row, {"study.toml": text})
+            facts = next(facts for facts in sitting.sites.values() if facts is not None)
+            described = {"text": text.decode(), "facts": facts.to_json()}
+            row = {"description": described, "hash": digest}
+            folder = recording.create(path, run, row, {"study.toml": text}, self.home.shared)
             begins = "started"
         with folder:
             if begins == "resumed":
                 sitting.restore(recording.restore(folder, run))
+            ended = run.state == "done"
             run.folder, run.state = path, "running"
             sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
             sitting.recorder.event(begins, f"after round {run.done} with {sites} sites")
@@ -279,7 +288,7 @@ class Coordinator:
             self._begun.set()
             self._begun = asyncio.Event()
             try:
-                if run.done < run.rounds:
+                if not ended:
                     await asyncio.to_thread(sitting.go, self._seeing(digest, watch), None)
             except Adjourned:
                 raise
@@ -296,10 +305,9 @@ class Coordinator:
     def _finished(self, digest: str) -> Sitting:
         """A study that was done before this process began, to give out what it learnt."""
         sitting, path = self._sitting(digest)
-        with Folder.open(path) as folder:
-            done = int(folder.journal.row()["done"])
-            sitting.engine.restore(folder.load_checkpoint(done))
-        sitting.desk.end(done)
+        with Folder.open(path, self.home.shared) as folder:
+            sitting.restore(recording.restore(folder, sitting.runs[0]))
+        sitting.desk.end(sitting.runs[0].done)
         return sitting
 
     def _sitting(self, digest: str) -> tuple[Sitting, Path]:
@@ -316,30 +324,39 @@ class Coordinator:
         if not any(sites.values()):
             raise ArchipelError(f"study {record.name}: no site has approved it yet.")
         fed = shadow(study.name, sites)
-        simulated = study.simulate.model_dump()  # what goes wrong here is real
-        options = {k: v for k, v in study.options().items() if k not in simulated}
         model = study.build_model(fed)
-        path = self.home.path / "runs" / digest[:16]
         events = asyncio.get_running_loop()
         scale = None
         if needs_scale(study):
             scale = Scale(self.home.path / "scales" / f"{digest}.safetensors", digest, fed.shape[0])
         sitting = Sitting(
-            study.algorithm_object, fed, model, options, digest, sites, events, self._silence, scale
+            study.algorithm_object,
+            fed,
+            model,
+            study.policy(),
+            digest,
+            sites,
+            events,
+            self._silence,
+            scale,
         )
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)
-        return sitting, path
+        return sitting, self.home.run_of(digest)
 
     def _seeing(self, digest: str, watch: Watch | None) -> Any:
         """Whoever looks on, and the audit log: every round's roster, and every miss."""
-        coordinator, seen = self, {"rounds": 0}
+        noted = [
+            int(entry.detail["round"] or 0)
+            for entry in self.audit.entries()
+            if entry.what == "round" and entry.detail["study"] == digest
+        ]
+        coordinator, seen = self, {"rounds": max(noted, default=0)}
 
         class Seeing:
             def __call__(self, run: Any) -> bool | None:
-                for t in range(seen["rounds"] or run.done - 1, run.done):
-                    if t >= 0:
-                        coordinator._note(digest, run, t)
+                for t in range(seen["rounds"], run.done):
+                    coordinator._note(digest, run, t)
                 seen["rounds"] = run.done
                 return None if watch is None else watch(run)
 
@@ -357,5 +374,6 @@ class Coordinator:
             "round", study=digest, round=t + 1, present=present, missing=missing,
             counted=bool(cohort.counted),
         )  # fmt: skip
-        if missing:
-            self._say(f"round {t + 1}: without {missing}")
+        if missing != self._missed.get(digest, ""):
+            self._say(f"from round {t + 1} on: " + (f"without {missing}" if missing else "all"))
+        self._missed[digest] = missing

@@ -98,6 +98,15 @@ class Home:
             return not free
 
     @property
+    def shared(self) -> str | None:
+        """The database's address where it may hold the runs' journals, too: PostgreSQL."""
+        return None if self.database.startswith("sqlite") else self.database
+
+    def run_of(self, study: str) -> Path:
+        """The folder of a study's run."""
+        return self.path / "runs" / study[:16]
+
+    @property
     def audit(self) -> Audit:
         return Audit(self.path / "audit.jsonl", self.identity)
 

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from archipel.data.federation import Federation
+from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation.authority import Invitation
 from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
 from archipel.federation.site import Site
-from archipel.federation.sitting import Facts
 from archipel.run import Run
 from archipel.simulation import Watch
 from archipel.study import Study

@@ -21,6 +21,7 @@ from typing import Any
 import safetensors.torch
 
 from archipel.data.federation import Federation
+from archipel.data.shadow import Facts
 from archipel.engines.network.attend import Attendance
 from archipel.engines.network.grpc import Credentials, GrpcLink
 from archipel.engines.network.letters import Letter, digest
@@ -42,7 +43,6 @@ from archipel.federation.authority import (
     write_secret,
 )
 from archipel.federation.shelf import Decision, Shelf
-from archipel.federation.sitting import Facts
 from archipel.store.files import locked, write
 
 
@@ -324,7 +324,11 @@ class Site:
         async def may() -> None:
             await self.may(link, study)
 
-        attendance = Attendance(seat, link, study, sign=self.sign, keep=keep, say=say, may=may)
+        decision = self.shelf.decision(study)
+        counts = decision is not None and decision.facts["n"] > 0
+        attendance = Attendance(
+            seat, link, study, sign=self.sign, keep=keep, say=say, may=may, counts=counts
+        )
         rounds = await attendance.run()
         self.audit.append("done", study=study, rounds=rounds)
         return rounds

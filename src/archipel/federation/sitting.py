@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from archipel.core import Algorithm
-from archipel.data.about import About
 from archipel.data.federation import Federation
+from archipel.data.shadow import Facts, shadow
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.local import Outcome
 from archipel.engines.network.desk import Desk
@@ -49,76 +49,6 @@ class Adjourned(ArchipelError):
 
 _HERE = 2.5 * POLL  # seconds since it last asked in which a site counts as there
 _AGAIN = 2.0  # seconds until a round below the quorum is tried again
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a site tells about its data when it approves a study."""
-
-    shape: tuple[int, ...]
-    classes: int
-    task: str
-    n: int  # training points; 0 where it does not say
-    n_test: int
-
-    @classmethod
-    def of(cls, data: Federation, counts: bool = True) -> Facts:
-        n, n_test = (int(data.n.sum()), int(data.n_test.sum())) if counts else (0, 0)
-        return cls(tuple(data.shape), data.classes, data.task, n, n_test)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "shape": "x".join(map(str, self.shape)),
-            "classes": self.classes,
-            "task": self.task,
-            "n": self.n,
-            "n_test": self.n_test,
-        }
-
-    @classmethod
-    def of_json(cls, facts: Mapping[str, Any]) -> Facts:
-        try:
-            shape = tuple(int(side) for side in str(facts["shape"]).split("x") if side)
-            numbers = [int(facts[name]) for name in ("classes", "n", "n_test")]
-            task = str(facts["task"])
-        except (KeyError, ValueError):
-            raise ArchipelError("facts: not those of a site's data.") from None
-        if any(number < 0 or number > 1 << 40 for number in (*numbers, *shape)):
-            raise ArchipelError("facts: a count below 0, or too large.")
-        return cls(shape, numbers[0], task, *numbers[1:])
-
-
-def shadow(name: str, sites: Mapping[str, Facts | None]) -> Federation:
-    """A federation of these sites, in their order, without a value in it.
-
-    A site that left has no points, so that the others keep their numbers.
-    """
-    first = next(facts for facts in sites.values() if facts is not None)
-    gone = replace(first, n=-1, n_test=0)
-    for site, facts in sites.items():
-        if facts is None:
-            continue
-        if (facts.shape, facts.classes, facts.task) != (first.shape, first.classes, first.task):
-            raise ArchipelError(
-                f"site {site} has {facts.task} data of shape {facts.shape} with {facts.classes} "
-                f"classes, the others {first.task} data of shape {first.shape} with "
-                f"{first.classes}: have it bind the data that the study describes."
-            )
-    told = [facts or gone for facts in sites.values()]
-    counts = [0 if facts.n < 0 else max(1, facts.n) for facts in told]
-    trains = torch.tensor(counts, dtype=torch.int64)
-    sizes = trains + torch.tensor([facts.n_test for facts in told], dtype=torch.int64)
-    offsets = torch.cat([trains.new_zeros(1), sizes.cumsum(0)])
-    total = int(offsets[-1])
-    kind = torch.int64 if first.task == "text" else torch.float32
-    y_kind = torch.int64 if first.classes else torch.float32
-    y_shape = {"survival": (2,), "text": first.shape}.get(first.task, ())
-    x = torch.zeros(1, *first.shape, dtype=kind).expand(total, *first.shape)
-    y = torch.zeros(1, *y_shape, dtype=y_kind).expand(total, *y_shape)
-    return Federation(
-        x, y, offsets, offsets[:-1] + trains, len(sites), first.task, first.classes, list(sites),
-        About(name), scan=False,
-    )  # fmt: skip
 
 
 class Remote:
@@ -184,7 +114,11 @@ class Remote:
 
     def round(self, t: int, parties: Ints, patience: Patience) -> tuple[Outcome, dict[int, str]]:
         self._done = t + 1
-        return self._wait(self.engine.round(t, parties, patience))
+        outcome, missing = self._wait(self.engine.round(t, parties, patience))
+        for k, cause in missing.items():
+            if cause.startswith("silent"):  # it is away until it asks again
+                self.asked.pop(k, None)
+        return outcome, missing
 
     def traffic(self, t: int, outcome: Outcome, sampled: int) -> tuple[int, int]:
         """Bytes that all parties sent and received in a round."""
@@ -194,7 +128,8 @@ class Remote:
     def evaluate(self, w: Tensor | None = None, *, own: bool = False) -> Evaluation:
         """Have the sites that are there score the model, and with `own` their own ones.
 
-        Over all points at once a metric is the mean over sites, weighted by their test points.
+        Over all points at once a metric is the mean over sites, weighted by their test points;
+        where a site does not tell how many it has, every site weighs the same.
         """
         if not own:
             parties = [k for k in self.asked if self.here(np.array([k]))[0]]
@@ -204,8 +139,9 @@ class Remote:
         names = names or [PRIMARY[self._task]]
         scores = {name: torch.full((total,), torch.nan, dtype=torch.float64) for name in names}
         weights = torch.zeros(total, dtype=torch.float64)
+        untold = any(each["points"] <= 0 and each["metrics"] for each in self._letters.values())
         for k, letter in self._letters.items():
-            weights[k] = max(0, letter["points"])
+            weights[k] = 1.0 if untold else letter["points"]
             for name, value in (letter[field] or {}).items():
                 scores[name][k] = float(value)
         pooled = {}
@@ -246,10 +182,12 @@ class Sitting(Loop):
     ) -> None:
         """`sites` are those of `fed`, which is their shadow; they may need a scale first."""
         self._study, self._events, self._silence = study, events, silence
-        self._sites, self._scale = dict(sites), scale
+        self.sites, self._scale = dict(sites), scale
         self._changes: deque[tuple[str, Facts | None]] = deque()  # from the next round on
         self._began = False  # sites have had time to come
         super().__init__(algorithm, fed, model, {}, options)
+        left = (k for k, facts in enumerate(self.sites.values()) if facts is None)
+        self.engine.away |= dict.fromkeys(left, "left")
 
     def _engine(
         self,
@@ -264,7 +202,8 @@ class Sitting(Loop):
             )
         anatomy = anatomy_of(algorithm, fed, model, 0, self.seed)
         engine = NetworkEngine(algorithm, model, anatomy, fed.training, self._study)
-        return Remote(engine, Desk(engine, self.judged), self._events, fed.task)
+        desk = Desk(engine, self.judged, self._silence)
+        return Remote(engine, desk, self._events, fed.task)
 
     @property
     def desk(self) -> Desk:
@@ -274,7 +213,7 @@ class Sitting(Loop):
     def judged(self, t: int, party: int) -> bool | None:
         """Whether a party counted in round t; None until that is on the disk."""
         (run,) = self.runs
-        if self.recorder is None or t >= self.recorder.rounds:
+        if t >= (run.done if self.recorder is None else self.recorder.rounds):
             return None
         cohort = run.participation[t]
         return bool(cohort.counted and party in cohort.present)
@@ -291,12 +230,19 @@ class Sitting(Loop):
             return self._scale.answer(party, letter)
         return await self.desk.answer(party, letter)
 
+    def moved(self, site: str) -> None:
+        """Bytes of a large letter pass to or from a site."""
+        if site in self.sites:
+            party = list(self.sites).index(site)
+            self.engine.seen(party)
+            self.desk.moved(party)
+
     # -- sites that come late, and sites that leave ------------------------------------------------
 
     def change(self, site: str, party: int, facts: Facts | None) -> None:
         """From the next round on, a site takes part; without facts it has left, at once."""
         if facts is not None:
-            shadow("", {**self._sites, site: facts})  # refuses data of another kind
+            shadow("", {**self.sites, site: facts})  # refuses data of another kind
         else:
             self.engine.gone(party, "left")
         self._changes.append((site, facts))
@@ -321,12 +267,12 @@ class Sitting(Loop):
         while self._changes:
             site, facts = self._changes.popleft()
             text = f"{site} {'takes part' if facts is not None else 'left'}"
-            self._sites[site] = facts
+            self.sites[site] = facts
             if self.recorder is not None:
                 self.recorder.event("left" if facts is None else "joined", text)
-        if not any(self._sites.values()):
+        if not any(self.sites.values()):
             raise RunFailed(f"round {run.done + 1}: every site has left the study.")
-        run.data = shadow(run.data.about.name, self._sites)
+        run.data = shadow(run.data.about.name, self.sites)
         self.eligible = np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)
         self.engine.engine.parties = run.data.training
         if self.recorder is not None:

@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector
 from archipel.errors import ArchipelError
 from archipel.federation.home import Home
 from archipel.store.files import write
-from archipel.store.roll import Roll
+from archipel.store.folder import Folder
+from archipel.store.roll import Roll, Submission
 
 if TYPE_CHECKING:
     from archipel.federation.coordinator import Coordinator
@@ -87,7 +88,7 @@ def overview(home: Home) -> dict[str, Any]:
                 "name": each.name,
                 "hash": each.hash,
                 "state": _state(each.state, now is not None),
-                "note": _note(each.note, seen.get(each.hash)),
+                "note": _note(home, each, seen.get(each.hash)),
                 "decisions": {d.site: d.decision for d in roll.decisions(each.hash)},
                 "sites": seen.get(each.hash, {}).get("sites", {}),
                 "missing": seen.get(each.hash, {}).get("missing", []),
@@ -106,9 +107,16 @@ def _state(state: str, up: bool) -> str:
     return "waits for the coordinator to be up" if state == "running" and not up else state
 
 
-def _note(note: str, seen: dict[str, Any] | None) -> str:
+def _note(home: Home, study: Submission, seen: dict[str, Any] | None) -> str:
+    """How far a study is, as the coordinator sees it or as its journal says."""
     if seen is None:
-        return note
+        path = home.run_of(study.hash)
+        if study.state != "running" or not Folder.exists(path):
+            return study.note
+        journal = Folder.open(path, home.shared).journal
+        row = journal.row()
+        journal.close()
+        return f"round {row['done']} of {row['rounds']}"
     value = "" if seen["value"] is None else f", {seen['metric']} {seen['value']:.3f}"
     return f"round {seen['round']} of {seen['rounds']}{value}"
 

@@ -296,6 +296,10 @@ class Journal:
         with self._transaction() as connection:
             return int(connection.scalar(query) or 0)
 
+    def roster(self) -> list[dict[str, Any]]:
+        """The parties, by number."""
+        return self._all(ROSTER, ROSTER.c.party)
+
     def rounds(self) -> list[dict[str, Any]]:
         return self._all(ROUNDS, ROUNDS.c.round)
 

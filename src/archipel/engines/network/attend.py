@@ -35,16 +35,18 @@ class Attendance:
         keep: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
         may: Callable[[], Awaitable[None]] | None = None,
+        counts: bool = True,
         pause: float = 1.0,
     ) -> None:
         """`keep` is called before anything leaves, so that a restart sends the same again.
 
         `may` is awaited before every letter: it returns when the party may go on, or raises.
+        Without `counts` the party does not tell on how many points it measured.
         """
         self._seat, self._link, self._study = seat, link, study
         link.most = max(link.most, SMALL + seat.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
-        self._may = may
+        self._may, self._counts = may, counts
 
     async def run(self) -> int:
         """Take part until the study is done; return its number of rounds."""
@@ -92,7 +94,7 @@ class Attendance:
         if seat.has_personal:
             model = await self.personal(t, shared[1:])
             own = await self._busy(seat.score, model, t, True)
-        points = int(seat.data.n_test[seat.party])
+        points = int(seat.data.n_test[seat.party]) if self._counts else 0
         with suppress(Refused):
             await self._ask("scores", round=t, metrics=scores, own=own, points=points)
 
@@ -152,7 +154,7 @@ class Attendance:
             except Cut as cut:
                 self._say(f"{cut} Trying again in {pause:.0f} s.")
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, 30 * self._pause)
+                pause = min(2 * pause, 8 * self._pause)
 
 
 class _Made(Exception):

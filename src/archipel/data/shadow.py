@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A federation whose data is elsewhere: names, sizes and shapes, without a single value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from archipel.data.about import About
+from archipel.data.federation import Federation
+from archipel.errors import ArchipelError
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a site tells about its data when it approves a study."""
+
+    shape: tuple[int, ...]
+    classes: int
+    task: str
+    n: int  # training points; 0 where it does not say
+    n_test: int
+
+    @classmethod
+    def of(cls, data: Federation, counts: bool = True) -> Facts:
+        n, n_test = (int(data.n.sum()), int(data.n_test.sum())) if counts else (0, 0)
+        return cls(tuple(data.shape), data.classes, data.task, n, n_test)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shape": "x".join(map(str, self.shape)),
+            "classes": self.classes,
+            "task": self.task,
+            "n": self.n,
+            "n_test": self.n_test,
+        }
+
+    @classmethod
+    def of_json(cls, facts: Mapping[str, Any]) -> Facts:
+        try:
+            shape = tuple(int(side) for side in str(facts["shape"]).split("x") if side)
+            numbers = [int(facts[name]) for name in ("classes", "n", "n_test")]
+            task = str(facts["task"])
+        except (KeyError, ValueError):
+            raise ArchipelError("facts: not those of a site's data.") from None
+        if any(number < 0 or number > 1 << 40 for number in (*numbers, *shape)):
+            raise ArchipelError("facts: a count below 0, or too large.")
+        return cls(shape, numbers[0], task, *numbers[1:])
+
+
+def shadow(name: str, sites: Mapping[str, Facts | None]) -> Federation:
+    """A federation of these sites, in their order, without a value in it.
+
+    A site that left has no points, so that the others keep their numbers.
+    """
+    first = next(facts for facts in sites.values() if facts is not None)
+    gone = replace(first, n=-1, n_test=0)
+    for site, facts in sites.items():
+        if facts is None:
+            continue
+        if (facts.shape, facts.classes, facts.task) != (first.shape, first.classes, first.task):
+            raise ArchipelError(
+                f"site {site} has {facts.task} data of shape {facts.shape} with {facts.classes} "
+                f"classes, the others {first.task} data of shape {first.shape} with "
+                f"{first.classes}: have it bind the data that the study describes."
+            )
+    told = [facts or gone for facts in sites.values()]
+    counts = [0 if facts.n < 0 else max(1, facts.n) for facts in told]
+    trains = torch.tensor(counts, dtype=torch.int64)
+    sizes = trains + torch.tensor([facts.n_test for facts in told], dtype=torch.int64)
+    offsets = torch.cat([trains.new_zeros(1), sizes.cumsum(0)])
+    total = int(offsets[-1])
+    kind = torch.int64 if first.task == "text" else torch.float32
+    y_kind = torch.int64 if first.classes else torch.float32
+    y_shape = {"survival": (2,), "text": first.shape}.get(first.task, ())
+    x = torch.zeros(1, *first.shape, dtype=kind).expand(total, *first.shape)
+    y = torch.zeros(1, *y_shape, dtype=y_kind).expand(total, *y_shape)
+    return Federation(
+        x, y, offsets, offsets[:-1] + trains, len(sites), first.task, first.classes, list(sites),
+        About(name), scan=False,
+    )  # fmt: skip
