@@ -15,3 +15,4 @@ class About:
     licence: str = ""
     citation: str = ""
     note: str = ""
+    elsewhere: bool = False  # the points are at the parties; here are only their numbers

@@ -80,5 +80,5 @@ def shadow(name: str, sites: Mapping[str, Facts | None]) -> Federation:
     y = torch.zeros(1, *y_shape, dtype=y_kind).expand(total, *y_shape)
     return Federation(
         x, y, offsets, offsets[:-1] + trains, len(sites), first.task, first.classes, list(sites),
-        About(name), scan=False,
+        About(name, note="Every site's data is at the site.", elsewhere=True), scan=False,
     )  # fmt: skip

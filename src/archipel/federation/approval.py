@@ -97,10 +97,10 @@ def review(
         f"  in all at most {_bytes(anatomy.bytes_up * about.rounds)} of numbers computed from your "
         f"data, over {about.rounds} rounds; never a record"
     )
-    if anatomy.sums_only:
-        lines.append("  the algorithm needs only means over sites, no single upload")
-    else:
-        lines.append("  the coordinator sees your uploads one by one")
+    lines.append(
+        "  the coordinator receives your uploads one by one; the algorithm "
+        + ("uses only their mean over sites" if anatomy.sums_only else "looks at each of them")
+    )
     lines += [
         "",
         "Privacy",

@@ -316,6 +316,8 @@ def _on_own_points(run: Run) -> str:
 def data(run: Run) -> Figure | None:
     """Who has which targets, and how many."""
     fed = run.data
+    if fed.about.elsewhere:
+        return None
     if fed.names is not None:
         names = np.asarray([short(str(name), 16) for name in fed.names])
         fed = replace(fed, names=cast("Any", names), scan=False)

@@ -19,6 +19,7 @@ import jinja2
 from markupsafe import Markup, escape
 from torch import nn
 
+from archipel.data.federation import Federation
 from archipel.errors import clean
 from archipel.report import words
 from archipel.report.figures import figures
@@ -39,8 +40,8 @@ class PartyRow(NamedTuple):
 
     name: str
     new: bool
-    train: int
-    test: int
+    train: str
+    test: str
     together: str
     alone: str
     pooled: str
@@ -138,6 +139,8 @@ def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
     points = f"{int(n.sum()):,} training and {int(fed.n_test.sum()):,} test points"
     least, most = int(n.min()), int(n.max())
     each = f", {least:,} to {most:,} training points each" if fed.parties > 1 else ""
+    if about.elsewhere:
+        points, each = f"{points}, where told", ""
     who = f"{fed.training:,} {many if fed.training != 1 else one}"
     if new:
         who += f", and {new:,} new {many if new != 1 else one} for testing only"
@@ -176,6 +179,11 @@ def _algorithm(run: Run) -> str:
     return " ".join(filter(None, (paper or kind.__name__, does)))
 
 
+def _told(fed: Federation, points: int) -> str:
+    """How many points, which a party elsewhere may keep to itself."""
+    return "not told" if fed.about.elsewhere and points <= 1 else f"{points:,}"
+
+
 def _settings(run: Run) -> dict[str, Any]:
     """The algorithm's fields."""
     algorithm: Any = run.algorithm
@@ -206,8 +214,8 @@ def _parties(run: Run) -> list[PartyRow]:
         PartyRow(
             clean(fed.name(k)),
             k >= fed.training,
-            int(fed.n[k]),
-            int(fed.n_test[k]),
+            _told(fed, int(fed.n[k])),
+            _told(fed, int(fed.n_test[k])),
             cells["together"][k],
             cells.get("local", none)[k],
             cells.get("central", none)[k],
