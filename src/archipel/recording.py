@@ -268,9 +268,13 @@ def _pad(run: Run) -> None:
 def _cohort_to_json(cohort: Cohort) -> dict[str, Any]:
     slow = np.flatnonzero(cohort.effort < 1)
     late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    missing = dict(cohort.missing)
+    if len(cohort.present) + len(missing) < len(cohort.sampled):
+        known = [*cohort.present.tolist(), *missing]
+        missing |= dict.fromkeys(np.setdiff1d(cohort.sampled, known).tolist(), "")
     return {
         "sampled": _sampled_to_json(cohort.sampled),
-        "missing": {str(k): cause for k, cause in cohort.missing.items()},
+        "missing": {str(k): cause for k, cause in missing.items()},
         "late": late,
         "counted": cohort.counted,
         "waited": cohort.waited,
@@ -303,8 +307,9 @@ def _sampled_of_json(sampled: list[int] | str, known: dict[str, Ints]) -> Ints:
 
 def _cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
     sampled = _sampled_of_json(row["sampled"], known)
-    missing = {int(k): cause for k, cause in row["missing"].items()}
-    present = sampled[~np.isin(sampled, list(missing))] if missing else sampled
+    absent = {int(k): cause for k, cause in row["missing"].items()}
+    present = sampled[~np.isin(sampled, list(absent))] if absent else sampled
+    missing = {k: cause for k, cause in absent.items() if cause}
     effort: Any = np.broadcast_to(1.0, present.shape)
     if row["late"]:
         effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)

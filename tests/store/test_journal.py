@@ -145,7 +145,7 @@ def test_reports_of_a_run_that_grew(tmp_path):
     recorder.joined()
     do(run, recorder, cohort([0, 1, 2, 3], {3: "too slow (asked for work)"}))
 
-    for each in (run, read(tmp_path / "a", HEART), read(tmp_path / "a", without(HEART, 3))):
+    for each in (run, read(tmp_path / "a", without(HEART, 3))):
         page = each.report().read_text()
         assert "switzerland" in page and "0 of 1" in page
         json.dumps(each.to_json())
@@ -172,6 +172,15 @@ def test_cohorts_do_not_depend_on_the_roster(sampled, written):
 
     assert row["sampled"] == written
     assert recording._cohort_of_json(row, {}).sampled.tolist() == sampled
+
+
+def test_uploads_of_a_round_that_did_not_count_are_in_vain():
+    sampled = np.arange(4)
+    below = Cohort(sampled, sampled[:0], np.ones(0), {2: "silent"}, counted=False)
+    again = recording._cohort_of_json(recording._cohort_to_json(below), {})
+
+    assert again.present.tolist() == [] and again.missing == {2: "silent"}
+    assert not again.counted
 
 
 def test_rounds_of_a_million_share_their_parties():
