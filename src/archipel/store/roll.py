@@ -326,10 +326,8 @@ class Roll:
 
     def admitted(self, name: str, serial: str) -> None:
         """Refuse a site that does not belong here, or a certificate that is not its own."""
-        own = (CERTIFICATES.c.site == SITES.c.name) & (CERTIFICATES.c.serial == serial)
-        query = sa.select(SITES, CERTIFICATES.c.serial).join(CERTIFICATES, own, isouter=True)
         with self._reading() as connection:
-            row = connection.execute(query.where(SITES.c.name == name)).one_or_none()
+            row = connection.execute(_ADMITTED, {"name": name, "serial": serial}).one_or_none()
         if _belonging(name, row).serial is None:
             raise ArchipelError(
                 f"site = '{name}': certificate {serial} is none of the site's own; let it join "
@@ -419,15 +417,10 @@ class Roll:
         return sorted(latest.values(), key=lambda each: first.get(each.site, len(rows)))
 
     def place(self, hash: str, site: str) -> Place:
-        """What a site is to a study now, in one look: every letter of a study asks."""
-        mine = (APPROVALS.c.study == hash) & (APPROVALS.c.site == site)
-        said = sa.select(APPROVALS.c.decision).order_by(APPROVALS.c.id.desc()).limit(1)
-        said = said.where(mine, APPROVALS.c.identity == SITES.c.identity)
-        party = sa.select(SEATS.c.party).where(SEATS.c.study == hash, SEATS.c.site == site)
-        both = said.scalar_subquery().label("decision"), party.scalar_subquery().label("party")
-        query = sa.select(SITES, *both).where(SITES.c.name == site)
+        """What a site is to a study now, in one look."""
         with self._reading() as connection:
-            row = _belonging(site, connection.execute(query).one_or_none())
+            row = connection.execute(_PLACE, {"study": hash, "name": site}).one_or_none()
+        row = _belonging(site, row)
         return Place(row.identity, row.decision, row.party)
 
     def history(self, hash: str) -> list[Decision]:
@@ -461,6 +454,27 @@ class Roll:
 
 
 # -- parts of operations ---------------------------------------------------------------------------
+
+
+def _admitted() -> sa.Select[Any]:
+    """A site, with the certificate that it shows if it is its own."""
+    own = CERTIFICATES.c.site == SITES.c.name, CERTIFICATES.c.serial == sa.bindparam("serial")
+    query = sa.select(SITES, CERTIFICATES.c.serial).join(CERTIFICATES, sa.and_(*own), isouter=True)
+    return query.where(SITES.c.name == sa.bindparam("name"))
+
+
+def _place() -> sa.Select[Any]:
+    """A site, with what it last said to a study and its number there."""
+    study, site = sa.bindparam("study"), sa.bindparam("name")
+    said = sa.select(APPROVALS.c.decision).order_by(APPROVALS.c.id.desc()).limit(1)
+    said = said.where(APPROVALS.c.study == study, APPROVALS.c.site == site)
+    said = said.where(APPROVALS.c.identity == SITES.c.identity)
+    party = sa.select(SEATS.c.party).where(SEATS.c.study == study, SEATS.c.site == site)
+    both = said.scalar_subquery().label("decision"), party.scalar_subquery().label("party")
+    return sa.select(SITES, *both).where(SITES.c.name == site)
+
+
+_ADMITTED, _PLACE = _admitted(), _place()  # every letter asks them, so they are made once
 
 
 def _belonging(name: str, row: sa.Row[Any] | None) -> sa.Row[Any]:
