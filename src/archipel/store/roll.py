@@ -465,7 +465,7 @@ def _admitted() -> sa.Select[Any]:
 
 def _place() -> sa.Select[Any]:
     """A site, with what it last said to a study and its number there."""
-    study, site = sa.bindparam("study"), sa.bindparam("name")
+    study, site = sa.bindparam("study", type_=sa.String), sa.bindparam("name", type_=sa.String)
     said = sa.select(APPROVALS.c.decision).order_by(APPROVALS.c.id.desc()).limit(1)
     said = said.where(APPROVALS.c.study == study, APPROVALS.c.site == site)
     said = said.where(APPROVALS.c.identity == SITES.c.identity)
