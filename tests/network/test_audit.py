@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel.errors import ArchipelError, RunFailed
+from archipel.federation import audit
 from archipel.federation.audit import START, Anchor, Audit, check
 from archipel.federation.authority import Identity, verify
 
@@ -70,6 +71,16 @@ def fields_of(line, **changed):
     fields = {**json.loads(line), **changed}
     del fields["signature"]
     return fields
+
+
+def grown(log, count):
+    """A log of so many entries, written at once."""
+    last, text = b"", []
+    for each in range(count):
+        last = audit._line(log._next(last, "round", {"round": each}))
+        text.append(last)
+    log.path.write_bytes(b"".join(text))
+    return text
 
 
 # -- what is written and read ----------------------------------------------------------------------
@@ -311,6 +322,31 @@ def test_times_that_go_back_are_found(log):
 
     assert number == 2
     assert "has time 2001-01-01T00:00:00+00:00, but the line before it 2" in sentence
+
+
+@pytest.mark.parametrize("place", [0, 5, 6, 7, 13, 14, 20, 41, 54])
+def test_the_first_bad_line_is_named_however_the_threads_run(log, monkeypatch, place):
+    monkeypatch.setattr(audit, "_SHARE", 7)
+    text = grown(log, 55)
+    assert check(log.path, ME.public, log.head) == 55
+    signed, moved, replaced = text.copy(), text.copy(), text.copy()
+    for each in {place, 54}:
+        signed[each] = forged(fields_of(text[each]), OTHER)
+    del moved[place]
+    replaced[place] = forged(fields_of(text[place], detail={"round": 77}))
+    early = forged(fields_of(text[place], time="2001-01-01T00:00:00+00:00"))
+    for changed, number in [
+        (signed, place + 1),
+        (moved, place + 1 if place < 54 else None),
+        (replaced, place + 2 if place < 54 else None),
+        ([*text[:place], early, *text[place + 1 :]], place + 1 if place else 2),
+    ]:
+        log.path.write_bytes(b"".join(changed))
+        if number is None:  # nothing comes after it: against an anchor alone
+            assert check(log.path, ME.public) == len(changed)
+            assert bad_line(log, Anchor(55, sha256(text[-1]).hexdigest()))[0] == 55
+        else:
+            assert bad_line(log)[0] == number
 
 
 def test_an_end_that_was_cut_off_is_found_against_an_anchor(full):
