@@ -366,3 +366,19 @@ def test_the_roll_and_runs_share_a_database(tmp_path, server):
 
     for name in ("before", "beside"):
         assert Folder.open(tmp_path / name).journal.parties() == 4
+
+
+def test_a_database_of_another_program_or_version_is_left_alone(tmp_path, server):
+    for table, what in [
+        ("runs (id integer)", "belongs to another program, whose table is called 'runs'"),
+        ("archipel_version AS SELECT '999' AS version_num", "was written by a newer Archipel"),
+    ]:
+        database = server.address()
+        engine = sa.create_engine(database)
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"CREATE TABLE {table}"))
+        with pytest.raises(ar.ArchipelError, match=what):
+            begin(tmp_path / "a", HEART, database)
+
+        assert list(tmp_path.iterdir()) == [] and len(sa.inspect(engine).get_table_names()) == 1
+        engine.dispose()

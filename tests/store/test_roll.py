@@ -514,6 +514,25 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
             refuse(url)
 
 
+def test_a_database_of_the_first_version_gets_the_tables_of_runs(url, tmp_path, monkeypatch):
+    first = tmp_path / "first"
+    shutil.copytree(database.MIGRATIONS, first)
+    (first / "versions" / "v002.py").unlink()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(database, "MIGRATIONS", first)
+        with Roll.open(url) as roll:
+            join(roll, "mainz")
+            before = tables(roll)
+            assert "runs" not in before
+
+    with Roll.open(url) as roll:
+        after = tables(roll)
+        assert {name: after[name] for name in before if name != database.VERSION_TABLE} == {
+            name: rows for name, rows in before.items() if name != database.VERSION_TABLE
+        }
+        assert all(after[name] == [] for name in journal.METADATA.tables)
+
+
 def test_a_failed_migration_leaves_what_was_there(url, tmp_path, monkeypatch):
     with Roll.open(url) as roll:
         before = tables(roll)
