@@ -209,29 +209,33 @@ def read_table(file: Path) -> pd.DataFrame:
 
 def _reading(file: Path, read: Callable[[Any], Any]) -> Any:
     """Call `read` with pandas; say of the file what goes wrong."""
+    if file.suffix not in _READERS:
+        raise ArchipelError(f"'{file}': is no {' or '.join(_READERS)} file.")
     try:
         import pandas as pd
+
+        return read(pd)
     except ImportError:
         raise ArchipelError(
             f"'{file}': tables need pandas; install it with pip install 'archipel[frames]'."
         ) from None
-    if file.suffix not in _READERS:
-        raise ArchipelError(f"'{file}': is no {' or '.join(_READERS)} file.")
-    try:
-        return read(pd)
-    except (OSError, ValueError, pd.errors.ParserWarning) as error:
+    except (OSError, ValueError, Warning) as error:
         reason = str(error).splitlines()[0]
         raise ArchipelError(f"'{file}': cannot be read as a table ({reason}).") from None
 
 
 def header(file: Path) -> list[str]:
     """Return the names of a table's columns as they are written in its file."""
-    if file.suffix == ".parquet":
-        from pyarrow.parquet import read_schema
 
-        return list(_reading(file, lambda _: read_schema(file).names))
-    as_text = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
-    return list(_reading(file, lambda pd: pd.read_csv(file, **as_text)).iloc[0])
+    def names(pd: Any) -> list[str]:
+        if file.suffix == ".parquet":
+            from pyarrow.parquet import read_schema
+
+            return list(read_schema(file).names)
+        first = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False)
+        return list(first.iloc[0])
+
+    return list(_reading(file, names))
 
 
 def read_columns(file: Path, values: Mapping[str, Sequence[int | str]]) -> pd.DataFrame:
@@ -242,15 +246,16 @@ def read_columns(file: Path, values: Mapping[str, Sequence[int | str]]) -> pd.Da
     else:
         empty = {name: [e for e in _EMPTY if e not in known] for name, known in values.items()}
         texts = {name: str for name, known in values.items() if isinstance([*known, 0][0], str)}
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # rows that are longer than the first
-            table = _reading(
-                file,
-                lambda pd: pd.read_csv(  # all columns, so that the length of rows is checked
+
+        def read(pd: Any) -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are too long
+                return pd.read_csv(  # all columns, or else the length of rows goes unchecked
                     file, index_col=False, low_memory=False, dtype=texts,
                     keep_default_na=False, na_values=empty,
-                ),
-            )  # fmt: skip
+                )  # fmt: skip
+
+        table = _reading(file, read)
     chosen: pd.DataFrame = table[names].reset_index(drop=True)
     return chosen
 
@@ -262,7 +267,7 @@ def row_number(file: Path, row: int) -> int:
     with file.open(newline="", encoding="utf-8-sig") as text:
         records = enumerate(csv.reader(text), 1)
         full = (i for i, cells in records if len(cells) > 1 or "".join(cells).strip())
-        return next(itertools.islice(full, row + 1, None))
+        return next(itertools.islice(full, row + 1, None), row + 2)
 
 
 def numbers(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
