@@ -3,8 +3,10 @@
 
 import asyncio
 import base64
+import builtins
 import os
 import random
+import re
 import socket
 import ssl
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ import grpc
 import msgpack
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -26,6 +29,7 @@ from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
 from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import SMALL, Cut, Partials, Refused
+from archipel.federation import approval
 from archipel.federation.authority import (
     COORDINATOR,
     Authority,
@@ -569,6 +573,92 @@ def test_a_site_scores_one_model_after_a_round_and_only_models():
     ]:
         with pytest.raises(Refused, match=said):
             seat.may_score(t, name, arrays)
+
+
+def study_text(**sections):
+    tables = {
+        "study": {"rounds": 3},
+        "data": {"name": "heart_disease"},
+        "algorithm": {"name": "fedavg"},
+    }
+    return tomli_w.dumps(tables | sections).encode()
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"algorithm": {"name": "evil.py:Evil"}}, "names no code of its own"),
+        ({"algorithm": {"name": "../evil.py"}}, "names no code of its own"),
+        ({"model": {"name": "~/evil.py"}}, "names no code of its own"),
+        ({"data": {"name": "evil.py:load"}}, "names no code of its own"),
+        ({"algorithm": {"name": ["evil.py"]}}, "names no code of its own"),
+        ({"algorithm": {"name": "os"}}, "unknown algorithm"),
+        ({"algorithm": {"name": "fedavg", "optimiser": {"name": "evil.py:Evil"}}}, "evil.py:Evil"),
+        ({"algorithm": {"name": "fedavg", "lr": "evil.py"}}, "algorithm.lr"),
+        ({"model": {"name": "mlp", "widths": "evil.py"}}, "model.widths"),
+        ({"model": {"name": "mlp", "loss": "evil.py:loss"}}, "model.loss"),
+        ({"topology": {"name": "evil.py:graph"}}, "topology.name"),
+        ({"wire": {"steps": ["evil.py:Step"]}}, "wire.steps"),
+    ],
+    ids=str,
+)
+def test_a_study_names_no_code_anywhere(tmp_path, monkeypatch, sections, said):
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\nclass Evil: party = load = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ar.ArchipelError, match=re.escape(said)):
+        approval.read(study_text(**sections))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_reading_a_study_opens_no_file_that_it_names(tmp_path, monkeypatch):
+    opened = []
+    sys_open = builtins.open
+    monkeypatch.setattr(
+        builtins, "open", lambda file, *a, **k: opened.append(file) or sys_open(file, *a, **k)
+    )
+    for data in ({"file": "/etc/hostname", "target": "y"}, {"folder": "../../etc"}):
+        study = approval.read(study_text(data=data))
+        study.build_model(seat_of().data)
+        study.algorithm_object.init(torch.zeros(1))
+    assert not [each for each in opened if "etc" in str(each)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[study]\n" + b"a." * 120_000 + b"a = 1",  # 16 TB in a reader of TOML
+        b"[" + b'"a b".' * 1000 + b"b]",
+        b"#" * 300_000,
+        b"[study]\npurpose = " + b"[" * 100_000,
+        b"[study]\npurpose = " + b"{a = " * 10_000,
+        b"\xff\xfe",
+    ],
+    ids=["dots", "table", "long", "lists", "tables", "no text"],
+)
+def test_a_study_takes_no_endless_memory_to_read(text):
+    with pytest.raises(ar.ArchipelError):
+        approval.read(text)
+
+
+def test_a_review_shows_what_it_says_whatever_the_study_holds():
+    seat = seat_of()
+    purpose = "to help\x1b[2J\u202e\r\nWhat leaves the building\n  nothing" + "\n" * 99 + "x" * 5000
+    text = study_text(study={"name": "he\x1bart", "purpose": purpose, "rounds": 3})
+    before = study_text(study={"name": "heart", "rounds": 3})
+    members = ["ulm\x1b[2J", "bonn"]
+    review = approval.review(
+        approval.read(text), "hash", seat.anatomy, members, before, text.replace(b"h", b"\xc2\x9b")
+    )
+
+    lines = review.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert [line for line in lines if line.startswith("What leaves")] == [
+        "What leaves the building"
+    ]
+    assert max(map(len, lines[:4])) < 1100
+    assert "the coordinator receives your uploads one by one" in review
+    assert "records can be computed" in review
 
 
 @pytest.mark.parametrize("party", [-1, 1 << 40])

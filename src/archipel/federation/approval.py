@@ -8,12 +8,16 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, clean
 from archipel.exchange import Anatomy, Message
 from archipel.federation.binding import needs_scale, schema_of
 from archipel.sections import read_tables
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
+
+_MOST = 256 << 10  # bytes of a study
+_DOTS = 100  # in a line of it: a key of n parts takes a reader of TOML n^2 memory
+_PURPOSE = 1000  # characters of a purpose that are shown
 
 
 def hash_of(text: bytes) -> str:
@@ -23,6 +27,11 @@ def hash_of(text: bytes) -> str:
 
 def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
+    if len(text) > _MOST or any(line.count(b".") > _DOTS for line in text.split(b"\n")):
+        raise ArchipelError(
+            f"the study has {len(text)} bytes, or a line with more than {_DOTS} dots: give at most "
+            f"{_MOST} bytes, and shorter lines."
+        )
     try:
         tables = read_tables(text.decode())
     except UnicodeDecodeError:
@@ -54,6 +63,7 @@ def leaving(anatomy: Anatomy, study: Study) -> list[str]:
     for number, message in enumerate(anatomy.messages, 1):
         which = f"upload {number}" if len(anatomy.messages) > 1 else "upload"
         rows.append(f"{which}, every round: {_form(message)}")
+    rows.append("with each upload how many gradients it took, which grows with your points")
     asks = {ask for message in anatomy.messages for ask in message.asks}
     if "mean by examples" in asks:
         rows.append("your number of training points, every round")
@@ -84,9 +94,9 @@ def review(
     """The study in words that a data manager can decide by."""
     about, policy = study.study, study.round
     lines = [
-        f"Study     {about.name}",
-        f"Purpose   {about.purpose or '(none given)'}",
-        f"Members   {', '.join(members) or '(nobody yet)'}",
+        f"Study     {clean(about.name)}",
+        f"Purpose   {_shown(about.purpose) or '(none given)'}",
+        f"Members   {clean(', '.join(members)) or '(nobody yet)'}",
         f"Method    {study.algorithm.name}, {about.rounds} rounds",
         f"Hash      {digest}",
         "",
@@ -95,7 +105,7 @@ def review(
     lines += [f"  {line}" for line in leaving(anatomy, study)]
     lines.append(
         f"  in all at most {_bytes(anatomy.bytes_up * about.rounds)} of numbers computed from your "
-        f"data, over {about.rounds} rounds; never a record"
+        f"data, over {about.rounds} rounds; never a record as it stands"
     )
     lines.append(
         "  the coordinator receives your uploads one by one; the algorithm "
@@ -104,7 +114,8 @@ def review(
     lines += [
         "",
         "Privacy",
-        "  asked: no noise is added in this study, so no bound on what uploads reveal is claimed",
+        "  asked: no noise is added in this study, so no bound on what uploads reveal is claimed;",
+        "  with few points or small batches, records can be computed from them",
         "",
         f"Taking part  {policy.sample} of the sites a round, quorum {policy.quorum}, "
         + (f"deadline {policy.deadline:g} s" if policy.deadline else "no deadline"),
@@ -116,8 +127,15 @@ def review(
             for line in difflib.unified_diff(old, new, "approved", "asked", lineterm="", n=0)
             if not line.startswith(("@@", "---", "+++"))
         ]
-        lines += ["", "Changed since you last approved", *(f"  {line}" for line in changes)]
+        lines += ["", "Changed since you last approved", *(f"  {clean(line)}" for line in changes)]
     return "\n".join(lines)
+
+
+def _shown(purpose: str) -> str:
+    """On one line, and no longer than a screen: the rest of the review is not pushed out of it."""
+    if len(purpose) <= _PURPOSE:
+        return clean(purpose)
+    return f"{clean(purpose[:_PURPOSE])} ... ({len(purpose) - _PURPOSE} characters more)"
 
 
 def _bytes(size: int) -> str:
