@@ -9,7 +9,7 @@ sent before is sent again, not computed again.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, cast
@@ -25,7 +25,7 @@ from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
-from archipel.exchange import Anatomy, examine, has_personal
+from archipel.exchange import Anatomy, examine, has_personal, is_peer, same_form
 from archipel.model import Model
 from archipel.tree import fill, fits, leaves, nbytes, tree_map
 
@@ -59,12 +59,28 @@ class Turn:
         return Turn(self.round, inbox, outbox, self.gradients[:number])
 
 
-def anatomy_of(algorithm: Algorithm, data: Federation, model: Model, k: int, seed: int) -> Anatomy:
-    """What a round of the algorithm sends, found on two points of party k."""
+def anatomy_of(
+    algorithm: Algorithm,
+    data: Federation,
+    model: Model,
+    k: int,
+    seed: int,
+    mixed: list[Tensor] | None = None,
+) -> Anatomy:
+    """What a round of the algorithm sends, found on two points of party k.
+
+    What a peer mixes with its neighbours is added to `mixed`.
+    """
     buffers = model.buffers[None].clone() if model.buffer_spec.size else None
+
+    def mixing(x: Tensor) -> Tensor:
+        if mixed is not None:
+            mixed.append(x.detach())
+        return x
+
     me = LocalParty(
         data, model, model.one, np.array([k]), seed, 0, (), buffers=buffers, limit=2,
-        draws=model.one.draws(data.x[:2]),
+        draws=model.one.draws(data.x[:2]), mixing=mixing if is_peer(algorithm) else None,
     )  # fmt: skip
     with planning.threads(1):
         return examine(algorithm, me, model.w.clone(), 8)
@@ -89,12 +105,14 @@ class Seat:
         self.algorithm: Any = algorithm
         self.model, self.party, self.seed = model, party, seed
         self.data = _numbered(data, party)
-        self.anatomy = anatomy_of(algorithm, self.data, model, party, seed)
+        self.mixed: list[Tensor] = []  # what a peer's round mixes, in order
+        self.anatomy = anatomy_of(algorithm, self.data, model, party, seed, self.mixed)
         self._draws = model.one.draws(data.x[:2])
         self._separable = planning.separable(model, data)
         buffers = model.buffers.clone() if model.buffer_spec.size else None
         self.own = Own(self.anatomy.own, buffers, False)
         self.turn: Turn | None = None
+        self.me: LocalParty | None = None  # in a round without a server
         self._rounds = rounds
         self._last = -1  # round that was worked on; earlier ones are over
         self._again = 0  # messages that were answered anew, to another letter
@@ -191,7 +209,21 @@ class Seat:
         turn.own = Own(tree_map(lambda leaf: leaf.detach().clone(), own), buffers, True)
         turn.steps = turn.me = None
 
-    def _me(self, t: int, buffers: Tensor | None) -> LocalParty:
+    def alone(self, t: int, mixing: Callable[[Tensor], Tensor]) -> tuple[Own, int]:
+        """A round without a server: the own state after it, and the gradients it took."""
+        self.me = me = self._me(t, self.own.buffers, mixing)
+        state = self.algorithm.party(me, self.own.state)
+        same_form(f"{type(self.algorithm).__name__}.party", self.anatomy.own, state)
+        buffers = None if me.buffers is None else me.buffers[0].clone()
+        state = tree_map(lambda leaf: leaf.detach().clone(), state)
+        return Own(state, buffers, True), me.gradients
+
+    def _me(
+        self,
+        t: int,
+        buffers: Tensor | None,
+        mixing: Callable[[Tensor], Tensor] | None = None,
+    ) -> LocalParty:
         return LocalParty(
             self.data,
             self.model,
@@ -203,6 +235,7 @@ class Seat:
             buffers=None if buffers is None else buffers[None].clone(),
             draws=self._draws,
             separable=self._separable,
+            mixing=mixing,
         )
 
     @property

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers among themselves: the rounds of a simulation, whoever is cut off, dies and comes back."""
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import archipel as ar
+from archipel.algorithms import DSGD
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.peers import Left
+from archipel.engines.network.seat import Seat
+from archipel.engines.network.transport import Cut, Refused
+from archipel.engines.network.twin import Circle, meet
+from archipel.engines.plan import Plan
+from archipel.graphs import topology
+
+ONE = Plan("one", 1, 1)
+
+
+def problem(parties=5):
+    """Parties of unequal size in double precision."""
+    random = np.random.default_rng(0)
+    sizes = [7, 9, 12, 5, 8, 6, 10, 4][:parties]
+    xs = [torch.from_numpy(random.standard_normal((n, 4))) for n in sizes]
+    ys = [torch.from_numpy(random.integers(0, 3, n)) for n in sizes]
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return ar.Federation.from_arrays(xs, ys, test=0.2), ar.Model(module)
+
+
+def simulated(algorithm, data, model, graph, rounds, away=lambda t: ()):
+    with ar.LocalEngine(algorithm, data, model, plan=ONE, topology=graph) as engine:
+        for t in range(rounds):
+            engine.round(t, [k for k in range(data.training) if k not in away(t)])
+        return engine.own_models(range(data.training)).clone()
+
+
+def run(play, seconds=30):
+    return asyncio.run(asyncio.wait_for(play, seconds))
+
+
+def close(states, expected, tolerance=1e-9):
+    torch.testing.assert_close(torch.stack(states), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("cuts", [(), [(900, 1e9), (1e9, 200), (50, 50)]], ids=["whole", "cut"])
+@pytest.mark.parametrize("name", ["ring", "complete", "matching", "local_steps:2:ring"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rounds_between_peers_are_those_of_a_simulation(name, cuts, overlap):
+    data, model = problem()
+    algorithm, graph = DSGD(lr=0.1, batch_size=4, overlap=overlap), topology(name, 5)
+    for rounds in (1, 5):
+        states = run(meet(algorithm, data, model, graph, rounds, cuts))
+        close(states, simulated(algorithm, data, model, graph, rounds))
+
+
+def rounds_of(circle, k):
+    """The rounds, from 0, in which peer k took part."""
+    return {report.round - 1 for report in circle.reports[k]}
+
+
+def check_doubly_stochastic(circle, graph, rounds):
+    """Of every edge both ends say the same: so W is symmetric, and its rows sum to 1."""
+    told = [{r.round - 1: r.missing for r in reports} for reports in circle.reports]
+    for t in range(rounds):
+        used = torch.zeros(graph.n, graph.n)
+        for i in range(graph.n):
+            if t in told[i]:
+                for j in graph.neighbours(i, t):
+                    used[i, j] = j not in told[i][t]
+        assert torch.equal(used, used.T), f"round {t}: {used}"
+
+
+def test_a_peer_that_dies_is_routed_around_and_catches_up():
+    data, model = problem()
+    algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology("ring", 5), 40
+
+    async def play():
+        circle = Circle(algorithm, data, model, graph, rounds, silence=1.0)
+        ended = []
+
+        def watch(k, report):
+            if (k, report.round) == (2, 2):  # before anything of its third round has left
+                del circle.up[2]
+                ended.append(circle.tasks.pop(2))
+                raise Left("killed")
+            if ended and report.round >= 5 and 2 not in circle.up:
+                circle.begin(2)
+
+        circle.watch = watch
+        for k in range(5):
+            circle.begin(k)
+        await asyncio.gather(*(circle.tasks[k] for k in (0, 1, 3, 4)))
+        states = await circle.done()
+        await asyncio.gather(*ended, return_exceptions=True)
+        return circle, states
+
+    circle, states = run(play())
+    away = set(range(rounds)) - rounds_of(circle, 2)
+    assert min(away) == 2
+    assert {4} < away
+    assert len(away) == max(away) - 1 < 30  # one stretch, and it came back
+    for k in (0, 1, 3, 4):
+        assert rounds_of(circle, k) == set(range(rounds))
+    causes = {r.missing.get(2) for k in (1, 3) for r in circle.reports[k]}
+    assert any(cause and cause.startswith("silent") for cause in causes)
+    check_doubly_stochastic(circle, graph, rounds)
+    expected = simulated(algorithm, data, model, graph, rounds, lambda t: (2,) if t in away else ())
+    close(states, expected)
+
+
+@pytest.mark.parametrize("name", ["complete", "ring", "matching"])
+def test_a_peer_that_nobody_reaches_waits_and_does_not_run_on_alone(name):
+    data, model = problem()
+    algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology(name, 5), 40
+
+    async def play():
+        circle = Circle(algorithm, data, model, graph, rounds, silence=1.0)
+
+        def watch(k, report):
+            if (k, report.round) == (2, 3):
+                circle.cut_off.add(2)
+            if k != 2 and report.round >= 10:
+                circle.cut_off.clear()
+
+        circle.watch = watch
+        for k in range(5):
+            circle.begin(k)
+        return circle, await circle.done()
+
+    circle, _ = run(play())
+    mine = rounds_of(circle, 2)
+    assert len(mine) < rounds
+    assert rounds - 1 in mine
+    check_doubly_stochastic(circle, graph, rounds)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_peers_that_are_killed_anywhere_end_up_where_they_would_have(seed):
+    """Killed right before or after an answer, and started again: nothing counts twice or never."""
+    data, model = problem()
+    algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology("complete", 5), 6
+    random = np.random.default_rng(seed)
+
+    async def play():
+        circle = Circle(algorithm, data, model, graph, rounds)
+        again = []
+
+        async def restart(k):
+            await circle.end(k)
+            circle.begin(k)
+
+        def fault(k, j, reply):
+            if len(again) < 8 and reply.kind == "vector" and random.random() < 0.2:
+                victim = int(random.choice([k, j]))
+                if victim in circle.up:
+                    del circle.up[victim]
+                    again.append(asyncio.create_task(restart(victim)))
+                if random.random() < 0.5:
+                    raise Cut("the answer is lost")
+
+        circle.fault = fault
+        for k in range(5):
+            circle.begin(k)
+        while any(len(circle.up) < 5 or not circle.up[k].done for k in range(5)):
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*again)
+        assert len(again) == 8
+        return await circle.done()
+
+    states = run(play())
+    close(states, simulated(algorithm, data, model, graph, rounds))
+
+
+# -- without rounds in common ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Nothing but mixing, of two vectors; the sum over peers stays what it was."""
+
+    def init(self, x):
+        return x, 2 * x
+
+    def party(self, me, own):
+        x, y = own
+        if me.round == 0:
+            x, y = x + me.normal(x), y + me.normal(y)
+        return me.mix(x), me.mix(y)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gossip_keeps_the_sum_whatever_is_lost_and_whoever_is_killed(seed):
+    data, model = problem()
+    random = np.random.default_rng(seed)
+    graph = topology(["complete", "ring", "star"][seed % 3], 5)
+
+    async def play():
+        circle = Circle(Averaging(), data, model, graph, 12, asynchronous=True)
+        again = []
+
+        async def restart(k):
+            await circle.end(k)
+            circle.begin(k)
+
+        def fault(k, j, reply):
+            if reply.kind == "vector" and random.random() < 0.2:
+                victim = int(random.choice([k, j]))
+                if len(again) < 3 and victim in circle.up and not circle.up[victim].done:
+                    del circle.up[victim]
+                    again.append(asyncio.create_task(restart(victim)))
+                raise Cut("the answer is lost")
+
+        circle.fault = fault
+        for k in range(5):
+            circle.begin(k)
+        while any(len(circle.up) < 5 or not circle.tasks[k].done() for k in range(5)):
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*again)
+        gossips = [circle.up[k].mixing for k in range(5)]
+        return gossips, await circle.done()
+
+    gossips, states = run(play())
+    started = []
+    for k in range(5):
+        seat = Seat(Averaging(), data.select(np.array([k])), model, party=k)
+        started.append(seat.alone(0, lambda x: x)[0].state)
+    for i in range(2):  # what came after a peer's last mix of the second vector is still pending
+        total = sum(
+            state[i] + (gossips[k].pending.get(1, 0) if i else 0) for k, state in enumerate(states)
+        )
+        expected = sum(state[i] for state in started)
+        torch.testing.assert_close(total, expected, rtol=1e-10, atol=1e-10)
+    spread = torch.stack([state[0] for state in states]).std(dim=0).mean()
+    before = torch.stack([state[0] for state in started]).std(dim=0).mean()
+    assert spread < before / 2
+
+
+def test_gossip_waits_for_nobody():
+    data, model = problem()
+
+    async def play():
+        circle = Circle(
+            DSGD(lr=0.1, batch_size=4), data, model, topology("complete", 5), 20,
+            asynchronous=True, silence=1.0,
+        )  # fmt: skip
+        for k in range(4):  # the fifth never comes
+            circle.begin(k)
+        states = await circle.done()
+        return circle, states
+
+    circle, states = run(play())
+    assert all(len(circle.reports[k]) == 20 for k in range(4))
+    assert all(bool(torch.isfinite(state).all()) for state in states)
+
+
+# -- who is refused --------------------------------------------------------------------------------
+
+
+def asked(letter, who=1, **options):
+    """What peer 0, which waits in its first exchange on a ring, says to a letter."""
+    data, model = problem()
+
+    async def play():
+        circle = Circle(DSGD(lr=0.1, batch_size=4), data, model, topology("ring", 5), 3, **options)
+        peer = circle.begin(0)
+        while getattr(peer.mixing, "open", True) is None:
+            await asyncio.sleep(0.001)
+        try:
+            return await asyncio.wait_for(peer.answer(who, letter(peer)), 10)
+        finally:
+            await circle.end(0)
+
+    return run(play())
+
+
+def vector(study="twin", t=0, number=0, x=None):
+    def letter(peer):
+        fields = {"study": study, "round": t, "number": number, "signature": b""}
+        return Letter("vector", fields, [peer.mixing.open.x if x is None else x])
+
+    return letter
+
+
+def test_a_right_vector_is_answered_with_ones_own():
+    answer = asked(vector())
+    assert (answer.kind, answer["round"], answer["number"]) == ("vector", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("letter", "who", "why"),
+    [
+        (vector(study="other"), 1, "another study"),
+        (vector(t=4), 1, "there is none"),
+        (vector(t=-1), 1, "there is none"),
+        (vector(number=-1), 1, "there is none"),
+        (vector(), 2, "no edge"),
+        (vector(), 7, "not a peer"),
+        (vector(x=torch.zeros(3, dtype=torch.float64)), 1, "a vector of shape"),
+        (vector(x=torch.zeros(51)), 1, "float32"),
+        (vector(x=torch.full((51,), torch.nan, dtype=torch.float64)), 1, "not finite"),
+        (lambda _: Letter("thanks"), 1, "nothing that a peer sends"),
+    ],
+)
+def test_what_does_not_belong_is_refused(letter, who, why):
+    with pytest.raises(Refused, match=why):
+        asked(letter, who)
+
+
+def test_a_vector_of_a_round_that_is_over_gets_no_answer_but_where_the_peer_is():
+    """Of the higher end: it was dropped. The letter may be a copy of an older one, too."""
+    data, model = problem()
+
+    async def play():
+        circle = Circle(DSGD(lr=0.1, batch_size=4), data, model, topology("ring", 5), 3)
+        for k in range(5):
+            circle.begin(k)
+        while not circle.up[0].done:
+            await asyncio.sleep(0.001)
+        peer = circle.up[0]
+        fields = {"study": "twin", "round": 0, "number": 0, "signature": b""}
+        answer = await peer.answer(1, Letter("vector", fields, [torch.zeros(51).double()]))
+        await circle.done()
+        return answer
+
+    answer = run(play())
+    assert (answer.kind, answer["round"]) == ("beat", 3)
