@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drill: real processes, killed at any moment, over lines with every fault.
+
+Slow ones print what was killed when and how far the result is from one without faults (`-s`).
+"""
+
+import asyncio
+import random
+import shutil
+import subprocess
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from network.processes import Drill
+
+WAIT = {"round.quorum": 1.0, "round.on_missing": "wait"}  # the same parties as without faults
+
+
+def with_drill(folder, sites, changes, play, seconds, **options):
+    """Play with a drill; return it, over by then, and what was played."""
+
+    async def main():
+        async with Drill(folder, sites, changes, **options) as drill:
+            async with asyncio.timeout(seconds):
+                return drill, await play(drill)
+
+    return asyncio.run(main())
+
+
+def settled(drill):
+    """What holds after every drill: no round lost, every absence named, every upload once."""
+    assert [row["round"] for row in drill.rows] == list(range(1, drill.study.study.rounds + 1))
+    assert all(row["counted"] for row in drill.rows)
+    assert all(cause for row in drill.rows for cause in row["missing"].values())
+    noted = [e.detail["round"] for e in drill.home.audit.entries() if e.what == "round"]
+    assert noted == [row["round"] for row in drill.rows]
+    print("audit entries:", drill.audited(), "difference:", drill.difference())
+    assert drill.difference() <= 1e-6
+
+
+def undisturbed(drill):
+    """The result is that of a simulation where nothing ever fails."""
+    assert not any(row["missing"] for row in drill.rows)
+    simulated = drill.study.run(None, baselines=False)
+    print("to a simulation:", float((drill.vector() - simulated.vector).abs().max()))
+    torch.testing.assert_close(drill.vector(), simulated.vector, rtol=1e-6, atol=1e-6)
+    history = drill.history()
+    assert [entry["round"] for entry in history] == [entry["round"] for entry in simulated.history]
+    for entry, expected in zip(history, simulated.history, strict=True):
+        assert entry["metrics"]["loss"] == pytest.approx(expected["metrics"]["loss"], abs=1e-5)
+
+
+def test_a_site_and_the_coordinator_are_killed_and_the_study_ends_as_if_nothing_was(tmp_path):
+    async def play(drill):
+        await drill.enrol()
+        await drill.start()
+        await drill.until_round(2)
+        await drill.processes[1].kill()
+        await drill.restart()
+        await drill.processes[1].start()
+        await drill.finished()
+
+    changes = {**WAIT, "study.rounds": 4, "algorithm.name": "scaffold"}
+    drill, _ = with_drill(tmp_path, 2, changes, play, 120)
+    settled(drill)
+    undisturbed(drill)
+
+
+# -- the coordinator -------------------------------------------------------------------------------
+
+MOMENTS = ("starting", "at work", "at work", "checkpoint", "commit", "committed")
+
+
+async def kill_coordinator(drill, draws, t, moment):
+    """Kill -9 in the round after t rounds, at this moment of it, and start it again."""
+    await drill.until_round(t)
+    if moment == "starting":
+        await asyncio.sleep(draws.uniform(0, 2))
+    else:
+        await drill.until_begun()
+    if moment == "at work":
+        await asyncio.sleep(draws.uniform(0, 1.5))
+    if moment in ("checkpoint", "commit", "committed"):
+        await drill.until_round(t + 1)  # its checkpoint is there; the journal does not name it yet
+    if moment == "commit":
+        await drill.until(lambda files: "journal.db-journal" in files)
+    if moment == "committed":
+        await drill.until(lambda files: f"checkpoint-{t:06d}.safetensors" not in files)
+        await asyncio.sleep(draws.uniform(0, 0.05))
+    seen = [name for name in drill.files() if name.startswith(("checkpoint", "journal.db-"))]
+    await drill.restart()
+    print(f"coordinator killed in round {t + 1}, {moment}:", *sorted(seen))
+
+
+def moments(draws, count, rounds):
+    """So many moments of these rounds, in order."""
+    found = sorted((draws.choice(rounds), draws.random()) for _ in range(count))
+    return [(t, MOMENTS[int(place * len(MOMENTS))]) for t, place in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_coordinator_killed_at_twenty_moments_ends_where_it_would_have(tmp_path, algorithm):
+    draws = random.Random(7)
+
+    async def play(drill):
+        await drill.enrol()
+        await drill.start()
+        for each in moments(draws, 20, range(20)):
+            await kill_coordinator(drill, draws, *each)
+        await drill.finished()
+
+    drill, _ = with_drill(tmp_path, 8, {**WAIT, "algorithm.name": algorithm}, play, 3000)
+    settled(drill)
+    undisturbed(drill)
+
+
+# -- everything ------------------------------------------------------------------------------------
+
+
+async def kill_in_training(drill, k, t, model):
+    """Kill site k when it has the work of the round after t rounds, and has not answered."""
+    await drill.until_round(t)
+    line = drill.lines[k]
+    await line.down.reaches(line.down.passed + model)
+    await asyncio.sleep(0.3)
+    await drill.processes[k].kill()
+    said = drill.processes[k].log.read_text().splitlines()[-1]
+    print(f"site {k} killed in training, after it said: {said}")
+    assert f"round {t + 1}, message 1" in said
+    assert t + 1 not in drill.sent(k)
+
+
+async def kill_in_upload(drill, k, t, model):
+    """Kill site k when half of its upload of the round after t rounds has passed."""
+    await drill.until_round(t)
+    up = drill.lines[k].up
+    up.hold_at = up.passed + model // 2
+    await up.reaches(up.hold_at)
+    await drill.processes[k].kill()
+    up.release()
+    print(f"site {k} killed in upload of round {t + 1}")
+    assert drill.sent(k)[-1] == t + 1
+
+
+@pytest.mark.slow
+def test_the_drill(tmp_path):
+    """Sites and the coordinator are killed, lines are cut, slow, stalled and garbled, all in one.
+
+    Every upload is 2 MB: SCAFFOLD's two vectors. Who is away is named, and what came of it is what
+    the rounds of the journal give in one process, down to what the sites keep to themselves.
+    """
+    draws = random.Random(11)
+    width = 11_000
+    model = 4 * 2 * ((20 + 1) * width + 2 * width + 2)  # bytes of x and c
+    changes = {
+        "algorithm.name": "scaffold",
+        "algorithm.lr": 0.01,
+        "algorithm.local_epochs": 10,
+        "model.name": "mlp",
+        "model.widths": [width],
+        "data.standardise": False,
+    }
+
+    async def coordinator(drill):
+        quiet = [t for t in range(20) if t not in (5, 6, 10, 11)]  # sites are killed in these
+        for each in moments(draws, 20, quiet):
+            await kill_coordinator(drill, draws, *each)
+
+    async def configuring(drill):
+        await drill.until_round(3)
+        await drill.processes[7].start()
+
+    async def training(drill):
+        await kill_in_training(drill, 4, 6, model)
+        await drill.until_round(8)
+        await drill.processes[4].start()
+
+    async def upload(drill):
+        await kill_in_upload(drill, 5, 11, model)
+        await drill.processes[5].start()
+
+    async def cut(drill):
+        await drill.until_round(13)
+        drill.lines[1].refuse(30)
+
+    async def garbled(drill):
+        line = drill.lines[3]
+        line.up.delay = line.down.delay = 0.2
+        await drill.until_round(4)
+        line.up.twice = 1
+        await drill.until_round(9)
+        line.down.twice = 1
+        await drill.until_round(15)
+        line.stall(8)
+        await drill.until_round(16)
+        line.up.cut_at = line.up.passed + model // 3
+
+    async def play(drill):
+        await drill.enrol(untold=[7])
+        drill.lines[2].up.rate = drill.lines[2].down.rate = 4e6
+        await drill.coordinator.start()
+        await drill.processes[7].start()
+        await drill.until_approved(8)
+        await drill.processes[7].kill()  # it does not know its number yet, or that it is known
+        for k in range(7):
+            await drill.processes[k].start()
+        drill.home.start(drill.hash)
+        faults = [coordinator, configuring, training, upload, cut, garbled]
+        await asyncio.gather(*(fault(drill) for fault in faults))
+        await drill.finished()
+
+    drill, _ = with_drill(tmp_path, 8, changes, play, 5400)
+    for row in drill.rows:
+        print(row["round"], row["missing"])
+    print("connections of each site:", [line.calls for line in drill.lines])
+    settled(drill)
+    missing = {int(k) for row in drill.rows for k in row["missing"]}
+    assert 7 in missing
+    assert all(not row["missing"].get("0") for row in drill.rows)
+
+
+# -- slow lines ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_site_whose_transfers_take_longer_than_silence_is_waited_for(tmp_path):
+    changes = {**WAIT, "study.rounds": 2, "model.name": "mlp", "model.widths": [260_000]}
+
+    async def play(drill):
+        await drill.enrol()
+        drill.lines[0].up.rate = drill.lines[0].down.rate = 8e6  # 24 MB: 24 s each way
+        await drill.start()
+        await drill.finished()
+
+    drill, _ = with_drill(tmp_path, 2, changes, play, 1200, silence=15.0)
+    settled(drill)
+    assert all(row["waited"] == 0 for row in drill.rows)
+    assert drill.lines[0].up.passed < 2.2 * 24e6  # nothing went twice
+
+
+def namespace(name, address):
+    """A network of its own at the end of a line of 4 Mbit/s; False where that cannot be had."""
+    inside = ["ip", "netns", "exec", name]
+    host, peer = f"{address}.1/24", f"{address}.2/24"
+    shape = ["root", "tbf", "rate", "4mbit", "burst", "32kbit", "latency", "400ms"]
+    commands = [
+        ["ip", "netns", "add", name],
+        ["ip", "link", "add", f"{name}h", "type", "veth", "peer", "name", f"{name}p"],
+        ["ip", "link", "set", f"{name}p", "netns", name],
+        ["ip", "addr", "add", host, "dev", f"{name}h"],
+        ["ip", "link", "set", f"{name}h", "up"],
+        [*inside, "ip", "addr", "add", peer, "dev", f"{name}p"],
+        [*inside, "ip", "link", "set", f"{name}p", "up"],
+        [*inside, "ip", "link", "set", "lo", "up"],
+        ["tc", "qdisc", "add", "dev", f"{name}h", *shape],
+        [*inside, "tc", "qdisc", "add", "dev", f"{name}p", *shape],
+    ]
+    return all(subprocess.run(each, capture_output=True).returncode == 0 for each in commands)
+
+
+@pytest.fixture
+def slow_network():
+    """The name of a namespace behind 4 Mbit/s, and the address that it reaches this machine at."""
+    if not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("ip and tc are not here: slow lines are tested with the proxy alone")
+    name, address = "archdrill", "10.231.77"
+    try:
+        if not namespace(name, address):
+            pytest.skip("this user may make no network namespace: slow lines with the proxy alone")
+        yield name, f"{address}.1"
+    finally:
+        subprocess.run(["ip", "link", "del", f"{name}h"], capture_output=True)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_site_in_a_network_of_4_mbit_takes_part_like_any_other(tmp_path, slow_network):
+    name, address = slow_network
+    changes = {**WAIT, "study.rounds": 3, "model.name": "mlp", "model.widths": [90_000]}
+
+    async def play(drill):
+        await drill.enrol()
+        drill.reach(0, drill.home.address)
+        drill.processes[0].before = ["ip", "netns", "exec", name]
+        await drill.start()
+        began = asyncio.get_running_loop().time()
+        times = []
+        for t in range(3):
+            await drill.until_round(t + 1)
+            times.append(asyncio.get_running_loop().time() - began)
+        await drill.finished()
+        return times
+
+    drill, times = with_drill(tmp_path, 2, changes, play, 1200, silence=15.0, address=address)
+    print("rounds ended after", times)
+    settled(drill)
+    assert drill.lines[0].up.passed == 0
+    least = 8 * 4 * 90_000 * 23 * 2 / 4e6  # seconds that 8 MB take there and back
+    assert all(after - before > 0.9 * least for before, after in pairwise(times))
+
+
+# -- endurance -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_hundred_rounds_take_no_more_memory_than_fifty(tmp_path):
+    async def play(drill):
+        await drill.enrol()
+        await drill.start()
+        found = []
+        for t in range(10, 200, 10):
+            await drill.until_round(t)
+            found.append([p.memory for p in (drill.coordinator, *drill.processes)])
+        await drill.finished()
+        return np.array(found)
+
+    changes = {**WAIT, "study.rounds": 200, "study.evaluate_every": 5}
+    drill, memory = with_drill(tmp_path, 10, changes, play, 3000)
+    rounds = np.arange(10, 200, 10)
+    late = rounds >= 50
+    slopes = [np.polyfit(rounds[late], each[late] / 1024, 1)[0] for each in memory.T]
+    print("MB of the coordinator:", (memory[:, 0] / 2**20).round(1).tolist())
+    print("kB per round:", np.round(slopes, 2).tolist())
+    settled(drill)
+    assert slopes[0] < 20
+    assert np.median(slopes[1:]) < 10
