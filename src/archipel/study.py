@@ -75,6 +75,7 @@ class Study(BaseModel):
     simulate: Simulated = Simulated()
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
+    _elsewhere: bool = PrivateAttr(default=False)  # its paths are those of other machines
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class Study(BaseModel):
         """Check a study given as text or as tables; with `elsewhere`, its data need not be here."""
         try:
             study = cls.model_validate(read_tables(content))
-            study._base = base or Path.cwd()
+            study._base, study._elsewhere = base or Path.cwd(), elsewhere
             study._check(elsewhere)
         except (ValidationError, ArchipelError) as error:
             found = sentence(error) if isinstance(error, ValidationError) else error
@@ -203,6 +204,8 @@ class Study(BaseModel):
     def sources(self) -> dict[str, bytes]:
         """The files of the user's own that the study names."""
         data = self.data
+        if self._elsewhere:
+            return {}
         named: list[tuple[plugins.Kind, str | None]] = [
             ("algorithm", self.algorithm.name),
             ("model", self.model.name),

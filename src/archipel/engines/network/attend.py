@@ -143,8 +143,10 @@ class Attendance:
     async def _ask(self, kind: str, arrays: Any = (), **fields: Any) -> Letter:
         """Ask until there is an answer."""
         letter = self._letter(kind, leaves(tuple(arrays)), **fields)
+        if self._may is not None:
+            await self._may()
         if kind in ("upload", "scores", "ask"):
-            letter = Letter(kind, {**letter.fields, "signature": self._sign(letter)}, letter.arrays)
+            letter = letter.adding(signature=self._sign(letter))
         pause = self._pause
         while True:
             if self._may is not None:
