@@ -134,6 +134,9 @@ class Round(Section):
     on_missing: Annotated[
         Literal["continue", "wait", "abort"], Field(description="below the quorum")
     ] = "continue"
+    late_joiners: Annotated[
+        bool, Field(description="between institutions: sites may join after the first round")
+    ] = True
 
 
 class Wire(Section):

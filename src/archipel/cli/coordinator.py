@@ -314,19 +314,26 @@ def up(
 
     where = _home(home)
 
+    def tell(text: str) -> None:
+        """Above the picture, where there is one."""
+        if view.quiet:
+            timed(text)
+        else:
+            view.console.print(with_time(text), markup=False, highlight=False)
+
     async def main() -> None:
         stop = stopping()
-        coordinator = Coordinator(where, say=timed, silence=silence)
+        coordinator = Coordinator(where, say=tell, silence=silence)
         try:
             port = await coordinator.up(listen)
-            timed(f"up at {where.address}, port {port}")
+            tell(f"up at {where.address}, port {port}")
             with serve_metrics(coordinator, metrics):
                 keeping = asyncio.create_task(keep_status(coordinator))
                 await coordinator.serve(stop, view)
                 keeping.cancel()
         finally:
             await coordinator.down()
-            timed("down")
+            tell("down")
 
     from archipel.report.live import LiveView
 
@@ -336,9 +343,13 @@ def up(
 
 def timed(text: str) -> None:
     """A line with its time, on standard output."""
+    say(with_time(text))
+
+
+def with_time(text: str) -> str:
     from datetime import UTC, datetime
 
-    say(f"{datetime.now(UTC):%H:%M:%S} {text}")
+    return clean(f"{datetime.now(UTC):%H:%M:%S} {text}")
 
 
 def stopping() -> Any:

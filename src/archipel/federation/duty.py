@@ -21,6 +21,7 @@ from archipel.federation.site import Left, Site
 _LOOK = 1.0  # seconds between two looks at what was decided here
 _HELLO = 15.0  # seconds between two questions for what is new
 _AGAIN = 10.0  # seconds until something that failed is tried again
+_LEAST = 5  # values that a sum leaving the site is made of
 
 Say = Callable[[str], None]
 
@@ -115,9 +116,20 @@ async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:
     if binding.needs_scale(described):
         path = site.shelf.folder(study) / "scale.safetensors"
         if not path.exists():
-            scale.keep(path, await _scaling(site, link, study, records.sums()))
+            scale.keep(path, await _scaling(site, link, study, _enough(records.sums())))
         scaling = scale.read(path)
     return records.federation(scaling, site.name, standardise)
+
+
+def _enough(sums: Sums) -> Sums:
+    """Refuse sums of so few rows that they would show them."""
+    fewest = int(sums.counts.min())
+    if fewest < _LEAST:
+        raise ArchipelError(
+            f"a column has {fewest} values in this site's training rows: sums of fewer than "
+            f"{_LEAST} would show single patients, so nothing is sent; add rows."
+        )
+    return sums
 
 
 async def _scaling(site: Site, link: GrpcLink, study: str, sums: Sums) -> Scaling:
