@@ -57,7 +57,7 @@ def with_server(play, admit=lambda caller: caller.name, most=lambda who: 1 << 62
 async def asked(address, shown, letter=None, name=COORDINATOR):
     link = GrpcLink(address, name, shown, most=1 << 30)
     try:
-        letter = letter or Letter("ask", {"study": "s", "number": 0})
+        letter = letter or Letter("advice", {"study": "s", "number": 0})
         return await asyncio.wait_for(link.ask(letter), 10)
     finally:
         await link.close()
@@ -67,7 +67,7 @@ def test_letters_of_any_size_go_there_and_back():
     async def play(address):
         for size in (0, 10, 16_000, 3_000_000):
             x = torch.randn(size)
-            letter = Letter("ask", {"study": "s", "number": 0}, [x])
+            letter = Letter("advice", {"study": "s", "number": 0}, [x])
             answer = await asked(address, credentials(CA, "ulm"), letter)
             assert answer["study"] == "ulm"  # who the certificate says
             assert torch.equal(answer.arrays[0], x)
@@ -85,7 +85,7 @@ def test_a_refusal_comes_with_its_reason():
 
 def test_a_letter_larger_than_expected_is_refused_before_it_is_sent():
     async def play(address):
-        letter = Letter("ask", {"study": "s", "number": 0}, [torch.zeros(100_000)])
+        letter = Letter("advice", {"study": "s", "number": 0}, [torch.zeros(100_000)])
         with pytest.raises(Refused, match=r"a letter of 4000\d\d bytes where at most 1000"):
             await asked(address, credentials(CA, "ulm"), letter)
 

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archipel as ar
-from archipel.engines.network.letters import KINDS, MAGIC, BadLetter, Letter, decode, encode
+from archipel.engines.network.letters import (
+    KINDS,
+    MAGIC,
+    PIECE,
+    BadLetter,
+    Letter,
+    Sealed,
+    decode,
+    encode,
+)
 
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]
 VALUES = {
@@ -55,6 +64,31 @@ def test_a_letter_comes_back_as_it_was(letter):
 def test_a_transposed_array_is_written_row_by_row():
     x = torch.arange(6.0).view(2, 3).T
     assert torch.equal(decode(encode(Letter("thanks", {}, [x]))).arrays[0], x)
+
+
+@given(letter=letters())
+def test_both_sides_give_a_letter_the_same_name(letter):
+    sealed, data = Sealed(letter), encode(letter)
+    assert sealed.size == len(data)
+    assert b"".join(sealed.pieces) == data
+    assert decode(data).name == sealed.name
+    assert letter.digests == decode(data).digests
+
+
+def test_a_sealed_letter_is_sent_from_any_byte_on():
+    letter = Letter("thanks", {}, [torch.randn(300_000), torch.randn(3), torch.randn(500_000)])
+    sealed, data = Sealed(letter), bytes(encode(letter))
+    assert [len(piece) for piece in sealed.pieces[:-1]] == [PIECE] * 3
+    for at in (0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, len(data) - 1, len(data)):
+        assert b"".join(sealed.since(at)) == data[at:]
+
+
+def test_more_fields_and_other_arrays_make_another_name():
+    x = torch.arange(4.0)
+    plain = Letter("vector", {"study": "s", "round": 0, "number": 0}, [x])
+    names = [Sealed(plain.adding(signature=text)).name for text in (b"", b"a")]
+    names.append(Sealed(Letter(plain.kind, {**plain.fields, "signature": b""}, [x + 1])).name)
+    assert len(set(names)) == 3
 
 
 def raw(header, arrays=b""):

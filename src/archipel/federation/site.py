@@ -24,7 +24,7 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.network.attend import Attendance
 from archipel.engines.network.grpc import Credentials, GrpcLink
-from archipel.engines.network.letters import Letter, digest
+from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
@@ -50,7 +50,7 @@ def signed(letter: Letter) -> bytes:
     """What a site signs of an upload or of scores: all of it, so that it fits no other round."""
     parts = [letter.kind]
     parts += [f"{k}={letter.fields[k]!r}" for k in sorted(letter.fields) if k != "signature"]
-    arrays = [digest(a.contiguous().reshape(-1).numpy().data).hex() for a in letter.arrays]
+    arrays = [digest.hex() for digest in letter.digests]
     return "\n".join(["archipel letter", *parts, *arrays]).encode()
 
 

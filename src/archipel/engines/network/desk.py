@@ -39,6 +39,7 @@ class Desk:
         self.rounds_done: int | None = None  # set when the study is over
         self.scores: dict[int, dict[int, Letter]] = {}  # round -> party -> what it measured
         self._scored: tuple[int, Sealed] | None = None
+        self._given: Sealed | None = None  # what was learnt, to all who ask
         self._heard: dict[int, float] = {}  # party -> when it last gave a sign of life
         self._came = asyncio.Event()  # scores
 
@@ -68,8 +69,10 @@ class Desk:
             case "model":
                 if self.rounds_done is None:
                     raise Refused("the study is not done yet.")
-                fields = {"study": self.engine.study, "rounds": self.rounds_done}
-                return Letter("learnt", fields, self._learnt())
+                if self._given is None:
+                    fields = {"study": self.engine.study, "rounds": self.rounds_done}
+                    self._given = Sealed(Letter("learnt", fields, self._learnt()))
+                return self._given
             case "ask":
                 number = letter["number"]
                 if not 0 <= number < len(self.engine.anatomy.personal):

@@ -9,12 +9,16 @@ The header is a map of kind, fields and the arrays' dtypes and shapes; arrays ar
 endian. Kinds, their fields and the dtypes are closed sets: a reader makes numbers, text and tensors
 of what it gets, never objects, and refuses a letter before it takes memory for it. No code, no
 class names, no pickle.
+
+A letter's name is the SHA-256 of its header and of the SHA-256 of each array: who signs the arrays
+and who names the letter hash their bytes once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 from typing import Any
@@ -28,6 +32,7 @@ from archipel.errors import ArchipelError
 
 MAGIC = b"ARC1"
 MOST_HEADER = 1 << 20  # bytes
+PIECE = 1 << 20  # bytes that are sent at a time
 MOST_ARRAYS, MOST_DIMENSIONS, MOST_NUMBERS = 4096, 8, 1 << 40
 
 _DTYPES = {
@@ -112,44 +117,68 @@ class Letter:
     kind: str
     fields: Fields = field(default_factory=dict)
     arrays: Sequence[Tensor] = ()
-    name: bytes = b""  # SHA-256 of the bytes it came as
+    header: bytes = b""  # as it came
+    hashed: Sequence[bytes] | None = None  # SHA-256 of each array, where it is known
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
 
+    @cached_property
+    def digests(self) -> Sequence[bytes]:
+        """SHA-256 of each array."""
+        if self.hashed is not None:
+            return self.hashed
+        return [sha256(_raw(tensor)).digest() for tensor in self.arrays]
+
+    @cached_property
+    def name(self) -> bytes:
+        """Of a letter that came."""
+        return sha256(b"".join([self.header, *self.digests])).digest()
+
+    def adding(self, **fields: Any) -> Letter:
+        """The same with more fields; arrays that were hashed are not hashed again."""
+        return replace(self, fields={**self.fields, **fields}, hashed=self.digests)
+
 
 def encode(letter: Letter) -> bytearray:
     """A letter as bytes."""
+    return bytearray().join(_parts(_pack(letter), letter))
+
+
+def _pack(letter: Letter) -> bytes:
+    """A letter's header."""
     _check(letter.kind, letter.fields)
-    arrays = [tensor.detach().contiguous() for tensor in letter.arrays]
-    for tensor in arrays:
+    for tensor in letter.arrays:
         if tensor.dtype not in _TAGS:
             raise ArchipelError(f"a letter holds no {tensor.dtype}: convert it to float32.")
-    forms = [[_TAGS[tensor.dtype], list(tensor.shape)] for tensor in arrays]
-    header = msgpack.packb([letter.kind, dict(letter.fields), forms])
+    forms = [[_TAGS[tensor.dtype], list(tensor.shape)] for tensor in letter.arrays]
+    header: bytes = msgpack.packb([letter.kind, dict(letter.fields), forms])
     if len(header) > MOST_HEADER:
         raise ArchipelError(f"the header of a letter has {len(header)} bytes: send fewer fields.")
-    size = 8 + len(header) + sum(tensor.numel() * tensor.element_size() for tensor in arrays)
-    out = bytearray(size)
-    out[:8], at = MAGIC + len(header).to_bytes(4, "little"), 8 + len(header)
-    out[8:at] = header
-    view = memoryview(out)
-    for tensor in arrays:
-        flat = tensor.reshape(-1).numpy()
-        end = at + flat.nbytes
-        np.frombuffer(view[at:end], flat.dtype.newbyteorder("<"))[:] = flat
-        at = end
-    return out
+    return header
 
 
-def decode(data: bytes | bytearray | memoryview, name: bytes = b"") -> Letter:
+def _parts(header: bytes, letter: Letter) -> list[memoryview]:
+    """All its bytes, one after another, where they lie."""
+    start = MAGIC + len(header).to_bytes(4, "little") + header
+    return [memoryview(start), *(_raw(tensor) for tensor in letter.arrays)]
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The bytes of an array."""
+    flat = tensor.detach().contiguous().reshape(-1).numpy()
+    return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
+
+
+def decode(data: bytes | bytearray | memoryview) -> Letter:
     """The letter that the bytes are; its arrays share their memory."""
     if bytes(data[:4]) != MAGIC or len(data) < 8:
         raise BadLetter("not a letter: it begins with other bytes.")
     length = int.from_bytes(data[4:8], "little")
     if length > MOST_HEADER or 8 + length > len(data):
         raise BadLetter(f"a header of {length} bytes in a letter of {len(data)}.")
-    kind, fields, forms = _header(bytes(data[8 : 8 + length]))
+    header = bytes(data[8 : 8 + length])
+    kind, fields, forms = _header(header)
     sizes = [_size(form) for form in forms]
     if 8 + length + sum(sizes) != len(data):
         raise BadLetter(f"arrays of {sum(sizes)} bytes announced, {len(data) - 8 - length} sent.")
@@ -158,7 +187,7 @@ def decode(data: bytes | bytearray | memoryview, name: bytes = b"") -> Letter:
     for (tag, shape), size in zip(forms, sizes, strict=True):
         arrays.append(_tensor(data, at, size, _DTYPES[tag][0], shape))
         at += size
-    return Letter(kind, fields, arrays, name)
+    return Letter(kind, fields, arrays, header)
 
 
 def _tensor(data: Any, at: int, size: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
@@ -227,13 +256,33 @@ def _check_value(kind: str, name: str, value: Any) -> None:
 
 
 class Sealed:
-    """A letter's bytes and their SHA-256, made once for all who get it."""
+    """A letter's bytes and its name, made once for all who get it."""
 
     def __init__(self, letter: Letter) -> None:
-        self.data = encode(letter)
-        self.name = digest(self.data)
+        header = _pack(letter)
+        self.pieces = list(_cut(_parts(header, letter)))
+        self.size = sum(map(len, self.pieces))
+        self.name = replace(letter, header=header, hashed=letter.digests).name
+
+    def since(self, at: int) -> Iterator[bytes]:
+        """The bytes from number `at` on, in pieces."""
+        first, inside = divmod(at, PIECE)
+        for piece in self.pieces[first:]:
+            yield piece[inside:]
+            inside = 0
 
 
-def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """SHA-256: names a letter's bytes."""
-    return sha256(data).digest()
+def _cut(parts: Iterable[memoryview]) -> Iterator[bytes]:
+    """The same bytes in pieces, all of the same size but the last."""
+    begun: list[memoryview] = []
+    room = PIECE
+    for part in parts:
+        rest = part
+        while rest:
+            begun.append(rest[:room])
+            rest, room = rest[room:], room - len(begun[-1])
+            if room == 0:
+                yield b"".join(begun)
+                begun, room = [], PIECE
+    if begun:
+        yield b"".join(begun)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversation: one letter there, one letter back, over any two-way stream of byte strings.
 
-The side that sends first offers a letter by its length and SHA-256. A small one comes with the
-offer. Of a large one the receiver says how many bytes it has already, from a conversation that was
-cut, and the rest follows in pieces: so transfers of any size are resumed, whatever the stream is.
+The side that sends first offers a letter by its length and name. A small one comes with the offer.
+Of a large one the receiver says how many bytes it has already, from a conversation that was cut,
+and the rest follows in pieces: so transfers of any size are resumed, whatever the stream is. That
+bytes of one stream are as they were sent is the stream's affair (TLS); what was put together from
+several is checked against the name.
 The asking side is always the party, which connects outwards only; both kinds of stream, in memory
 (`memory.py`) and gRPC (`grpc.py`), run these same functions.
 """
@@ -15,11 +17,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from archipel.engines.network.letters import BadLetter, Letter, Sealed, decode, digest
+from archipel.engines.network.letters import PIECE, BadLetter, Letter, Sealed, decode
 from archipel.errors import ArchipelError
 
 INLINE = 64 << 10  # bytes of a letter that comes with its offer
-PIECE = 1 << 20  # bytes of a message on the stream
 SMALL = 2 << 20  # bytes of a letter that brings no model
 _OFFER, _HAVE = b"O", b"H"
 
@@ -102,23 +103,20 @@ async def give(
     Where it wants none and answers at once, return the offer of its answer.
     """
     sealed = letter if isinstance(letter, Sealed) else Sealed(letter)
-    data = sealed.data
-    offer = _OFFER + len(data).to_bytes(8, "little") + sealed.name
-    if len(data) <= INLINE:
-        await stream.send(offer + data)
+    offer = _OFFER + sealed.size.to_bytes(8, "little") + sealed.name
+    if sealed.size <= INLINE:
+        await stream.send(offer + b"".join(sealed.pieces))
         return None
     await stream.send(offer)
     have = await stream.receive()
     if have[:1] == _OFFER:
         return have
     at = int.from_bytes(have[1:], "little")
-    if have[:1] != _HAVE or len(have) != 9 or at > len(data):
+    if have[:1] != _HAVE or len(have) != 9 or at > sealed.size:
         raise BadLetter("an answer to an offer that says no number of bytes.")
-    view = memoryview(data)
-    while at < len(data):
-        await stream.send(bytes(view[at : at + PIECE]))
+    for piece in sealed.since(at):
+        await stream.send(piece)
         moved()
-        at += PIECE
     return None
 
 
@@ -130,29 +128,37 @@ async def take(
     offer: bytes | None = None,
     moved: Moved = lambda: None,
 ) -> Letter:
-    """Receive a letter of at most so many bytes, and check them against their digest."""
+    """Receive a letter of at most so many bytes."""
     offer = offer or await stream.receive()
     size, name, inline = int.from_bytes(offer[1:9], "little"), offer[9:41], offer[41:]
     if offer[:1] != _OFFER or len(name) != 32:
         raise BadLetter("bytes that offer no letter.")
     if size > most:
         raise BadLetter(f"a letter of {size} bytes where at most {most} are expected.")
-    data = bytearray(inline)
+    data, had = bytearray(inline), 0
     if size > INLINE:
         if inline:
             raise BadLetter("an offer of a large letter that brings some of it.")
         with partials.room(sender, size, 2 * most):
-            data = await _pieces(stream, sender, partials, size, name, moved)
-    if len(data) != size or digest(data) != name:
+            data = partials.take(sender, name)
+            had = len(data)
+            await _pieces(stream, sender, partials, data, size, name, moved)
+    letter = decode(data) if len(data) == size else None
+    if letter is None or (had and letter.name != name):
         raise BadLetter("a letter whose bytes are not those that were offered.")
-    return decode(data, name)
+    return letter
 
 
 async def _pieces(
-    stream: Stream, sender: str, partials: Partials, size: int, name: bytes, moved: Moved
-) -> bytearray:
-    """The bytes of a large letter, from where an earlier conversation was cut."""
-    data = partials.take(sender, name)
+    stream: Stream,
+    sender: str,
+    partials: Partials,
+    data: bytearray,
+    size: int,
+    name: bytes,
+    moved: Moved,
+) -> None:
+    """Add the bytes that a large letter lacks; they are kept where the conversation is cut."""
     try:
         await stream.send(_HAVE + len(data).to_bytes(8, "little"))
         while len(data) < size:
@@ -165,7 +171,6 @@ async def _pieces(
         if 0 < len(data) < size:
             partials.put_back(sender, name, data)
     partials.forget(sender)
-    return data
 
 
 async def ask(stream: Stream, letter: Letter, partials: Partials, most: int) -> Letter:
