@@ -27,6 +27,7 @@ from archipel.engines.network.desk import Desk
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
+from archipel.engines.network.peers import Contacts, Rounds, Words
 from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import SMALL, Cut, Partials, Refused
 from archipel.federation import approval
@@ -45,6 +46,7 @@ from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.site import Site
+from archipel.graphs import topology
 from archipel.study import Study
 
 CA = Authority.create("test")
@@ -680,3 +682,31 @@ def test_a_site_does_not_wait_as_long_as_it_is_told(monkeypatch, seconds):
 
     monkeypatch.setattr("archipel.engines.network.attend._LONG", 0.01)
     assert asyncio.run(asyncio.wait_for(Attendance(seat_of(), Link(), "s").run(), 20)) == 1
+
+
+# -- a peer against another ------------------------------------------------------------------------
+
+
+def test_a_peer_cannot_send_another_to_the_end_of_the_study():
+    class Nowhere:
+        def keep(self, name, tensors):
+            pass
+
+        def forget(self, names):
+            pass
+
+    async def play():
+        words, contacts = Words("s", 100), Contacts({1: None, 2: None}, 60.0)
+        rounds, x = Rounds(0, topology("complete", 3), contacts, words, Nowhere()), torch.ones(4)
+        rounds.begin(0)
+        mixing = asyncio.create_task(rounds.mix(x))
+        await rounds.answer(2, words.vector((0, 0), 2 * x))
+        contacts.note(1, words.beat((99, 0), "\x1b[2J" + "x" * 1000))
+        await mixing
+        return rounds.after(), rounds.missing, contacts.of[1].doing
+
+    after, missing, doing = asyncio.run(asyncio.wait_for(play(), 20))
+    assert after == 1
+    assert missing == {1: "went on without this peer, to round 100"}
+    assert doing.isprintable()
+    assert len(doing) == 80

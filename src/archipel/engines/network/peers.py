@@ -39,7 +39,7 @@ from archipel.core import Vector
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import Cut, Link, Refused
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, RunFailed, clean
 from archipel.graphs import Topology
 from archipel.tree import first, leaves
 
@@ -49,6 +49,7 @@ POLL = 20.0  # seconds that a question is held before it is answered with "not y
 SILENCE = 60.0  # seconds without a sign of life after which a peer counts as away
 _ASKING = 2.0  # seconds that gossip waits for an answer before it goes on
 _MOST = 1 << 16  # exchanges in a round
+_WORDS = 80  # characters of what a peer says that it does
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
 
 
@@ -114,7 +115,7 @@ class Contacts:
     def note(self, j: int, letter: Letter) -> None:
         """Peer j said something; it is alive unless it trains and got no further."""
         contact, now = self.of[j], self.clock()
-        doing = letter.fields.get("doing", "")
+        doing = clean(letter.fields.get("doing", "")[:_WORDS])
         if not doing.startswith("trains") or doing != contact.doing:
             contact.alive = now
         contact.heard, contact.doing = now, doing
@@ -285,9 +286,14 @@ class Rounds:
         self.contacts.ring()
 
     def after(self) -> int:
-        """The round to go on with: the next one, or the one after the last that was heard of."""
+        """The round to go on with: the next one, or the one after the last that was heard of.
+
+        Who still exchanged with somebody is not behind, whatever another peer says.
+        """
         t = self.at[0]
-        return t + 1 if self._told <= t + 1 else min(self._told + 1, self.words.rounds)
+        return (
+            t + 1 if self._used or self._told <= t + 1 else min(self._told + 1, self.words.rounds)
+        )
 
     def told(self, j: int) -> Letter:
         return self.words.beat(self._position(j), self.doing)
