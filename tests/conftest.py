@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import settings
 
+from store import postgres
+
 settings.register_profile("archipel", deadline=None)  # a busy machine is not a failure
 settings.load_profile("archipel")
 
@@ -13,3 +15,13 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def server():
+    """One PostgreSQL server for all tests of what lies in a database."""
+    found = postgres.binaries()
+    if found is None:
+        pytest.skip("PostgreSQL is not installed: databases are tested with SQLite alone")
+    with postgres.running(found) as server:
+        yield server

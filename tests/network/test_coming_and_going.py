@@ -85,11 +85,11 @@ class Gate:
 class Clinics:
     """A coordinator and its sites in one process, each with a folder and a table."""
 
-    def __init__(self, path, rounds=6, policy="", sites=4):
+    def __init__(self, path, rounds=6, policy="", sites=4, database=None):
         self.path = path
         write_tables(path, sites)
         self.text = STUDY.format(rounds=rounds, policy=policy).encode()
-        self.home = Home.create(path / "c", "test", f"localhost:{_free_port()}")
+        self.home = Home.create(path / "c", "test", f"localhost:{_free_port()}", database)
         self.digest = self.home.submit(self.text)
         self.sites, self._stops, self._tasks = {}, {}, {}
 
@@ -198,9 +198,15 @@ def test_a_study_of_own_tables_is_its_simulation(tmp_path):
     assert "not told" in run.report(tmp_path / "report.html").read_text()
 
 
-def test_a_site_comes_late_and_the_coordinator_comes_back(tmp_path):
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request):
+    """The address of an empty database; None for SQLite in the coordinator's folder."""
+    return None if request.param == "sqlite" else request.getfixturevalue("server").address()
+
+
+def test_a_site_comes_late_and_the_coordinator_comes_back(tmp_path, database):
     """Who came late trains from then on and sends no sums; a restart changes nothing."""
-    clinics, gate, again = Clinics(tmp_path), Gate(2, 4), Gate()
+    clinics, gate, again = Clinics(tmp_path, database=database), Gate(2, 4), Gate()
 
     async def main():
         async with clinics.coordinator(gate) as one:

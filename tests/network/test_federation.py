@@ -91,9 +91,9 @@ def simulated(text):
     return Study.parse(text.decode()).run(None, baselines=False)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "pefll"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedrep", "pefll"])
 def test_a_study_between_sites_is_its_simulation(tmp_path, algorithm):
-    text = text_of(algorithm)
+    text = text_of(algorithm, **({"model.name": "mlp"} if algorithm == "fedrep" else {}))
 
     async def play():
         async with coordinator(tmp_path / "c") as one:
