@@ -35,9 +35,9 @@ def _home(path: Path) -> Home:
     return Home(path)
 
 
-def say(text: str) -> None:
-    """A line on standard output, at once, also in a pipe."""
-    print(clean(text), flush=True)
+def say(text: str, err: bool = False) -> None:
+    """A line on standard output, or the other one, at once, also in a pipe."""
+    print(clean(text), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def table(*headings: str) -> Table:
@@ -134,7 +134,7 @@ def submit(
 
 
 @app.command()
-def start(study: Study, home: Where = _HOME) -> None:
+def start(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
     """Have a study run with the sites that approved it; with one that was stopped, go on.
 
     \b
@@ -143,12 +143,15 @@ def start(study: Study, home: Where = _HOME) -> None:
     """
     where = _home(home)
     found = where.start(study)
+    if as_json:
+        o.print_json({"study": found.hash, "name": found.name, "up": where.is_up})
+        return
     then = "" if where.is_up else " It begins when the coordinator is up."
     say(f"Study {found.name} is started.{then}")
 
 
 @app.command()
-def stop(study: Study, home: Where = _HOME) -> None:
+def stop(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
     """Leave a study where it is; `start` goes on from its last round.
 
     \b
@@ -156,6 +159,9 @@ def stop(study: Study, home: Where = _HOME) -> None:
       archipel coordinator stop heart
     """
     found = _home(home).stop(study)
+    if as_json:
+        o.print_json({"study": found.hash, "name": found.name})
+        return
     say(f"Study {found.name} is stopped; 'archipel coordinator start {found.name}' goes on.")
 
 
@@ -164,6 +170,7 @@ def revoke(
     site: Annotated[str, typer.Argument(help="The site.")],
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
     home: Where = _HOME,
+    as_json: o.Json = False,
 ) -> None:
     """Shut a site out, from its next letter on.
 
@@ -172,6 +179,9 @@ def revoke(
       archipel coordinator revoke cleveland --reason "laptop was stolen"
     """
     _home(home).revoke(site, reason)
+    if as_json:
+        o.print_json({"site": site, "reason": reason})
+        return
     say(f"Site {site} is out.")
 
 
@@ -243,7 +253,8 @@ def status(home: Where = _HOME, as_json: o.Json = False) -> None:
     say(f"{found['name']} at {found['address']}: {'up' if found['up'] else 'not up'}")
     for study in found["studies"]:
         say("")
-        say(f"{study['name']} ({study['hash'][:12]}): {study['state']}, {study['note']}")
+        note = f", {study['note']}" if study["note"] else ""
+        say(f"{study['name']} ({study['hash'][:12]}): {study['state']}{note}")
         approvals = ", ".join(f"{site} {said}" for site, said in study["decisions"].items())
         say(f"  decisions  {approvals or 'none yet'}")
         for site, doing in study["sites"].items():

@@ -63,6 +63,7 @@ def join(
     token: Annotated[str, typer.Argument(help="The token that the coordinator sent, or a file.")],
     home: Where = _HOME,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it is right.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Join a federation: make this site's keys here, and have them certified.
 
@@ -76,24 +77,35 @@ def join(
     from archipel.federation.site import Site
 
     invitation = Invitation.read(_token(token))
-    say(f"Federation   {invitation.federation}, at {invitation.address}")
-    say(f"You join as  {invitation.site}")
-    say(f"Fingerprint  {fingerprint(invitation.authority)}")
-    say("Compare the eight words with the coordinator's operator by telephone.")
-    if not yes and not typer.confirm("Are they the same?"):
+    words = fingerprint(invitation.authority)
+    for line in (
+        f"Federation   {invitation.federation}, at {invitation.address}",
+        f"You join as  {invitation.site}",
+        f"Fingerprint  {words}",
+        "Compare the eight words with the coordinator's operator by telephone.",
+    ):
+        say(line, err=as_json)
+    if not yes and not typer.confirm("Are they the same?", err=as_json):
         raise ArchipelError("not joined: the words must be the same; ask for another token.")
     asyncio.run(Site.join(home, invitation))
+    if as_json:
+        about = {"federation": invitation.federation, "address": invitation.address}
+        o.print_json({"home": str(home), "site": invitation.site, **about, "fingerprint": words})
+        return
     say(f"Joined; keys and log are in {home}. Next: archipel site studies")
 
 
 def _token(given: str) -> str:
+    """The token, or what is in the file that was named."""
+    if given.lstrip().startswith("archipel-") and len(given) > 255:
+        return given
     try:
-        path = Path(given)
-        if len(given) < 256 and path.is_file():
-            return path.read_text()
+        return Path(given).read_text()
     except (OSError, ValueError):
-        pass
-    return given
+        raise ArchipelError(
+            f"token = '{given[:80]}': neither a whole token, which begins with archipel- and has "
+            "some hundred letters, nor a file that can be read."
+        ) from None
 
 
 @app.command()
@@ -189,7 +201,7 @@ def add(
 
 
 @app.command()
-def review(study: Study, home: Where = _HOME) -> None:
+def review(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
     """Say what taking part would mean: purpose, members, what leaves the building, privacy.
 
     \b
@@ -200,8 +212,12 @@ def review(study: Study, home: Where = _HOME) -> None:
 
     site = _site(home)
     digest, members = _known(site, study)
-    schema = binding.schema_of(site.shelf.read(digest))
-    print(site.review(site.shelf.text(digest), schema.empty(), members))
+    described = site.shelf.read(digest)
+    text = site.review(site.shelf.text(digest), binding.schema_of(described).empty(), members)
+    if as_json:
+        o.print_json({"study": digest, "name": described.name, "members": members, "text": text})
+        return
+    print(text)
     say("")
     say(f"To agree to exactly this: archipel site approve {digest[:12]}")
 
@@ -213,6 +229,7 @@ def approve(
     counts: Annotated[
         bool, typer.Option(help="Tell how many training and test points this site has.")
     ] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Agree to take part in exactly this study; a changed one needs approval again.
 
@@ -235,12 +252,12 @@ def approve(
         test = int(records.is_test.sum())
         facts = replace(facts, n=len(records.x) - test, n_test=test)
     site.decide(site.shelf.text(digest), "approved", facts)
-    _tell(site, f"Study {described.name} is approved, hash {digest}.")
-    say("It runs while 'archipel site up' does.")
+    said = f"Study {described.name} is approved, hash {digest}."
+    _tell(site, said, "It runs while 'archipel site up' does.", as_json)
 
 
 @app.command()
-def reject(study: Study, home: Where = _HOME) -> None:
+def reject(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
     """Say no to a study.
 
     \b
@@ -250,20 +267,28 @@ def reject(study: Study, home: Where = _HOME) -> None:
     site = _site(home)
     digest, _ = _known(site, study)
     site.decide(site.shelf.text(digest), "rejected")
-    _tell(site, f"Study {site.shelf.read(digest).name} is rejected.")
+    _tell(site, f"Study {site.shelf.read(digest).name} is rejected.", "", as_json)
 
 
-def _tell(site: Site, decided: str) -> None:
+def _tell(site: Site, decided: str, then: str, as_json: bool) -> None:
     """Say what was decided, and have the coordinator know."""
-    say(decided)
-    if _asking(site, site.tell):
+    say(decided, err=as_json)
+    told = _asking(site, site.tell)
+    if as_json:
+        known = {each: site.shelf.decision(each) for each in site.shelf.known()}
+        decisions = {each: found.decision for each, found in known.items() if found is not None}
+        o.print_json({"decisions": decisions, "told": told})
+        return
+    if told:
         say("The coordinator knows.")
     else:
         say("The coordinator does not answer; 'archipel site up' tells it when it does.")
+    if then:
+        say(then)
 
 
 @app.command()
-def pause(home: Where = _HOME) -> None:
+def pause(home: Where = _HOME, as_json: o.Json = False) -> None:
     """Send nothing any more, until `resume`; works at once, whoever answers.
 
     \b
@@ -271,11 +296,14 @@ def pause(home: Where = _HOME) -> None:
       archipel site pause
     """
     _site(home).pause()
+    if as_json:
+        o.print_json({"paused": True})
+        return
     say("Paused: nothing leaves. 'archipel site resume' goes on.")
 
 
 @app.command()
-def resume(home: Where = _HOME) -> None:
+def resume(home: Where = _HOME, as_json: o.Json = False) -> None:
     """End a pause.
 
     \b
@@ -283,13 +311,17 @@ def resume(home: Where = _HOME) -> None:
       archipel site resume
     """
     _site(home).resume()
-    say("Resumed.")
+    if as_json:
+        o.print_json({"paused": False})
+        return
+    say("Resumed: what is approved goes on while 'archipel site up' runs.")
 
 
 @app.command()
 def leave(
     study: Annotated[str | None, typer.Argument(help="A study; all of them without.")] = None,
     home: Where = _HOME,
+    as_json: o.Json = False,
 ) -> None:
     """Take back the approval of a study, or of all; works at once, whoever answers.
 
@@ -301,7 +333,10 @@ def leave(
     left = site.shelf.approved() if study is None else [site.shelf.find(study)]
     site.leave(left)
     names = ", ".join(site.shelf.read(each).name for each in left)
-    _tell(site, f"Left: {names or 'nothing was approved'}. Nothing of this site leaves for it.")
+    said = f"Left: {names}. Nothing of this site leaves for it any more."
+    if not left:
+        said = "Nothing was approved, so there is nothing to leave."
+    _tell(site, said, "", as_json)
 
 
 @app.command()
@@ -369,7 +404,8 @@ def up(home: Where = _HOME) -> None:
     site = _site(home)
 
     async def main() -> None:
-        timed(f"{site.name} is up" + (", and paused" if site.paused else ""))
+        with site.at_work():  # says so before anything else is said
+            timed(f"{site.name} is up" + (", and paused" if site.paused else ""))
         await duty.up(site, stopping(), timed)
         timed("down")
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, RunFailed
 from archipel.federation.home import Home
 from archipel.store.files import write
 from archipel.store.folder import Folder
-from archipel.store.roll import Roll, Submission
+from archipel.store.roll import STATES, Roll, Submission
 
 if TYPE_CHECKING:
     from archipel.federation.coordinator import Coordinator
@@ -111,12 +112,13 @@ def _note(home: Home, study: Submission, seen: dict[str, Any] | None) -> str:
     """How far a study is, as the coordinator sees it or as its journal says."""
     if seen is None:
         path = home.run_of(study.hash)
-        if study.state != "running" or not Folder.exists(path):
+        if study.state in ("open", "done") or not Folder.exists(path):
             return study.note
         journal = Folder.open(path, home.shared).journal
         row = journal.row()
         journal.close()
-        return f"round {row['done']} of {row['rounds']}"
+        reached = f"round {row['done']} of {row['rounds']}"
+        return reached if study.state == "running" else f"{study.note}, {reached}"
     value = "" if seen["value"] is None else f", {seen['metric']} {seen['value']:.3f}"
     return f"round {seen['round']} of {seen['rounds']}{value}"
 
@@ -142,6 +144,12 @@ class Metrics(Collector):
         refused = CounterMetricFamily("archipel_refused", "Letters that were refused")
         refused.add_metric([], now["refused"])
         yield refused
+        studies = GaugeMetricFamily("archipel_studies", "Studies, by state", labels=["state"])
+        with suppress(RunFailed):  # the database is away
+            states = Counter(study.state for study in self._coordinator.roll.studies())
+            for state in STATES:
+                studies.add_metric([state], states[state])
+        yield studies
         for name, about in _GAUGES.items():
             family = GaugeMetricFamily(f"archipel_study_{name}", about, labels=["study"])
             for digest, study in now["studies"].items():
