@@ -183,7 +183,7 @@ class Recorder:
         run = self._run
         run.state = state
         self.event(state, text)
-        if run.done:
+        if run.done and run.vector.numel():  # peers keep their models to themselves
             facts = {"run": run.name, "round": str(run.done), "algorithm": repr(run.algorithm)}
             self._folder.save_model(run.model.state_dict(), facts)
         self.save(state=state, ended=now(), scorecard=scorecard)

@@ -158,6 +158,9 @@ class Graph(Section):
     """[topology]"""
 
     name: Annotated[str | None, Field(description='for peers: "ring", "torus:4x8", ...')] = None
+    asynchronous: Annotated[
+        bool, Field(description="between peers: each at its own pace, averaging pair by pair")
+    ] = False
 
 
 class Simulated(Section):

@@ -26,6 +26,7 @@ from archipel.data import frames
 from archipel.data.federation import Federation
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
+from archipel.exchange import is_peer
 from archipel.loading import federation_of, model_of
 from archipel.model import Model
 from archipel.run import Run
@@ -302,6 +303,11 @@ class Study(BaseModel):
         parts: tuple[Algorithm, Federation, Model] | None = None,
     ) -> Run:
         """Run the study in this folder, from where it is."""
+        if self.topology.asynchronous:
+            raise ArchipelError(
+                "topology.asynchronous = true: a simulation has its rounds in common; leave it "
+                "out, or run the study between processes with 'archipel rehearse --peers'."
+            )
         options = self.options()
         if workers is not None:
             options["workers"] = workers
@@ -338,6 +344,11 @@ class Study(BaseModel):
             check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
         check_names(self.study, self.model, self.topology)
+        if self.topology.asynchronous and not is_peer(self.algorithm_object):
+            raise ArchipelError(
+                f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
+                "sites have in common; leave it out, or take an algorithm such as dsgd."
+            )
         check_policy(self.round, self.simulate)
 
     def _check_metric(self, data: Federation, model: Model) -> None:

@@ -120,25 +120,46 @@ class Authority:
         if not is_ours or not _signed_by_itself(asked):
             raise ArchipelError("request: not signed by a P-256 key of its own.")
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        return self.certify(key, name, valid)
+        return self.certify(key, name, valid, listens=_asks_to_listen(asked, name))
 
-    def certify(self, key: ec.EllipticCurvePublicKey, name: str, valid: timedelta = VALID) -> bytes:
+    def certify(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        valid: timedelta = VALID,
+        listens: bool = False,
+    ) -> bytes:
+        """The coordinator listens; sites ask; peers do both."""
         builder = _builder(_name(name), self.certificate.subject, key, valid)
         builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
         builder = builder.add_extension(_usage(signs=False), critical=True)
-        use = ExtendedKeyUsageOID.CLIENT_AUTH
-        if name == COORDINATOR:
-            use = ExtendedKeyUsageOID.SERVER_AUTH
-            names = x509.SubjectAlternativeName([x509.DNSName(name)])
-            builder = builder.add_extension(names, critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=True)
+        uses = [] if name == COORDINATOR else [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if name == COORDINATOR or listens:
+            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+            builder = builder.add_extension(_listener(name), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=True)
         return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
-    """Ask for a certificate for one's own key."""
+def request(key: ec.EllipticCurvePrivateKey, name: str, listens: bool = False) -> bytes:
+    """Ask for a certificate for one's own key; a peer's is one to listen with, too."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    if listens:
+        builder = builder.add_extension(_listener(name), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def _listener(name: str) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([x509.DNSName(name)])
+
+
+def _asks_to_listen(asked: x509.CertificateSigningRequest, name: str) -> bool:
+    """Whether a request is one to listen with, under exactly the name that it may have."""
+    try:
+        found = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return False
+    return name != COORDINATOR and found.value == _listener(name)
 
 
 def _signed_by_itself(asked: x509.CertificateSigningRequest) -> bool:

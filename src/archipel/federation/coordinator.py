@@ -23,7 +23,8 @@ from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError, RunFailed
-from archipel.federation import approval
+from archipel.exchange import is_peer
+from archipel.federation import approval, roster
 from archipel.federation.authority import (
     GUEST,
     VALID,
@@ -31,6 +32,7 @@ from archipel.federation.authority import (
     verify,
 )
 from archipel.federation.binding import needs_scale
+from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
 from archipel.federation.refusals import Refusals
 from archipel.federation.scale import Scale
@@ -39,8 +41,10 @@ from archipel.federation.sitting import Adjourned, Sitting
 from archipel.plugins import reason
 from archipel.recording import Recorder
 from archipel.simulation import Watch
+from archipel.store.files import write
 from archipel.store.folder import Folder
 from archipel.store.roll import Roll
+from archipel.study import Study
 
 _SMALL = 1 << 20  # bytes of a letter that is no upload
 
@@ -329,7 +333,8 @@ class Coordinator:
         scale = None
         if needs_scale(study):
             scale = Scale(self.home.path / "scales" / f"{digest}.safetensors", digest, fed.shape[0])
-        sitting = Sitting(
+        is_among_peers = is_peer(study.algorithm_object)
+        sitting = (Gathering if is_among_peers else Sitting)(
             study.algorithm_object,
             fed,
             model,
@@ -340,9 +345,36 @@ class Coordinator:
             self._silence,
             scale,
         )
+        if isinstance(sitting, Gathering):
+            sitting.roster = self._roster(study, digest)
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)
         return sitting, self.home.run_of(digest)
+
+    def _roster(self, study: Study, digest: str) -> roster.Signed:
+        """Who takes part in a study between peers: those who approved when it first started."""
+        path = self.home.path / "rosters" / f"{digest}.json"
+        if path.exists():
+            return roster.Signed.of_json(path.read_bytes())
+        told = {d.site: d for d in self.roll.decisions(digest) if d.decision == "approved"}
+        seats = list(self.roll.seats(digest))
+        members = [
+            roster.Member(
+                party,
+                site,
+                str(told[site].facts.get("address", "")),
+                told[site].identity.hex(),
+                int(told[site].facts["n"]),
+            )
+            for party, site in enumerate(seats)
+            if site in told
+        ]
+        made = roster.make(digest, study.topology.name or "", len(seats), members)
+        signed_roster = made.sign(self.home.authority)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, signed_roster.to_json())
+        self.audit.append("roster", study=digest, peers=", ".join(m.name for m in members))
+        return signed_roster
 
     def _seeing(self, digest: str, watch: Watch | None) -> Any:
         """Whoever looks on, and the audit log: every round's roster, and every miss."""

@@ -68,7 +68,7 @@ class Sent:
 
     def add(self, detail: Mapping[str, Any]) -> None:
         self.bytes += int(detail["bytes"])
-        if detail["kind"] == "upload":
+        if detail["kind"] in ("upload", "vector"):
             self.uploads += 1
             self.rounds.add(int(detail["round"]))
 
@@ -82,6 +82,7 @@ class Site:
             about = json.loads((home / "site.json").read_text())
             self.name, self.address = str(about["name"]), str(about["address"])
             self.federation = str(about["federation"])
+            self.listens = str(about.get("listens", ""))  # where a peer is asked
             self.identity = Identity.read((home / "identity.key").read_bytes())
         except FileNotFoundError:
             raise ArchipelError(
@@ -93,8 +94,8 @@ class Site:
     # -- joining -----------------------------------------------------------------------------------
 
     @classmethod
-    async def join(cls, home: Path, invitation: Invitation) -> Site:
-        """Make keys here, and have the coordinator certify them."""
+    async def join(cls, home: Path, invitation: Invitation, listens: str = "") -> Site:
+        """Make keys here, and have the coordinator certify them; a peer listens somewhere."""
         if (home / "site.json").exists():
             raise ArchipelError(f"home = '{home}': a site has joined from there; name another.")
         if invitation.expires < datetime.now(UTC):
@@ -107,7 +108,7 @@ class Site:
         fields = {
             "site": invitation.site,
             "secret": invitation.secret,
-            "request": request(key, invitation.site),
+            "request": request(key, invitation.site, listens=bool(listens)),
             "identity": identity.public,
         }
         try:
@@ -129,6 +130,7 @@ class Site:
             "name": invitation.site,
             "address": invitation.address,
             "federation": invitation.federation,
+            "listens": listens,
         }
         write(home / "site.json", json.dumps(about, indent=1).encode())
         site = cls(home)
@@ -146,7 +148,8 @@ class Site:
         if ends((self.home / "site.pem").read_bytes()) - datetime.now(UTC) > RENEW:
             return False
         key = new_key()
-        answer = await link.ask(Letter("renew", {"request": request(key, self.name)}))
+        asked = request(key, self.name, listens=bool(self.listens))
+        answer = await link.ask(Letter("renew", {"request": asked}))
         write_secret(self.home / "site.key", pem_of(key))
         write(self.home / "site.pem", answer["certificate"])
         self.audit.append("renewed")
@@ -189,6 +192,8 @@ class Site:
         """
         study = self.shelf.put(text)
         told = {} if facts is None else facts.to_json()
+        if told and self.listens:
+            told["address"] = self.listens
         self.shelf.decide(study, Decision(decision, told))
         self.audit.append(decision, study=study)
         return study
@@ -290,7 +295,7 @@ class Site:
         size = sum(array.numel() * array.element_size() for array in letter.arrays)
         detail = {"kind": letter.kind, "study": letter["study"], "bytes": size}
         if "round" in letter.fields:
-            detail["round"] = int(letter["round"]) + (letter.kind == "upload")
+            detail["round"] = int(letter["round"]) + (letter.kind in ("upload", "vector"))
         self.audit.append("sent", **detail)
         return self.identity.sign(signed(letter))
 

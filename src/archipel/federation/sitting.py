@@ -134,7 +134,10 @@ class Remote:
         if not own:
             parties = [k for k in self.asked if self.here(np.array([k]))[0]]
             self._letters = self._wait(self.desk.evaluate(self._done, parties))
-        field, total = ("own" if own else "metrics"), self.engine.parties
+        return self._evaluation("own" if own else "metrics")
+
+    def _evaluation(self, field: str) -> Evaluation:
+        total = self.engine.parties
         names = sorted({name for letter in self._letters.values() for name in letter[field] or ()})
         names = names or [PRIMARY[self._task]]
         scores = {name: torch.full((total,), torch.nan, dtype=torch.float64) for name in names}

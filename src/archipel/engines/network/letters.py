@@ -3,7 +3,9 @@
 
 A letter has a kind, fields, and arrays. As bytes:
 
-    magic "ARC1" | length of the header, 4 bytes | header in msgpack | arrays, one after another
+    magic "ARC1" | length of the header, 4 bytes | header in msgpack | zeros | arrays
+
+Zeros fill up to a multiple of 8 bytes, so that arrays need not be copied to be computed with.
 
 The header is a map of kind, fields and the arrays' dtypes and shapes; arrays are raw and little-
 endian. Kinds, their fields and the dtypes are closed sets: a reader makes numbers, text and tensors
@@ -77,6 +79,18 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "away": {"study": (str,), "reason": (str,)},
     "scale": {"study": (str,)},
     "sums": {"study": (str,), "signature": (bytes,)},
+    "roster": {"study": (str,)},
+    "told": {
+        "study": (str,),
+        "round": (int,),
+        "metrics": (dict, type(None)),
+        "points": (int,),
+        "missing": (dict,),
+        "gradients": (int,),
+        "up": (int,),
+        "down": (int,),
+        "signature": (bytes,),
+    },
     "model": {"study": (str,)},
     "ask": {"study": (str,), "number": (int,), "signature": (bytes,)},
     # the coordinator answers
@@ -99,6 +113,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "learnt": {"study": (str,), "rounds": (int,)},
     "advice": {"study": (str,), "number": (int,)},
     "done": {"study": (str,), "rounds": (int,)},
+    "peers": {"study": (str,), "roster": (bytes,), "signature": (bytes,)},
     "refused": {"reason": (str,)},
     # one peer to another
     "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
@@ -160,7 +175,7 @@ def _pack(letter: Letter) -> bytes:
 
 def _parts(header: bytes, letter: Letter) -> list[memoryview]:
     """All its bytes, one after another, where they lie."""
-    start = MAGIC + len(header).to_bytes(4, "little") + header
+    start = MAGIC + len(header).to_bytes(4, "little") + header + bytes(-len(header) % 8)
     return [memoryview(start), *(_raw(tensor) for tensor in letter.arrays)]
 
 
@@ -179,11 +194,11 @@ def decode(data: bytes | bytearray | memoryview) -> Letter:
         raise BadLetter(f"a header of {length} bytes in a letter of {len(data)}.")
     header = bytes(data[8 : 8 + length])
     kind, fields, forms = _header(header)
-    sizes = [_size(form) for form in forms]
-    if 8 + length + sum(sizes) != len(data):
-        raise BadLetter(f"arrays of {sum(sizes)} bytes announced, {len(data) - 8 - length} sent.")
+    sizes, at = [_size(form) for form in forms], 8 + length + -length % 8
+    if at + sum(sizes) != len(data) or any(data[8 + length : at]):
+        raise BadLetter(f"arrays of {sum(sizes)} bytes announced, {len(data) - at} sent.")
     _check(kind, fields)
-    arrays, at = [], 8 + length
+    arrays = []
     for (tag, shape), size in zip(forms, sizes, strict=True):
         arrays.append(_tensor(data, at, size, _DTYPES[tag][0], shape))
         at += size

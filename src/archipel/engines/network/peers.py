@@ -213,12 +213,14 @@ class Words:
 class Place:
     """A peer's place in the graph; rounds that were looked at of late are remembered."""
 
-    def __init__(self, topology: Topology, party: int) -> None:
+    def __init__(self, topology: Topology, party: int, others: Iterable[int]) -> None:
+        """`others` are the peers that there are; the graph may have places for more."""
+        there = frozenset(others)
         period = topology.period
         self._ahead = min(period, _AHEAD) or _AHEAD
         self.row = lru_cache(4 * _AHEAD)(lambda t: topology.row(party, t % period if period else t))
         self.neighbours = lru_cache(4 * _AHEAD)(
-            lambda t: tuple(sorted(j for j, w in self.row(t).items() if j != party and w > 0))
+            lambda t: tuple(sorted(j for j, w in self.row(t).items() if j in there and w > 0))
         )
         self.around = lru_cache(2)(self._around)
 
@@ -247,7 +249,7 @@ class Rounds:
     def __init__(
         self, party: int, topology: Topology, contacts: Contacts, words: Words, store: Store
     ) -> None:
-        self.party, self.graph = party, Place(topology, party)
+        self.party, self.graph = party, Place(topology, party, contacts.of)
         self.contacts, self.words, self._store = contacts, words, store
         self.at: At = (0, 0)
         self.open: Exchange | None = None
@@ -481,7 +483,8 @@ class Gossip:
         seed: int,
     ) -> None:
         """`keep` writes this and the peer's state to the disk, at once."""
-        self.party, self.graph, self.seed = party, Place(topology, party), seed
+        self.party, self.seed = party, seed
+        self.graph = Place(topology, party, contacts.of)
         self.contacts, self.words, self._keep = contacts, words, keep
         self.at: At = (0, 0)
         self.missing: dict[int, str] = {}
