@@ -209,9 +209,17 @@ def cli() -> str:
         "stopped. Progress and errors go to standard error; with `--json`, one JSON document goes "
         f"to standard output. In a later version: {', '.join(f'`{name}`' for name in later)}.",
     ]
-    for name in ["", *shown]:
+    verbs = [verb for name in shown for verb in _with_words(name, commands[name])]
+    for name in ["", *verbs]:
         parts += ["", f"## archipel {name}".rstrip(), "", "```text", help_of(name).rstrip(), "```"]
     return "\n".join(parts)
+
+
+def _with_words(verb: str, command: Any) -> Iterator[str]:
+    """A verb, and those of `archipel VERB WORD`."""
+    yield verb
+    for word, inner in getattr(command, "commands", {}).items():
+        yield from _with_words(f"{verb} {word}", inner)
 
 
 def help_of(verb: str) -> str:
