@@ -408,6 +408,24 @@ def test_keys_are_their_owners_and_go_into_no_file_that_was_there(tmp_path):
 # -- letters of a site that is enrolled ------------------------------------------------------------
 
 
+def test_refusals_do_not_fill_the_log(tmp_path):
+    async def play(one):
+        site = await joined(one, tmp_path, "ulm")
+        link = site.link()
+        for number in range(100):
+            with pytest.raises(Refused, match="no study here has this hash"):
+                await link.ask(Letter("study", {"study": "\x1b[2J\n" * 10_000 + str(number)}))
+        await link.close()
+
+    with_federation(tmp_path, play)
+    log = Home(tmp_path / "coordinator").audit
+    refused = [entry.detail for entry in log.entries() if entry.what == "refused"]
+    assert len(refused) == 21
+    assert refused[-1]["more"] == 80
+    assert max(len(each.get("reason", "")) for each in refused) < 700
+    assert all(each.get("reason", "").isprintable() for each in refused)
+
+
 @pytest.mark.parametrize("shape", [[0, 1 << 40, 1 << 40], [1 << 40] * 7 + [0]])
 def test_an_empty_array_of_endless_sides_is_refused(shape):
     header = msgpack.packb(["thanks", {}, [["f4", shape]]])
