@@ -2,22 +2,32 @@
 """Peers among themselves: the rounds of a simulation, whoever is cut off, dies and comes back."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 import archipel as ar
 from archipel.algorithms import DSGD
+from archipel.data.shadow import Facts
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.peers import Left
 from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.network.twin import Circle, meet
 from archipel.engines.plan import Plan
+from archipel.federation.audit import check
+from archipel.federation.authority import Invitation
+from archipel.federation.coordinator import Coordinator
+from archipel.federation.home import Home
+from archipel.federation.peer import PeerSite
+from archipel.federation.rehearsal import _free_port
 from archipel.graphs import topology
+from archipel.study import Study
 
 ONE = Plan("one", 1, 1)
 
@@ -331,3 +341,91 @@ def test_a_vector_of_a_round_that_is_over_gets_no_answer_but_where_the_peer_is()
 
     answer = run(play())
     assert (answer.kind, answer["round"]) == ("beat", 3)
+
+
+# -- with keys, certificates and a roster ----------------------------------------------------------
+
+STUDY = """
+[study]
+name = "heart"
+rounds = 3
+[data]
+name = "heart_disease"
+[algorithm]
+name = "dsgd"
+lr = 0.05
+[topology]
+name = "ring"
+"""
+
+
+def party(text, k):
+    return Study.parse(text).federation().select(np.array([k]))
+
+
+async def gathered(one, path, text, count=4):
+    """Peers that joined and approved, with their data, as the coordinator numbers them."""
+    digest, found = one.home.submit(text.encode()), []
+    for k in range(count):
+        invitation = Invitation.read(one.home.invite(f"peer-{k}").token())
+        address = f"localhost:{_free_port()}"
+        site = await PeerSite.join_as_peer(path / f"peer-{k}", invitation, address)
+        link, data = site.link(), party(text, k)
+        fetched, _ = await site.fetch(link, digest)
+        site.decide(fetched, "approved", Facts.of(data))
+        await site.tell(link)
+        await link.close()
+        found.append((site, data))
+    return digest, found
+
+
+async def attend(site, data, digest):
+    link = site.link()
+    try:
+        async with site.listening(site.listens):
+            return await site.attend(link, digest, data)
+    finally:
+        await link.close()
+
+
+@asynccontextmanager
+async def coordinator(path):
+    home = Home(path) if (path / "coordinator.json").exists() else None
+    home = home or Home.create(path, "test", f"localhost:{_free_port()}")
+    one = Coordinator(home)
+    await one.up(home.address)
+    try:
+        yield one
+    finally:
+        await one.down()
+
+
+def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
+    async def play():
+        async with coordinator(tmp_path / "c") as one:
+            digest, peers = await gathered(one, tmp_path, STUDY)
+            tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
+            outcome = await one.run(digest)
+            assert await asyncio.gather(*tasks) == [3] * 4
+            return outcome, digest, peers, one.home
+
+    outcome, digest, peers, home = run(play(), 60)
+    expected = Study.parse(STUDY).run(None, baselines=False)
+    for k, (site, data) in enumerate(peers):
+        folder = site.home / "studies" / digest
+        seat, _ = site._seat(digest, data)
+        seat.restore(safetensors.torch.load_file(folder / "peer" / "own.safetensors"))
+        scores = seat.score(seat.own.state, 3)
+        assert scores["accuracy"] == pytest.approx(float(expected.parties["accuracy"][k]), abs=1e-6)
+        assert scores["loss"] == pytest.approx(float(expected.parties["loss"][k]), rel=1e-5)
+        model = safetensors.torch.load_file(folder / "model.safetensors")
+        for name, tensor in seat.model.to_module(seat.own.state, None).state_dict().items():
+            assert torch.equal(model[name], tensor)
+        assert check(site.audit.path, site.identity.public) > 5
+    assert outcome.done == 3
+    assert not any(cohort.missing for cohort in outcome.participation)
+    assert outcome.history[-1]["metrics"]["loss"] > 0
+    assert outcome.spent.up == 3 * 4 * 2 * 28 * 4  # rounds, peers, neighbours, numbers, bytes
+    assert not (outcome.folder / "model.safetensors").exists()
+    entries = [entry.what for entry in home.audit.entries()]
+    assert "roster" in entries

@@ -71,8 +71,13 @@ class Duty:
             decision = site.shelf.decision(study)
             refused = decision is not None and decision.refused
             wanted = states.get(study) in ("open", "running", "stopped") and not refused
-            if wanted and study not in self._tasks:
-                self._tasks[study] = asyncio.create_task(self._attend(study))
+            if wanted:
+                self.begin(study)
+
+    def begin(self, study: str) -> None:
+        """Take part in a study, unless this is under way."""
+        if study not in self._tasks or self._tasks[study].done():
+            self._tasks[study] = asyncio.create_task(self._attend(study))
 
     async def _renew(self) -> None:
         """With a new certificate everything begins again, from the disk, over a new link."""
