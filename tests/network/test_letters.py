@@ -93,7 +93,7 @@ def test_more_fields_and_other_arrays_make_another_name():
 
 def raw(header, arrays=b""):
     packed = header if isinstance(header, bytes) else msgpack.packb(header)
-    return MAGIC + len(packed).to_bytes(4, "little") + packed + arrays
+    return MAGIC + len(packed).to_bytes(4, "little") + packed + bytes(-len(packed) % 8) + arrays
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,7 @@ def raw(header, arrays=b""):
         (raw(["ask", {"study": "s", "number": True}, []]), "number is a bool"),
         (raw(["thanks", {}, [["f4", [2]]]], b"1234"), "announced"),
         (raw(["thanks", {}, [["f4", [1]]]], b"12345"), "announced"),
+        (raw(["study", {"study": "s"}, []])[:-1] + b"x", "announced"),
         (raw(["thanks", {}, [["O", [1]]]]), "form that is not known"),
         (raw(["thanks", {}, [["f4", [-1]]]]), "form that is not known"),
         (raw(["thanks", {}, [["f4", [1 << 39, 1 << 39]]]]), "form that is not known"),

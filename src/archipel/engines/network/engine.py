@@ -185,7 +185,7 @@ class NetworkEngine:
         asked = sorted(int(k) for k in parties)
         missing: dict[int, str] = {}
         sent = leaves(broadcast(self.algorithm, self.shared))
-        letter = Sealed(self._letter(t, 0, attempt, sent))
+        letter = await asyncio.to_thread(Sealed, self._letter(t, 0, attempt, sent))
         letters = dict.fromkeys(asked, letter)
         gradients, number, heard = 0, 0, asked
         result: Any = None
@@ -195,6 +195,7 @@ class NetworkEngine:
                 last = number == len(self.anatomy.messages) - 1
                 opened = Opened(t, number, attempt, letters)
                 await self._gather(opened, patience, began)
+                self.opened = None  # who is late now is refused
                 missing |= opened.lost
                 gradients += sum(upload.gradients for upload in opened.uploads.values())
                 if number == 0:
@@ -202,20 +203,15 @@ class NetworkEngine:
                 if len(opened.uploads) < max(1, patience.needed):
                     none = np.array([], np.int64)
                     return Outcome(none, none, gradients), missing
-                received = self._received(number, heard, opened.uploads)
-                if steps is None:
-                    started = self.algorithm.server(self.shared, received)
-                    steps = started if isinstance(started, Generator) else None
-                    result = next(steps) if steps is not None else started
-                else:
-                    try:
-                        result = steps.send(received)
-                    except StopIteration as end:
-                        result = end.value
+                steps, result = await asyncio.to_thread(
+                    self._step, steps, number, heard, opened.uploads
+                )
                 if last:
                     break
                 number += 1
-                letters = self._replies(t, number, attempt, result, heard, missing)
+                letters = await asyncio.to_thread(
+                    self._replies, t, number, attempt, result, heard, missing
+                )
         finally:
             self.opened = None
         self._check(t, result, len(opened.uploads))
@@ -223,6 +219,25 @@ class NetworkEngine:
         bad = [k for k, cause in missing.items() if cause == "diverged"]
         arrived = np.array(sorted(opened.uploads), np.int64)
         return Outcome(arrived, np.array(sorted(bad), np.int64), gradients), missing
+
+    def _step(
+        self,
+        steps: Generator[Any, Any, Any] | None,
+        number: int,
+        heard: list[int],
+        uploads: Mapping[int, Upload],
+    ) -> tuple[Generator[Any, Any, Any] | None, Any]:
+        """Have the algorithm's server go on with the uploads: its steps, and what it says."""
+        received = self._received(number, heard, uploads)
+        if steps is not None:
+            try:
+                return steps, steps.send(received)
+            except StopIteration as end:
+                return None, end.value
+        started = self.algorithm.server(self.shared, received)
+        if isinstance(started, Generator):
+            return started, next(started)
+        return None, started
 
     def _letter(self, t: int, number: int, attempt: int, arrays: Sequence[Tensor]) -> Letter:
         fields = {"study": self.study, "round": t, "number": number, "attempt": attempt}
@@ -339,8 +354,10 @@ def _adds_up(leaf: Tensor, weight: float) -> bool:
     """Whether the numbers are finite, and sums of so many times as much would be."""
     if not leaf.is_floating_point():
         return True
-    largest = float(torch.linalg.vector_norm(leaf, torch.inf)) if leaf.numel() else 0.0
-    return largest * weight < torch.finfo(leaf.dtype).max
+    most = torch.finfo(leaf.dtype).max / weight
+    if float(torch.linalg.vector_norm(leaf)) < 0.99 * most:  # quicker, and none is larger
+        return True
+    return all(abs(float(end)) < most for end in torch.aminmax(leaf))
 
 
 def _only(message: Message, upload: Upload, parties: int) -> Received:
