@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from archipel.cli import coordinator, later, site
+from archipel.cli import coordinator, later, peer, site
 from archipel.cli.compare import compare
 from archipel.cli.demo import demo
 from archipel.cli.listing import data, list_, show
@@ -43,6 +43,7 @@ app.command()(export)
 app.command()(rehearse)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(site.app, name="site")
+app.add_typer(peer.app, name="peer")
 later.add_to(app)
 
 

@@ -11,7 +11,6 @@ from archipel.errors import ArchipelError
 
 LATER = {
     "audit": ("What an attacker could learn from a run.", "archipel report RUN says what left"),
-    "peer": ("A peer of a federation without a coordinator.", "archipel run dsgd simulates it"),
     "ui": ("The web page.", "archipel report RUN writes a page"),
 }
 

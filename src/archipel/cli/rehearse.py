@@ -20,6 +20,9 @@ Where = Annotated[Path, typer.Option(help="folder for the folders of all rehears
 def rehearse(
     study: Annotated[Path, typer.Argument(help="a study file")],
     sites: Sites = 4,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="for a study without a server: sites are peers")
+    ] = False,
     out: Where = Path("rehearsals"),
     as_json: o.Json = False,
 ) -> None:
@@ -33,6 +36,7 @@ def rehearse(
     Examples:
       archipel rehearse heart.toml
       archipel rehearse heart.toml --sites 3
+      archipel rehearse gossip.toml --peers
     """
     import asyncio
 
@@ -43,7 +47,7 @@ def rehearse(
     path = reserve(out, Study.read(study).name)
     try:
         with watching() as watch:
-            run = asyncio.run(play(study, sites, path, watch, watch.say))
+            run = asyncio.run(play(study, sites, path, watch, watch.say, peers=peers))
     finally:
         if not any(path.iterdir()):
             path.rmdir()

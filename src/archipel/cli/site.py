@@ -71,6 +71,11 @@ def join(
     Example:
       archipel site join archipel-eNp1...
     """
+    join_with(token, home, yes, as_json)
+
+
+def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "") -> None:
+    """Join once somebody has compared the fingerprint; a peer listens somewhere."""
     import asyncio
 
     from archipel.federation.authority import Invitation, fingerprint
@@ -87,7 +92,7 @@ def join(
         say(line, err=as_json)
     if not yes and not typer.confirm("Are they the same?", err=as_json):
         raise ArchipelError("not joined: the words must be the same; ask for another token.")
-    asyncio.run(Site.join(home, invitation))
+    asyncio.run(Site.join(home, invitation, listens))
     if as_json:
         about = {"federation": invitation.federation, "address": invitation.address}
         o.print_json({"home": str(home), "site": invitation.site, **about, "fingerprint": words})

@@ -13,6 +13,7 @@ import json
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import numpy as np
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError, RunFailed
+from archipel.exchange import is_peer
 from archipel.federation.authority import Invitation
 from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
+from archipel.federation.peer import PeerSite
 from archipel.federation.site import Site
 from archipel.run import Run
 from archipel.simulation import Watch
@@ -47,9 +50,13 @@ async def rehearse(
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda _: None,
     silence: float = 60.0,
+    peers: bool = False,
 ) -> Run:
     """Run the study with real processes and real TLS, in folders under `out`."""
     study = Study.read(path)
+    if peers != is_peer(study.algorithm_object):
+        kind, hint = ("a", "leave --peers out") if peers else ("no", "say --peers")
+        raise ArchipelError(f"{study.algorithm.name} has {kind} server: {hint}.")
     fed = study.federation()
     party_of(study, 0, sites)
     text = study.toml().encode()
@@ -71,6 +78,8 @@ async def rehearse(
                 "hash": digest,
                 "party": k,
                 "sites": sites,
+                "silence": silence,
+                "listens": f"localhost:{_free_port()}" if peers else "",
             }
             processes.append(await _start(given))
             say(f"{name} joins")
@@ -116,12 +125,14 @@ async def _site(given: dict[str, Any]) -> None:
     study = Study.read(given["study"])
     data = party_of(study, given["party"], given["sites"])
     home = Path(given["home"])
-    if (home / "site.json").exists():
-        site = Site(home)
-    else:
-        site = await Site.join(home, Invitation.read(given["token"]))
+    if not (home / "site.json").exists():
+        await Site.join(home, Invitation.read(given["token"]), given["listens"])
+    site = PeerSite(home, given["silence"]) if given["listens"] else Site(home)
     digest, link = given["hash"], site.link()
-    with site.at_work():
+    async with AsyncExitStack() as stack:
+        stack.enter_context(site.at_work())
+        if isinstance(site, PeerSite):
+            await stack.enter_async_context(site.listening(given["listens"]))
         if not site.shelf.has_approved(digest):
             text, _ = await site.fetch(link, digest)
             site.decide(text, "approved", Facts.of(data))
