@@ -247,9 +247,10 @@ class Coordinator:
             if study.state != "done":
                 raise Refused(f"study {study.name} is {study.state}.")
             sitting = self.sittings[digest] = self._finished(digest)
-        signature = letter.fields.get("signature")
-        if signature is not None and not verify(place.identity, signature, signed(letter)):
-            raise Refused(f"the {letter.kind} is not signed by the site.")
+        if "signature" in letter.fields:
+            said = await asyncio.to_thread(signed, letter)
+            if not verify(place.identity, letter["signature"], said):
+                raise Refused(f"the {letter.kind} is not signed by the site.")
         party = self.roll.seat(digest, site) if place.party is None else place.party
         answer: Letter | Sealed = await sitting.answer(party, letter)
         return answer

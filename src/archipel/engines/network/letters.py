@@ -150,6 +150,11 @@ class Letter:
         """Of a letter that came."""
         return sha256(b"".join([self.header, *self.digests])).digest()
 
+    @cached_property
+    def sealed(self) -> Sealed:
+        """As it is sent, however often."""
+        return Sealed(self)
+
     def adding(self, **fields: Any) -> Letter:
         """The same with more fields; arrays that were hashed are not hashed again."""
         return replace(self, fields={**self.fields, **fields}, hashed=self.digests)

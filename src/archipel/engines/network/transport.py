@@ -102,7 +102,7 @@ async def give(
 
     Where it wants none and answers at once, return the offer of its answer.
     """
-    sealed = letter if isinstance(letter, Sealed) else Sealed(letter)
+    sealed = letter if isinstance(letter, Sealed) else letter.sealed
     offer = _OFFER + sealed.size.to_bytes(8, "little") + sealed.name
     if sealed.size <= INLINE:
         await stream.send(offer + b"".join(sealed.pieces))
