@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import archipel as ar
 from archipel.engines.network.attend import Attendance
@@ -367,6 +369,28 @@ def test_no_site_has_a_name_that_could_be_taken_for_another(tmp_path, name):
 def test_certificates_are_for_p256_keys_alone(curve):
     with pytest.raises(ar.ArchipelError, match="not signed by a P-256 key of its own"):
         CA.issue(request(ec.generate_private_key(curve), "ulm"), "ulm")
+
+
+@pytest.mark.parametrize("name", [COORDINATOR, "*", "bonn", "ulm.", "*.ulm"])
+def test_a_request_to_listen_is_for_ones_own_name_and_no_other(name):
+    issued = CA.issue(request(new_key(), name, listens=True), "ulm")
+    found = x509.load_pem_x509_certificate(issued).extensions
+    uses = found.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(uses) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    with pytest.raises(x509.ExtensionNotFound):
+        found.get_extension_for_class(x509.SubjectAlternativeName)
+
+
+def test_a_peer_that_listens_is_not_taken_for_the_coordinator():
+    async def play():
+        key, server = new_key(), GrpcServer(thanks, lambda caller: caller.name)
+        chain = CA.certify(key.public_key(), "mallory", listens=True)
+        port = await server.start("127.0.0.1:0", Credentials(pem_of(key), chain, CA.pem))
+        with pytest.raises(Cut):
+            await asked(f"127.0.0.1:{port}")
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(play(), 20))
 
 
 def test_spoilt_requests_are_refused_in_words():
