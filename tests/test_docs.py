@@ -3,8 +3,10 @@
 A ```console block is a session: after `$`, a command, then what it prints, on either stream. `...`
 stands for anything: alone for lines, in a line for a part of it. Decimal numbers may differ in
 their last digits. A command ends with 0 unless `# exits with N` stands behind it; a first line `^C`
-stops it once it has done some rounds. Blocks named in their opening line (```toml heart.toml) are
-files of the page's folder. One folder per page, blocks in order.
+stops it once it has done some rounds. With `&` behind it, it goes on until the page ends; others
+are then tried again for a while where they do not show the same yet. `[y/N]: y` is an answer. Port
+8443 stands for a free one. Blocks named in their opening line (```toml heart.toml) are files of the
+page's folder, which has a copy of examples/ if it names it. One folder per page, blocks in order.
 """
 
 import importlib.util
@@ -12,7 +14,9 @@ import multiprocessing
 import os
 import re
 import shlex
+import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -37,6 +41,8 @@ PRELOADED = [
     "archipel.cli",
     "archipel.comparison",
     "archipel.demo",
+    "archipel.federation.duty",
+    "archipel.federation.status",
     "archipel.report.html",
     "archipel.report.figures",
     "archipel.runs",
@@ -74,11 +80,20 @@ def commands(session):
     return found
 
 
-def call(arguments, folder, output):
+def call(arguments, folder, output, answers=()):
     """In a process of its own: what the shell does with `archipel ...`."""
+    *words, last = ["", *arguments]
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if words[-1] == ">":
+        arguments = words[1:-1]
+        with (folder / last).open("w") as file:
+            os.dup2(file.fileno(), 1)
+    reading, writing = os.pipe()
+    os.write(writing, "".join(f"{answer}\n" for answer in answers).encode())
+    os.close(writing)
+    sys.stdin = os.fdopen(reading)
     sys.stdout.reconfigure(encoding="utf-8", line_buffering=True)
     sys.stderr.reconfigure(encoding="utf-8", line_buffering=True)
     os.environ.update(SCREEN)
@@ -89,16 +104,39 @@ def call(arguments, folder, output):
     main()
 
 
-def run_archipel(arguments, folder, stop):
-    output = folder / ".output"
-    process = FORKS.Process(target=call, args=(arguments, folder, output))
+ANSWER = re.compile(r"(?<=\[y/N\]: )\w+$")
+
+
+def run_archipel(arguments, folder, shown):
+    output, stop = folder / ".output", shown[:1] == ["^C"]
+    answers = [found[0] for line in shown if (found := ANSWER.search(line))]
+    process = FORKS.Process(target=call, args=(arguments, folder, output, answers))
     process.start()
     if stop:
         await_rounds(folder)
         os.kill(process.pid, signal.SIGINT)
     process.join(SECONDS)
     assert process.exitcode is not None, f"{arguments}: not done after {SECONDS} s"
-    return process.exitcode, output.read_text()
+    printed = output.read_text()
+    for answer in answers:  # nobody's keyboard echoed them
+        printed = re.sub(r"(?<=\[y/N\]: )(?!\w+$)", f"{answer}\n", printed, count=1)
+    return process.exitcode, printed
+
+
+def run_behind(arguments, folder, shown):
+    """Start what goes on; return once it shows this, or anything."""
+    output = folder / f".output-{time.monotonic_ns()}"
+    process = FORKS.Process(target=call, args=(arguments, folder, output), daemon=True)
+    process.start()
+    for _ in range(20 * SECONDS):
+        printed = output.read_text() if output.exists() else ""
+        if printed and matches([*shown, "..."], printed.splitlines()):
+            return process
+        if not process.is_alive():
+            break
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(f"{arguments}\n{printed}")
 
 
 def await_rounds(folder):
@@ -165,21 +203,47 @@ SESSIONS = [page for page in PAGES if any(kind == "console" for kind, *_ in bloc
 
 @pytest.mark.parametrize("page", by_page(SESSIONS))
 def test_commands_do_what_the_page_shows(page, tmp_path):
-    for kind, name, content in blocks(page):
-        if name is not None:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(content)
-        for text, code, shown in commands(content) if kind == "console" else []:
-            stop = shown[:1] == ["^C"]
-            words = shlex.split(text)
-            if words[0] == "archipel" and not set(words) & {"|", ">", "&&"}:
-                ended, printed = run_archipel(words[1:], tmp_path, stop)
-            else:
-                ended, printed = run_other(text, tmp_path)
+    shutil.copytree(
+        ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("tables")
+    )
+    folder, behind, port = tmp_path, [], free_port()
+    try:
+        for kind, name, content in blocks(page):
+            if name is not None:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(content)
+            session = content.replace("8443", port) if kind == "console" else ""
+            for text, code, shown in commands(session):
+                if text.startswith("cd "):
+                    folder /= text.removeprefix("cd ")
+                elif text.endswith(" &"):
+                    behind.append(run_behind(shlex.split(text)[1:-1], folder, shown))
+                else:
+                    run_and_compare(text, code, shown, folder, 20 if behind else 0)
+    finally:
+        for process in behind:
+            process.terminate()
+            process.join(SECONDS)
 
-            assert ended == code, f"{text}\n{printed}"
-            if shown[stop:]:
-                assert matches(shown[stop:], printed.splitlines()), f"{text}\n{printed}"
+
+def run_and_compare(text, code, shown, folder, tries):
+    words, stop = shlex.split(text), shown[:1] == ["^C"]
+    for left in range(tries, -1, -1):
+        if words[0] == "archipel" and not set(words) & {"|", "&&"}:
+            ended, printed = run_archipel(words[1:], folder, shown)
+        else:
+            ended, printed = run_other(text, folder)
+
+        assert ended == code, f"{text}\n{printed}"
+        if not shown[stop:] or matches(shown[stop:], printed.splitlines()):
+            return
+        assert left, f"{text}\n{printed}"
+        time.sleep(0.5)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 def test_commands_are_in_blocks_that_are_run():

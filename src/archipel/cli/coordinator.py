@@ -336,15 +336,15 @@ def up(
         stop = stopping()
         coordinator = Coordinator(where, say=tell, silence=silence)
         try:
-            port = await coordinator.up(listen)
-            tell(f"up at {where.address}, port {port}")
             with serve_metrics(coordinator, metrics):
+                port = await coordinator.up(listen)
+                tell(f"up at {where.address}, port {port}")
                 keeping = asyncio.create_task(keep_status(coordinator))
                 await coordinator.serve(stop, view)
                 keeping.cancel()
         finally:
             await coordinator.down()
-            tell("down")
+        tell("down")
 
     from archipel.report.live import LiveView
 
