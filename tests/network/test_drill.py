@@ -77,12 +77,12 @@ MOMENTS = ("starting", "at work", "at work", "checkpoint", "commit", "committed"
 async def kill_coordinator(drill, draws, t, moment):
     """Kill -9 in the round after t rounds, at this moment of it, and start it again."""
     await drill.until_round(t)
-    if moment == "starting":
-        await asyncio.sleep(draws.uniform(0, 2))
-    else:
-        await drill.until_begun()
+    await drill.until_begun()
     if moment == "at work":
-        await asyncio.sleep(draws.uniform(0, 1.5))
+        await asyncio.sleep(draws.uniform(0, 0.5))
+    if moment == "starting":
+        await drill.restart()
+        await asyncio.sleep(draws.uniform(0, 3))
     if moment in ("checkpoint", "commit", "committed"):
         await drill.until_round(t + 1)  # its checkpoint is there; the journal does not name it yet
     if moment == "commit":
@@ -113,7 +113,8 @@ def test_a_coordinator_killed_at_twenty_moments_ends_where_it_would_have(tmp_pat
             await kill_coordinator(drill, draws, *each)
         await drill.finished()
 
-    drill, _ = with_drill(tmp_path, 8, {**WAIT, "algorithm.name": algorithm}, play, 3000)
+    changes = {**WAIT, "algorithm.name": algorithm, "algorithm.local_epochs": 5}
+    drill, _ = with_drill(tmp_path, 8, changes, play, 3000)
     settled(drill)
     undisturbed(drill)
 
@@ -147,7 +148,8 @@ async def kill_in_upload(drill, k, t, model):
 
 
 @pytest.mark.slow
-def test_the_drill(tmp_path):
+@pytest.mark.parametrize("kills", [20, 0], ids=["coordinator killed", "coordinator lives"])
+def test_the_drill(tmp_path, kills):
     """Sites and the coordinator are killed, lines are cut, slow, stalled and garbled, all in one.
 
     Every upload is 2 MB: SCAFFOLD's two vectors. Who is away is named, and what came of it is what
@@ -167,7 +169,7 @@ def test_the_drill(tmp_path):
 
     async def coordinator(drill):
         quiet = [t for t in range(20) if t not in (5, 6, 10, 11)]  # sites are killed in these
-        for each in moments(draws, 20, quiet):
+        for each in moments(draws, kills, quiet):
             await kill_coordinator(drill, draws, *each)
 
     async def configuring(drill):
@@ -219,27 +221,32 @@ def test_the_drill(tmp_path):
     print("connections of each site:", [line.calls for line in drill.lines])
     settled(drill)
     missing = {int(k) for row in drill.rows for k in row["missing"]}
+    assert missing.isdisjoint({0, 2, 6})  # nothing befell these, or they are slow
     assert 7 in missing
-    assert all(not row["missing"].get("0") for row in drill.rows)
+    if not kills:  # a coordinator that comes back waits for all, and misses fewer
+        assert missing >= {1, 4, 7}
 
 
 # -- slow lines ------------------------------------------------------------------------------------
 
+WIDE = 90_000  # hidden units
+BYTES = 4 * (21 * WIDE + 2 * WIDE + 2)  # of the model: 8 MB
+
 
 @pytest.mark.slow
 def test_a_site_whose_transfers_take_longer_than_silence_is_waited_for(tmp_path):
-    changes = {**WAIT, "study.rounds": 2, "model.name": "mlp", "model.widths": [260_000]}
+    changes = {**WAIT, "study.rounds": 2, "model.name": "mlp", "model.widths": [WIDE]}
 
     async def play(drill):
         await drill.enrol()
-        drill.lines[0].up.rate = drill.lines[0].down.rate = 8e6  # 24 MB: 24 s each way
+        drill.lines[0].up.rate = drill.lines[0].down.rate = 4e6  # 17 s each way
         await drill.start()
         await drill.finished()
 
-    drill, _ = with_drill(tmp_path, 2, changes, play, 1200, silence=15.0)
+    drill, _ = with_drill(tmp_path, 2, changes, play, 1200, silence=10.0)
     settled(drill)
     assert all(row["waited"] == 0 for row in drill.rows)
-    assert drill.lines[0].up.passed < 2.2 * 24e6  # nothing went twice
+    assert drill.lines[0].up.passed < 2.2 * BYTES  # nothing went twice
 
 
 def namespace(name, address):
@@ -280,7 +287,7 @@ def slow_network():
 @pytest.mark.slow
 def test_a_site_in_a_network_of_4_mbit_takes_part_like_any_other(tmp_path, slow_network):
     name, address = slow_network
-    changes = {**WAIT, "study.rounds": 3, "model.name": "mlp", "model.widths": [90_000]}
+    changes = {**WAIT, "study.rounds": 3, "model.name": "mlp", "model.widths": [WIDE]}
 
     async def play(drill):
         await drill.enrol()
@@ -295,11 +302,11 @@ def test_a_site_in_a_network_of_4_mbit_takes_part_like_any_other(tmp_path, slow_
         await drill.finished()
         return times
 
-    drill, times = with_drill(tmp_path, 2, changes, play, 1200, silence=15.0, address=address)
+    drill, times = with_drill(tmp_path, 2, changes, play, 1200, silence=10.0, address=address)
     print("rounds ended after", times)
     settled(drill)
     assert drill.lines[0].up.passed == 0
-    least = 8 * 4 * 90_000 * 23 * 2 / 4e6  # seconds that 8 MB take there and back
+    least = 2 * 8 * BYTES / 4e6  # seconds that it takes there and back
     assert all(after - before > 0.9 * least for before, after in pairwise(times))
 
 

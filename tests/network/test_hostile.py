@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import archipel as ar
+from archipel.data.shadow import Facts
 from archipel.engines.network.attend import Attendance
 from archipel.engines.network.desk import Desk
 from archipel.engines.network.engine import NetworkEngine, Patience
@@ -432,6 +433,52 @@ def test_keys_are_their_owners_and_go_into_no_file_that_was_there(tmp_path):
 # -- letters of a site that is enrolled ------------------------------------------------------------
 
 
+async def approving(one, site, digest, facts, decision="approved"):
+    signature = site.identity.sign(approval.statement(digest, decision))
+    fields = {"study": digest, "decision": decision, "facts": facts, "signature": signature}
+    link = site.link()
+    try:
+        return await link.ask(Letter("approve", fields))
+    finally:
+        await link.close()
+
+
+def test_a_site_cannot_keep_a_study_from_starting_by_what_it_tells_of_its_data(tmp_path):
+    async def play(one):
+        digest = one.home.submit(study_text())
+        honest, mallory = [await joined(one, tmp_path, name) for name in ("ulm", "mallory")]
+        right = Facts.of(seat_of().data).to_json()
+        for wrong in (
+            {}, {"n": None}, {"n": float("inf")}, {"n": -1}, {"shape": "1000000x1000000"},
+            {"classes": 1 << 39}, {"task": "x" * 1000}, {"shape": None},
+        ):  # fmt: skip
+            with pytest.raises(Refused, match="facts: "):
+                await approving(one, mallory, digest, {**right, **wrong} if wrong else {})
+        assert (await approving(one, honest, digest, right)).kind == "seat"
+        with pytest.raises(Refused, match="have it bind the data that the study describes"):
+            await approving(one, mallory, digest, {**right, "shape": "7"})
+        await approving(one, mallory, digest, {**right, "more": "x" * 100_000}, "rejected")
+        assert [d.site for d in one.roll.decisions(digest) if d.decision == "approved"] == ["ulm"]
+        assert {len(str(d.facts)) < 200 for d in one.roll.history(digest)} == {True}
+        with pytest.raises(Refused, match="such letters in a minute"):
+            for _ in range(100):
+                await approving(one, mallory, digest, {}, "rejected")
+
+    with_federation(tmp_path, play)
+
+
+def test_homes_that_were_there_are_closed_to_others(tmp_path):
+    for name in ("coordinator", "ulm"):
+        (tmp_path / name).mkdir(mode=0o755)
+
+    async def play(one):
+        await joined(one, tmp_path, "ulm")
+
+    with_federation(tmp_path, play)
+    for name in ("coordinator", "ulm"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o700
+
+
 def test_refusals_do_not_fill_the_log(tmp_path):
     async def play(one):
         site = await joined(one, tmp_path, "ulm")
@@ -705,6 +752,15 @@ def test_a_review_shows_what_it_says_whatever_the_study_holds():
     assert "records can be computed" in review
 
 
+def test_a_site_builds_no_model_that_fills_its_memory():
+    data = seat_of().data
+    small = approval.read(study_text(model={"name": "mlp", "widths": [10]}))
+    assert approval.model_of(small, data).w.numel() == 13 * 10 + 10 + 10 * 2 + 2
+    huge = approval.read(study_text(model={"name": "mlp", "widths": [100_000, 100_000]}))
+    with pytest.raises(ar.ArchipelError, match="has 10001700002 weights with these options"):
+        approval.model_of(huge, data)
+
+
 @pytest.mark.parametrize("party", [-1, 1 << 40])
 def test_a_site_takes_no_number_that_fills_its_memory(party):
     seat = seat_of()
@@ -716,7 +772,7 @@ def test_a_site_takes_no_number_that_fills_its_memory(party):
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_site_does_not_wait_as_long_as_it_is_told(monkeypatch, seconds):
     class Link:
-        most = 0
+        most = pieces = 0
         answers = iter([Letter("wait", {"seconds": seconds}), Letter("done", {"rounds": 1})])
 
         async def ask(self, letter):

@@ -60,7 +60,7 @@ class Lane:
     """A way to another peer, closed in a pause."""
 
     def __init__(self, link: GrpcLink, site: Site) -> None:
-        self._link, self._site, self.most = link, site, link.most
+        self._link, self._site, self.most, self.pieces = link, site, link.most, 0
 
     async def ask(self, letter: Letter) -> Letter:
         if self._site.paused:
@@ -168,6 +168,11 @@ class PeerSite(Site):
         right = (self.shelf.party(study), self.listens, self.identity.public.hex())
         if roster.study != study or mine is None:
             raise ArchipelError(f"the roster is not one of study {study[:12]} with {self.name}.")
+        if roster.topology != (self.shelf.read(study).topology.name or ""):
+            raise ArchipelError(
+                f"the roster names another graph ('{roster.topology}') than study {study[:12]}: do "
+                "not take part, and tell the coordinator's operator."
+            )
         if (mine.party, mine.address, mine.identity) != right:
             raise ArchipelError(
                 f"the roster has another number, address or key for {self.name} than it has here: "
@@ -220,13 +225,16 @@ class PeerSite(Site):
                 await asyncio.wait([running], timeout=1.0)
                 if not self.shelf.has_approved(study):
                     raise Left(f"study {study[:12]}: this peer has left it.")
-            own = await running
-            module = seat.model.to_module(first(own), seat.own.buffers)
+                if peer.is_alone and await self._is_over(link, study):
+                    peer.contacts.leave()
+            with suppress(Cut):  # the others ended without it: its model is what it has
+                await running
+            module = seat.model.to_module(first(seat.own.state), seat.own.buffers)
             tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
             write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
-            self.audit.append("done", study=study, rounds=about.rounds)
+            self.audit.append("done", study=study, rounds=peer.round)
             if self._stays:
-                say(f"done, {about.rounds} rounds; answers others that come back")
+                say(f"done, after round {peer.round}; answers others that come back")
                 await asyncio.Event().wait()
             with suppress(TimeoutError):  # the coordinator may be down
                 await asyncio.wait_for(log.all_told(), self._silence)
@@ -236,7 +244,15 @@ class PeerSite(Site):
             await asyncio.gather(running, telling, return_exceptions=True)
             for lane in lanes.values():
                 await lane.close()
-        return about.rounds
+        return peer.round
+
+    async def _is_over(self, link: GrpcLink, study: str) -> bool:
+        """Whether the coordinator says that the study was done while this peer was away."""
+        try:
+            states = await asyncio.wait_for(self.studies(link), 10)
+        except (ArchipelError, TimeoutError):
+            return False
+        return states.get(study) == "done"
 
     def _lanes(self, roster: Roster, seat: Seat) -> dict[int, Lane]:
         credentials, most = self._credentials(), SMALL + seat.most + nbytes(tuple(seat.mixed))

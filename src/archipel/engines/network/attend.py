@@ -7,18 +7,20 @@ Every step may be repeated: whatever is cut is asked or sent again, and says the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import SMALL, Cut, Link, Refused
+from archipel.errors import ArchipelError
 from archipel.tree import leaves
 
 _BEAT = 5.0  # seconds between two words on how far the work is
 _LONG = 60.0  # seconds that a party waits at most before it asks again
 
+T = TypeVar("T")
 Sign = Callable[[Letter], bytes]
 
 
@@ -124,13 +126,42 @@ class Attendance:
 
     async def _busy(self, work: Callable[..., Any], *args: Any) -> Any:
         """Work in a thread, and say from time to time how far it is."""
-        task = asyncio.create_task(asyncio.to_thread(_returning, work, *args))
-        while True:
-            done, _ = await asyncio.wait([task], timeout=_BEAT)
-            if done:
-                return task.result()
-            with suppress(Cut, Refused):
-                await self._link.ask(self._letter("next", (), pending=-1, busy=self._progress()))
+        return await self._beating(asyncio.to_thread(_returning, work, *args), self._progress)
+
+    async def _answer(self, letter: Letter) -> Letter:
+        """Ask once; where a large answer comes over a slow line, say how far it is.
+
+        The other side cannot see that: whatever lies between may take all of its bytes at once.
+        """
+        before = self._link.pieces
+
+        def doing() -> str | None:
+            nonlocal before
+            last, before = before, self._link.pieces
+            return f"receives, {before} pieces" if before > last else None
+
+        return await self._beating(self._link.ask(letter), doing)
+
+    async def _beating(self, work: Coroutine[Any, Any, T], doing: Callable[[], str | None]) -> T:
+        """Wait for something, and say from time to time what it does, where there is a word."""
+        task, beat = asyncio.create_task(work), None
+        try:
+            while True:
+                done, _ = await asyncio.wait([task], timeout=_BEAT)
+                if done:
+                    return task.result()
+                if text := doing():
+                    beat = asyncio.create_task(self._beat(text))
+        finally:
+            task.cancel()
+            if beat is not None:
+                beat.cancel()
+
+    async def _beat(self, doing: str) -> None:
+        """Say what this party does; whether it is heard is seen by what comes next."""
+        with suppress(ArchipelError, TimeoutError):
+            letter = self._letter("next", (), pending=-1, busy=doing)
+            await asyncio.wait_for(self._link.ask(letter), _BEAT)
 
     def _progress(self) -> str:
         turn = self._seat.turn
@@ -152,7 +183,7 @@ class Attendance:
             if self._may is not None:
                 await self._may()
             try:
-                return await self._link.ask(letter)
+                return await self._answer(letter)
             except Cut as cut:
                 self._say(f"{cut} Trying again in {pause:.0f} s.")
                 await asyncio.sleep(pause)

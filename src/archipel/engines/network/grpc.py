@@ -99,7 +99,7 @@ class GrpcLink:
 
     def __init__(self, address: str, name: str, credentials: Credentials, most: int = SMALL):
         """`most` is how large an answer may be; whoever expects a model says so."""
-        self._partials, self.most = Partials(), most
+        self._partials, self.most, self.pieces = Partials(), most, 0
         self._channel = grpc.aio.secure_channel(
             address,
             grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.chain),
@@ -110,7 +110,8 @@ class GrpcLink:
     async def ask(self, letter: Letter) -> Letter:
         call = self._method()
         try:
-            answer = await ask(_Stream(call.read, call.write), letter, self._partials, self.most)
+            stream = _Stream(call.read, call.write)
+            answer = await ask(stream, letter, self._partials, self.most, self._came)
             await call.done_writing()
             return answer
         except Cut:
@@ -120,6 +121,9 @@ class GrpcLink:
             raise
         finally:
             call.cancel()
+
+    def _came(self) -> None:
+        self.pieces += 1
 
     async def close(self) -> None:
         await self._channel.close()

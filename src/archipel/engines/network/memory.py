@@ -64,7 +64,7 @@ class MemoryLink:
         most: Callable[[str], int] = lambda _: 1 << 62,
     ) -> None:
         self._name, self._answer, self._partials, self._most = name, answer, partials, most
-        self._mine, self.most = Partials(), 1 << 62
+        self._mine, self.most, self.pieces = Partials(), 1 << 62, 0
         self.cuts: list[tuple[float, float]] = []  # of the next streams: bytes there, bytes back
 
     async def ask(self, letter: Letter) -> Letter:

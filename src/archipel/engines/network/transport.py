@@ -45,6 +45,7 @@ class Link(Protocol):
     """A party's way to the other side: opens a stream for each conversation."""
 
     most: int  # bytes of an answer
+    pieces: int  # of large answers, that came so far
 
     async def ask(self, letter: Letter) -> Letter:
         """Say something and return the answer; `Cut` where there is none, `Refused` for a no."""
@@ -173,10 +174,12 @@ async def _pieces(
     partials.forget(sender)
 
 
-async def ask(stream: Stream, letter: Letter, partials: Partials, most: int) -> Letter:
+async def ask(
+    stream: Stream, letter: Letter, partials: Partials, most: int, moved: Moved = lambda: None
+) -> Letter:
     """The asking side of a conversation."""
     early = await give(stream, letter)
-    answer = await take(stream, "", partials, most, early)
+    answer = await take(stream, "", partials, most, early, moved)
     if answer.kind == "refused":
         raise Refused(answer["reason"])
     return answer
