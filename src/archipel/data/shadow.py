@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,10 @@ import torch
 
 from archipel.data.about import About
 from archipel.data.federation import Federation
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, clean
+from archipel.metrics import PRIMARY
+
+_MOST_VALUES, _MOST_CLASSES = 1 << 24, 1 << 20  # of one example: memory is set aside for it
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,15 @@ class Facts:
             shape = tuple(int(side) for side in str(facts["shape"]).split("x") if side)
             numbers = [int(facts[name]) for name in ("classes", "n", "n_test")]
             task = str(facts["task"])
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, TypeError, OverflowError):
             raise ArchipelError("facts: not those of a site's data.") from None
         if any(number < 0 or number > 1 << 40 for number in (*numbers, *shape)):
             raise ArchipelError("facts: a count below 0, or too large.")
+        if math.prod(shape) > _MOST_VALUES or numbers[0] > _MOST_CLASSES or task not in PRIMARY:
+            raise ArchipelError(
+                f"facts: {clean(task[:40])} data of shape {shape} with {numbers[0]} classes is "
+                "none that a study takes."
+            )
         return cls(shape, numbers[0], task, *numbers[1:])
 
 

@@ -8,15 +8,22 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 
+import torch
+from torch import Tensor
+
+from archipel import models
+from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, clean
 from archipel.exchange import Anatomy, Message
 from archipel.federation.binding import needs_scale, schema_of
+from archipel.model import Model
 from archipel.sections import read_tables
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
 
 _MOST = 256 << 10  # bytes of a study
 _DOTS = 100  # in a line of it: a key of n parts takes a reader of TOML n^2 memory
+_WEIGHTS = 1 << 29  # of a model: 2 GiB
 _PURPOSE = 1000  # characters of a purpose that are shown
 
 
@@ -46,13 +53,28 @@ def read(text: bytes) -> Study:
     return Study.parse(tables, elsewhere=True)
 
 
+def model_of(study: Study, data: Federation) -> Model:
+    """The study's model, unless it is larger than a site builds for somebody else."""
+    name, shape = study.model.name or models.default_model(data.task, data.shape), data.shape
+    if name in models.MODELS:
+        with torch.device("meta"):  # counts without memory
+            module = models.build(name, shape, data.classes or 1, **study.model.given)
+        size = sum(weight.numel() for weight in module.parameters())
+        if size > _WEIGHTS:
+            raise ArchipelError(
+                f"model.name = '{name}': has {size} weights with these options, and a study "
+                f"between institutions at most {_WEIGHTS}; make it smaller."
+            )
+    return study.build_model(data)
+
+
 def statement(study: str, decision: str) -> bytes:
     """What a site signs when it decides."""
     return f"archipel decision\n{study}\n{decision}".encode()
 
 
-def leaving(anatomy: Anatomy, study: Study) -> list[str]:
-    """What a site sends, a line each."""
+def leaving(anatomy: Anatomy, study: Study, mixed: Sequence[Tensor] = ()) -> list[str]:
+    """What a site sends, a line each; `mixed` is what a peer's round mixes."""
     rows = []
     if needs_scale(study):
         columns = len(schema_of(study).columns)
@@ -63,6 +85,11 @@ def leaving(anatomy: Anatomy, study: Study) -> list[str]:
     for number, message in enumerate(anatomy.messages, 1):
         which = f"upload {number}" if len(anatomy.messages) > 1 else "upload"
         rows.append(f"{which}, every round: {_form(message)}")
+    rows += [
+        f"to each neighbour on the graph {study.topology.name}, every round: {x.numel()} numbers, "
+        f"{_bytes(nbytes(x))}; neighbours see them as they are, the coordinator never"
+        for x in mixed
+    ]
     rows.append("with each upload how many gradients it took, which grows with your points")
     asks = {ask for message in anatomy.messages for ask in message.asks}
     if "mean by examples" in asks:
@@ -90,6 +117,7 @@ def review(
     members: Sequence[str],
     before: bytes | None = None,
     text: bytes = b"",
+    mixed: Sequence[Tensor] = (),
 ) -> str:
     """The study in words that a data manager can decide by."""
     about, policy = study.study, study.round
@@ -102,15 +130,18 @@ def review(
         "",
         "What leaves the building",
     ]
-    lines += [f"  {line}" for line in leaving(anatomy, study)]
+    lines += [f"  {line}" for line in leaving(anatomy, study, mixed)]
+    each = " to each neighbour" if mixed else ""
     lines.append(
-        f"  in all at most {_bytes(anatomy.bytes_up * about.rounds)} of numbers computed from your "
-        f"data, over {about.rounds} rounds; never a record as it stands"
+        f"  in all at most {_bytes((anatomy.bytes_up + nbytes(tuple(mixed))) * about.rounds)}"
+        f"{each} of numbers computed from your data, over {about.rounds} rounds; never a record as "
+        "it stands"
     )
-    lines.append(
-        "  the coordinator receives your uploads one by one; the algorithm "
-        + ("uses only their mean over sites" if anatomy.sums_only else "looks at each of them")
-    )
+    if not mixed:
+        lines.append(
+            "  the coordinator receives your uploads one by one; the algorithm "
+            + ("uses only their mean over sites" if anatomy.sums_only else "looks at each of them")
+        )
     lines += [
         "",
         "Privacy",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +47,7 @@ from archipel.store.roll import Roll
 from archipel.study import Study
 
 _SMALL = 1 << 20  # bytes of a letter that is no upload
+_KEPT = 30  # letters of one sender in a minute that add to the database
 
 
 class Coordinator:
@@ -64,6 +65,7 @@ class Coordinator:
         self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
         self._refusals = Refusals(self.audit)
+        self._minute, self._kept = 0, Counter[str]()  # by sender, in this minute
         self._server = GrpcServer(self.answer, self._admit, self._most, moved=self._moved)
 
     async def up(self, listen: str | None = None) -> int:
@@ -151,6 +153,8 @@ class Coordinator:
                 if letter.kind != "enrol":
                     raise Refused("an invitation opens the joining and nothing else.")
                 return self._enrol(sender.removeprefix(GUEST), letter)
+            if letter.kind in ("renew", "approve"):
+                self._pace(sender)
             match letter.kind:
                 case "renew":
                     return self._renew(sender, letter)
@@ -210,7 +214,9 @@ class Coordinator:
         facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
         if facts is not None:
             self._check_late(digest, site, sitting)
-        self.roll.decide(digest, site, decision, dict(letter["facts"]), letter["signature"])
+            self._check_kind(digest, site, facts)
+        told = {} if facts is None else facts.to_json() | self._address(digest, letter["facts"])
+        self.roll.decide(digest, site, decision, told, letter["signature"])
         self.audit.append(decision, site=site, study=digest)
         self._say(f"{site} {decision} {self.roll.study(digest).name}")
         seated = site in self.roll.seats(digest)
@@ -228,6 +234,32 @@ class Coordinator:
         if site not in self.roll.seats(digest):
             name = self.roll.study(digest).name
             raise Refused(f"study {name} takes no site after its first round (late_joiners).")
+
+    def _check_kind(self, digest: str, site: str, facts: Facts) -> None:
+        """Refuse data of another kind than those have that approved before."""
+        for other in self.roll.decisions(digest):
+            if other.decision == "approved" and other.site != site:
+                shadow("", {other.site: Facts.of_json(other.facts), site: facts})
+                return
+
+    def _address(self, digest: str, facts: Mapping[str, Any]) -> dict[str, str]:
+        """Where a peer listens; a study between peers takes nobody without it."""
+        study = approval.read(bytes(self.roll.study(digest).text))
+        if not is_peer(study.algorithm_object):
+            return {}
+        address = facts.get("address")
+        if not isinstance(address, str) or len(address) > 300 or not address.isprintable():
+            raise Refused("address: this site listens nowhere; join with 'archipel peer join'.")
+        return {"address": roster.check_address(address)}
+
+    def _pace(self, sender: str) -> None:
+        """Refuse more letters than people would send of those that the database keeps."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._kept = minute, Counter()
+        self._kept[sender] += 1
+        if self._kept[sender] > _KEPT:
+            raise Refused(f"more than {_KEPT} such letters in a minute: wait for the next.")
 
     async def _of_study(self, site: str, letter: Letter) -> Letter | Sealed:
         """A letter about a study that is under way."""

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+import torch
+
 from archipel.data.federation import Federation
 from archipel.data.scaling import Scaling, Sums
 from archipel.engines.network.grpc import GrpcLink
@@ -17,6 +19,7 @@ from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation import binding, scale
 from archipel.federation.site import Left, Site
+from archipel.tree import fits
 
 _LOOK = 1.0  # seconds between two looks at what was decided here
 _HELLO = 15.0  # seconds between two questions for what is new
@@ -150,10 +153,22 @@ async def _scaling(site: Site, link: GrpcLink, study: str, sums: Sums) -> Scalin
             continue
         match answer.kind:
             case "scaling":
-                return Scaling(*answer.arrays)
+                return _checked(answer, sums)
             case "wanted":
                 unsigned = Letter("sums", {"study": study}, list(sums))
                 signature = site.sign(unsigned)
                 letter = Letter("sums", {"study": study, "signature": signature}, list(sums))
-            case _:
-                await asyncio.sleep(answer["seconds"])
+            case "wait":
+                await asyncio.sleep(min(max(0.1, answer["seconds"]), _AGAIN))
+            case kind:
+                raise Refused(f"a {kind} is no answer to a site that asks for the scale.")
+
+
+def _checked(letter: Letter, sums: Sums) -> Scaling:
+    """The scale in a letter, of as many columns as this site has."""
+    if not fits(tuple(Scaling(sums.totals, sums.totals)), letter.arrays):
+        raise Refused("the scale has another form than this site's columns.")
+    found = Scaling(*letter.arrays)
+    if not bool(torch.isfinite(found.mean).all() and (found.scale > 0).all()):
+        raise Refused("the scale is none: a mean that is not finite, or a divisor of 0.")
+    return found

@@ -21,6 +21,7 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.local import Outcome
+from archipel.engines.network.desk import check_scores
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import anatomy_of
 from archipel.engines.network.transport import Refused
@@ -125,6 +126,7 @@ class Gathering(Sitting):
                 self.engine.seen(party)
                 if not 1 <= letter["round"] <= self.rounds:
                     raise Refused(f"round {letter['round']}: there is none.")
+                self._check_told(letter)
                 self.engine.tell(party, letter)
                 return Letter("thanks")
             case "roster":
@@ -133,6 +135,16 @@ class Gathering(Sitting):
             case "scale" | "sums" | "away":
                 return await super().answer(party, letter)
         raise Refused(f"a {letter.kind} is nothing that a peer tells its coordinator.")
+
+    def _check_told(self, letter: Letter) -> None:
+        """Refuse counts that are none, and peers that are not in the study."""
+        metrics = letter["metrics"] or {}  # None is one that is undefined there
+        defined = {name: value for name, value in metrics.items() if value is not None}
+        check_scores(dict.fromkeys(metrics, 0.0) | defined, letter["points"])
+        counts = [letter[name] for name in ("gradients", "up", "down")]
+        known = {str(k) for k in range(self.engine.engine.parties)}
+        if not known.issuperset(letter["missing"]) or any(not 0 <= n < 1 << 53 for n in counts):
+            raise Refused(f"round {letter['round']}: what the peer tells of it cannot be.")
 
     def change(self, site: str, party: int, facts: Facts | None) -> None:
         if facts is not None:

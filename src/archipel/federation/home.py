@@ -68,7 +68,8 @@ class Home:
                     f"database = '{database}': give a URL such as "
                     "postgresql+psycopg://user@host/name."
                 ) from None
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)  # also where it was there
         authority = Authority.create(name)
         write_secret(path / "authority.key", pem_of(authority.key))
         (path / "authority.pem").write_bytes(authority.pem)

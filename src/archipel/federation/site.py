@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from torch import Tensor
 
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
@@ -102,7 +103,8 @@ class Site:
             raise ArchipelError(
                 f"the token expired at {invitation.expires:%Y-%m-%d %H:%M} UTC: ask for another."
             )
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)  # also where it was there
         key, identity = new_key(), Identity.create()
         link = GrpcLink(invitation.address, COORDINATOR, invitation.credentials)
         fields = {
@@ -178,12 +180,14 @@ class Site:
     def review(self, text: bytes, data: Federation, members: list[str]) -> str:
         """What approving would mean."""
         study = approval.read(text)
-        model = study.build_model(data)
-        anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed)
+        model = approval.model_of(study, data)
+        mixed: list[Tensor] = []
+        anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed, mixed)
         others = [each for each in self.shelf.approved() if each != approval.hash_of(text)]
         before = [each for each in others if self.shelf.read(each).name == study.name]
         last = self.shelf.text(before[-1]) if before else None
-        return approval.review(study, approval.hash_of(text), anatomy, members, last, text)
+        digest = approval.hash_of(text)
+        return approval.review(study, digest, anatomy, members, last, text, mixed)
 
     def decide(self, text: bytes, decision: str, facts: Facts | None = None) -> str:
         """Approve, reject or leave these exact bytes: it holds from now on; return their hash.
@@ -270,8 +274,12 @@ class Site:
         if not self.shelf.has_approved(study):
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
         described = self.shelf.read(study)
-        model, party = described.build_model(data), self.shelf.party(study)
-        seat = Seat(described.algorithm_object, data, model, party=party, seed=described.study.seed)
+        model, party = approval.model_of(described, data), self.shelf.party(study)
+        about = described.study
+        seat = Seat(
+            described.algorithm_object, data, model, party=party, seed=about.seed,
+            rounds=about.rounds,
+        )  # fmt: skip
         path = self.shelf.folder(study) / "state.safetensors"
         if path.exists():
             seat.restore(safetensors.torch.load_file(path))

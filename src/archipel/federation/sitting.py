@@ -146,7 +146,7 @@ class Remote:
         for k, letter in self._letters.items():
             weights[k] = 1.0 if untold else letter["points"]
             for name, value in (letter[field] or {}).items():
-                scores[name][k] = float(value)
+                scores[name][k] = torch.nan if value is None else float(value)
         pooled = {}
         for name, values in scores.items():
             there = torch.isfinite(values) & (weights > 0)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -62,7 +62,8 @@ class Desk:
             case "scores":
                 if self._scored is None or self._scored[0] != letter["round"]:
                     raise Refused(f"nobody evaluates after round {letter['round']} now.")
-                _check_scores(letter)
+                check_scores(letter["metrics"], letter["points"])
+                check_scores(letter["own"], letter["points"])
                 self.scores[letter["round"]][party] = letter
                 self._came.set()
                 return Letter("thanks")
@@ -139,11 +140,10 @@ class Desk:
         return {k: self.scores[t][k] for k in parties if k in self.scores[t]}
 
 
-def _check_scores(letter: Letter) -> None:
+def check_scores(scores: Mapping[str, Any] | None, points: int) -> None:
     """Refuse what is no metric: it would be shown to people, and averaged."""
-    for scores in (letter["metrics"], letter["own"] or {}):
-        for name, value in scores.items():
-            if name not in METRICS or type(value) is not float:
-                raise Refused("the scores are not numbers by the names of metrics.")
-    if not 0 <= letter["points"] < 1 << 53:
+    for name, value in (scores or {}).items():
+        if name not in METRICS or type(value) is not float:
+            raise Refused("the scores are not numbers by the names of metrics.")
+    if not 0 <= points < 1 << 53:
         raise Refused("the scores are not of a number of points.")
