@@ -19,9 +19,10 @@ import safetensors.torch
 from torch import Tensor
 
 from archipel.data.federation import Federation
-from archipel.engines.network.grpc import Caller, Credentials, GrpcLink, GrpcServer
+from archipel.engines.network.contacts import SILENCE, Words
+from archipel.engines.network.grpc import Caller, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.peers import SILENCE, Peer, Report, Words
+from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import SMALL, Cut, Refused
 from archipel.errors import ArchipelError
@@ -91,11 +92,7 @@ class PeerSite(Site):
 
     @property
     def certificate(self) -> bytes:
-        return (self.home / "site.pem").read_bytes()
-
-    def _credentials(self) -> Credentials:
-        names = ("site.key", "site.pem", "authority.pem")
-        return Credentials(*((self.home / name).read_bytes() for name in names))
+        return self.credentials().chain
 
     # -- being asked -------------------------------------------------------------------------------
 
@@ -104,7 +101,7 @@ class PeerSite(Site):
         """Answer other peers; by default on the port that they were told, on every network."""
         server = GrpcServer(self._answer, self._admit, self._most)
         where = address or f"[::]:{self.listens.rpartition(':')[2]}"
-        port = await server.start(where, self._credentials())
+        port = await server.start(where, self.credentials())
         self.audit.append("up", port=port)
         try:
             yield port
@@ -255,7 +252,7 @@ class PeerSite(Site):
         return states.get(study) == "done"
 
     def _lanes(self, roster: Roster, seat: Seat) -> dict[int, Lane]:
-        credentials, most = self._credentials(), SMALL + seat.most + nbytes(tuple(seat.mixed))
+        credentials, most = self.credentials(), SMALL + seat.most + nbytes(tuple(seat.mixed))
         return {
             member.party: Lane(GrpcLink(member.address, member.name, credentials, most), self)
             for member in roster.peers

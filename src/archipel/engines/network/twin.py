@@ -15,11 +15,12 @@ from archipel.core import PeerAlgorithm, ServerAlgorithm
 from archipel.data.federation import Federation
 from archipel.engines.local import Outcome
 from archipel.engines.network.attend import Attendance
+from archipel.engines.network.contacts import Words
 from archipel.engines.network.desk import Desk
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.memory import MemoryLink
-from archipel.engines.network.peers import Peer, Report, Words
+from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Partials
 from archipel.graphs import Topology

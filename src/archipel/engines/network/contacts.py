@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a peer knows of others: whether they are there, how far they are, and what they may say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Cut, Link, Refused
+from archipel.errors import ArchipelError, clean
+from archipel.graphs import Topology
+
+At = tuple[int, int]  # an exchange: its round, and its number in the round
+
+POLL = 20.0  # seconds that a question is held before it is answered with "not yet"
+SILENCE = 60.0  # seconds without a sign of life after which a peer counts as away
+_WORDS = 80  # characters of what a peer says that it does
+_AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
+
+
+class Left(Cut):
+    """The peer leaves; it goes on from here when it is started again."""
+
+
+@dataclass
+class Contact:
+    """What a peer knows of another."""
+
+    alive: float  # when it last got further, or waited
+    heard: float = -1e9
+    at: At = (0, 0)  # how far it said it is
+    doing: str = ""
+    away: bool = False
+
+
+class Contacts:
+    """Whom a peer hears of, how far they are, and a bell for those who wait for any of it."""
+
+    def __init__(
+        self, links: Mapping[int, Link], silence: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.links, self.silence, self.clock = links, silence, clock
+        self.every = min(5.0, silence / 5)  # seconds between two signs of life
+        self.of = {j: Contact(clock()) for j in links}
+        self.left = False
+        self._moved = asyncio.Event()
+
+    def note(self, j: int, letter: Letter) -> None:
+        """Peer j said something; it is alive unless it trains and got no further."""
+        contact, now = self.of[j], self.clock()
+        doing = clean(letter.fields.get("doing", "")[:_WORDS])
+        if not doing.startswith("trains") or doing != contact.doing:
+            contact.alive = now
+        contact.heard, contact.doing = now, doing
+        contact.at, contact.away = (letter["round"], letter["number"]), False
+        self.ring()
+
+    def silent(self, j: int) -> bool:
+        contact = self.of[j]
+        return contact.away or self.clock() - contact.alive >= self.silence
+
+    def alone(self, around: Iterable[int]) -> bool:
+        return all(self.silent(j) for j in around)
+
+    def ring(self) -> None:
+        """Wake all that wait."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def leave(self) -> None:
+        self.left = True
+        self.ring()
+
+    async def moved(self, seconds: float) -> None:
+        """Return when something has changed, or after some time."""
+        if self.left:
+            raise Left("the peer leaves.")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._moved.wait(), max(0.005, seconds))
+        if self.left:
+            raise Left("the peer leaves.")
+
+    async def beat(
+        self, around: Callable[[], Iterable[int]], told: Callable[[int], Letter]
+    ) -> None:
+        """Say where this peer is to those that have not heard of it for a while, for ever."""
+        under_way: dict[int, asyncio.Task[bool]] = {}
+        try:
+            while True:
+                for j in around():
+                    if self.clock() - self.of[j].heard >= self.every and (
+                        j not in under_way or under_way[j].done()
+                    ):
+                        under_way[j] = asyncio.create_task(self.tell(j, told(j)))
+                await asyncio.sleep(self.every / 2)
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
+
+    async def tell(self, j: int, letter: Letter) -> bool:
+        """Say to peer j where this peer is, and hear where that one is; whether it answered."""
+        try:
+            answer = await asyncio.wait_for(self.links[j].ask(letter), max(1.0, self.every))
+        except (ArchipelError, TimeoutError):
+            return False
+        if answer.kind == "beat":
+            self.note(j, answer)
+        return True
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a peer's letters are made and checked."""
+
+    study: str
+    rounds: int
+    sign: Callable[[Letter], bytes] = lambda _: b""
+    check: Callable[[int, Letter], None] = lambda _, __: None  # raises where j did not sign it
+
+    def beat(self, at: At, doing: str) -> Letter:
+        fields = {"study": self.study, "round": at[0], "number": at[1], "doing": doing}
+        return Letter("beat", fields)
+
+    def vector(self, at: At, x: Tensor) -> Letter:
+        fields = {"study": self.study, "round": at[0], "number": at[1]}
+        letter = Letter("vector", fields, [x.detach()])
+        return letter.adding(signature=self.sign(letter))
+
+    def read(self, j: int, letter: Letter, like: Tensor) -> Tensor:
+        """The vector in a letter of peer j, of the form that is expected."""
+        self.check(j, letter)
+        if len(letter.arrays) != 1:
+            raise Refused(f"{len(letter.arrays)} arrays where one vector is expected.")
+        (x,) = letter.arrays
+        if x.shape != like.shape or x.dtype != like.dtype:
+            raise Refused(
+                f"a vector of shape {list(x.shape)} and {x.dtype} where {list(like.shape)} and "
+                f"{like.dtype} are expected."
+            )
+        if not bool(torch.isfinite(x).all()):
+            raise Refused("a vector with numbers that are not finite.")
+        return x.clone()
+
+
+class Place:
+    """A peer's place in the graph; rounds that were looked at of late are remembered."""
+
+    def __init__(self, topology: Topology, party: int, others: Iterable[int]) -> None:
+        """`others` are the peers that there are; the graph may have places for more."""
+        there = frozenset(others)
+        period = topology.period
+        self._ahead = min(period, _AHEAD) or _AHEAD
+        self.row = lru_cache(4 * _AHEAD)(lambda t: topology.row(party, t % period if period else t))
+        self.neighbours = lru_cache(4 * _AHEAD)(
+            lambda t: tuple(sorted(j for j, w in self.row(t).items() if j in there and w > 0))
+        )
+        self.around = lru_cache(2)(self._around)
+
+    def _around(self, t: int) -> Sequence[int]:
+        """Those that the peer exchanges with, now and in rounds to come."""
+        return sorted({j for each in range(t, t + self._ahead) for j in self.neighbours(each)})

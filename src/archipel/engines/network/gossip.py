@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers at their own pace: `me.mix` averages with one neighbour that is there.
+
+AD-PSGD.  Lian et al., ICML 2018, https://arxiv.org/abs/1710.06952, whose algorithm averages a pair
+at once and in one place; here the answering peer adds its half with its next mix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archipel import rng
+from archipel.core import Vector
+from archipel.engines.network.contacts import POLL, At, Contacts, Left, Place, Words
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Cut, Refused
+from archipel.errors import ArchipelError
+from archipel.graphs import Topology
+from archipel.tree import first
+
+_ASKING = 2.0  # seconds that a peer waits for an answer before it goes on
+
+
+class Gossip:
+    """Mixing with one neighbour at a time, whoever is there.
+
+    The peer that asks and the one that answers both move half of the way to each other: the asker
+    at once, the answering one with its next `me.mix`, which adds the changes that came. So the sum
+    over peers stays. An answer may be lost; the question is repeated, and is answered the same, so
+    that a change is made on both sides in the end.
+
+    Vectors are averaged with those of the same number in a round. A change that comes after a
+    peer's last mix goes to its model where it has the model's form.
+    """
+
+    def __init__(
+        self,
+        party: int,
+        topology: Topology,
+        contacts: Contacts,
+        words: Words,
+        keep: Callable[[], None],
+        seed: int,
+    ) -> None:
+        """`keep` writes this and the peer's state to the disk, at once."""
+        self.party, self.seed = party, seed
+        self.graph = Place(topology, party, contacts.of)
+        self.contacts, self.words, self._keep = contacts, words, keep
+        self.at: At = (0, 0)
+        self.missing: dict[int, str] = {}
+        self.up = self.down = 0
+        self.public: dict[int, Tensor] = {}  # number -> what neighbours average with
+        self.pending: dict[int, Tensor] = {}  # number -> changes for the next mix
+        self._taken: dict[int, Tensor] = {}  # changes that mixes of this round took
+        self._asked: dict[int, int] = {}  # number -> round in which it last asked
+        self._questions: dict[At, tuple[int, Tensor]] = {}  # unanswered: whom, and what
+        self._answered: dict[At, tuple[int, Tensor]] = {}  # (peer, number) -> round, its change
+        self._tasks: dict[At, asyncio.Task[None]] = {}
+
+    doing = "trains"
+
+    def around(self) -> Sequence[int]:
+        return self.graph.around(self.at[0])
+
+    def begin(self, t: int) -> None:
+        self.at, self._taken = (t, 0), {}
+        self.missing, self.up, self.down = {}, 0, 0
+
+    def after(self) -> int:
+        return self.at[0] + 1
+
+    def told(self, j: int) -> Letter:
+        return self.words.beat(self.at, "gossips")
+
+    async def mix(self, x: Vector) -> Vector:
+        """Average with one neighbour that is there; add what others averaged in the meantime."""
+        t, number = self.at
+        if self.contacts.left:
+            raise Left("the peer leaves.")
+        x = self._take(number, x.detach())
+        self.public[number] = x
+        for at in self._questions:
+            self._pursue(at)
+        there = []
+        for j in self.graph.neighbours(t):
+            if self.contacts.silent(j):
+                self.missing[j] = "silent"
+            elif self.contacts.of[j].at[0] < self.words.rounds:
+                there.append(j)
+        busy = {j for (_, n), (j, _) in self._questions.items() if n == number}
+        there = [j for j in there if j not in busy]
+        if there and self._asked.get(number, -1) < t:
+            draw = rng.generator(self.seed, t, self.party, "gossip", number)
+            self._questions[self.at] = (int(draw.choice(there)), x)
+            self._asked[number] = t
+            self._keep()
+            await asyncio.wait([self._pursue(self.at)], timeout=_ASKING)
+        self.at = (t, number + 1)
+        return self._take(number, x)
+
+    def _take(self, number: int, x: Tensor) -> Tensor:
+        change = self.pending.pop(number, None)
+        if change is None:
+            return x
+        self._taken[number] = self._taken.get(number, torch.zeros_like(change)) + change
+        return x + change
+
+    def _add(self, number: int, change: Tensor) -> None:
+        self.pending[number] = self.pending.get(number, torch.zeros_like(change)) + change
+        self.public[number] = self.public[number] + change
+
+    def _pursue(self, at: At) -> asyncio.Task[None]:
+        """See to it that a question is answered."""
+        task = self._tasks.get(at)
+        if task is None:
+            task = self._tasks[at] = asyncio.create_task(self._ask(at))
+            task.add_done_callback(lambda _: self._tasks.pop(at, None))
+        return task
+
+    async def _ask(self, at: At) -> None:
+        i, x = self._questions[at]
+        letter, pause = self.words.vector(at, x), 0.05
+        while not self.contacts.left and not self.contacts.silent(i):
+            try:
+                answer = await asyncio.wait_for(self.contacts.links[i].ask(letter), POLL)
+                change = None
+                if answer.kind == "vector":
+                    change = self.words.read(i, answer, x)
+            except (Cut, TimeoutError):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 5.0)
+                continue
+            except ArchipelError as no:
+                change = None
+                self.missing[i] = f"refused: {no}"
+            else:
+                self.contacts.note(i, answer)
+            del self._questions[at]
+            if change is not None:
+                self.up += x.numel() * x.element_size()
+                self.down = self.up
+                self._add(at[1], change)
+            self._keep()
+            self.contacts.ring()
+            return
+
+    async def answer(self, j: int, letter: Letter) -> Letter:
+        """Move half of the way to peer j; it gets the other half."""
+        (t, number), before = (letter["round"], letter["number"]), None
+        if j not in self.graph.neighbours(t):
+            raise Refused(f"round {t + 1}: there is no edge between the two peers.")
+        if (j, number) in self._answered:
+            before, change = self._answered[j, number]
+            if before == t:
+                return self.words.vector((t, number), change)
+        if before is not None and t < before:
+            raise Refused(f"round {t + 1}: a later question was answered already.")
+        if number not in self.public or self.at[0] >= self.words.rounds:
+            return self.told(j)
+        mine = self.public[number]
+        change = (self.words.read(j, letter, mine) - mine) / 2
+        self._add(number, change)
+        self._answered[j, number] = (t, -change)
+        self._keep()
+        return self.words.vector((t, number), -change)
+
+    def settled(self) -> bool:
+        """Whether all that this peer asked is answered, or whom it asked is away."""
+        for at in self._questions:
+            self._pursue(at)
+        return all(self.contacts.silent(j) for j, _ in self._questions.values())
+
+    def end(self, own: Any) -> Any:
+        """The own state with the changes that came after the last mix."""
+        change, model = self.pending.get(0), first(own)
+        if change is None or change.shape != model.shape:
+            return own
+        self.pending.pop(0)
+        return _with_model(own, model + change)
+
+    # -- what survives the process -----------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for number, x in self.public.items():
+            found[f"gossip-public-{number}"] = x
+        both = (self.pending, self._taken)
+        for number in {*self.pending, *self._taken}:
+            parts = [changes[number] for changes in both if number in changes]
+            found[f"gossip-pending-{number}"] = torch.stack(parts).sum(dim=0)
+        for number, t in self._asked.items():
+            found[f"gossip-asked-{number}"] = torch.tensor(t)
+        for (t, number), (j, x) in self._questions.items():
+            found[f"gossip-question-{t}-{number}-{j}"] = x
+        for (j, number), (t, change) in self._answered.items():
+            found[f"gossip-answered-{j}-{number}-{t}"] = change
+        return found
+
+    def restore(self, kept: Mapping[str, Mapping[str, Tensor]], at: At) -> None:
+        self.at = at
+        for name, x in kept.get("own", {}).items():
+            if not name.startswith("gossip-"):
+                continue
+            kind, *numbers = name.removeprefix("gossip-").split("-")
+            match kind, [int(number) for number in numbers]:
+                case "public", [number]:
+                    self.public[number] = x
+                case "pending", [number]:
+                    self.pending[number] = x
+                case "asked", [number]:
+                    self._asked[number] = int(x)
+                case "question", [t, number, j]:
+                    self._questions[t, number] = (j, x)
+                case "answered", [j, number, t]:
+                    self._answered[j, number] = (t, x)
+
+
+def _with_model(own: Any, model: Tensor) -> Any:
+    """A state whose first tensor is this one."""
+    if isinstance(own, Tensor):
+        return model
+    head, *rest = own
+    parts = [_with_model(head, model), *rest]
+    return type(own)(*parts) if hasattr(own, "_fields") else tuple(parts)
