@@ -287,6 +287,7 @@ def load(options: argparse.Namespace) -> list[Row]:
         ran = one.ask("run")
         done = [number for side in sides for number in side.hear()]
         used = cpu_seconds(one.pid) - used
+        after = 1024 * (memory(one.pid).rss - before) / count
     took = [b - a for a, b in zip(ran["times"], ran["times"][1:], strict=False)]
     whole = sum(present == sampled for present in ran["present"])
     there = sum(number == rounds for number in done)
@@ -295,6 +296,7 @@ def load(options: argparse.Namespace) -> list[Row]:
             whole == rounds),
         row("sites that took part to the end", "", [there], str(count), there == count),
         row("memory of the coordinator per idle site", "kB", [each], "< 200", each < 200),
+        row("the same after the rounds", "kB", [after]),
         row("processor time of the coordinator, all sites idle", "% of a core", [100 * idle]),
         row("all sites connect", "s", [connected]),
         row("a round", "s", took),

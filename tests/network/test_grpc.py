@@ -2,6 +2,7 @@
 """The gRPC transport: the same conversations over mutual TLS, and who is kept out."""
 
 import asyncio
+import resource
 import socket
 import ssl
 from contextlib import suppress
@@ -73,6 +74,19 @@ def test_letters_of_any_size_go_there_and_back():
             assert torch.equal(answer.arrays[0], x)
 
     with_server(play)
+
+
+def test_more_sites_than_files_that_a_shell_allows_may_connect():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+
+        async def play(address):
+            return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+        assert with_server(play) == (min(1 << 16, before[1]), before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_refusal_comes_with_its_reason():

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 import os
+import resource
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ _SERVER = [
     ("grpc.max_connection_age_ms", 86_400_000),  # certificates are looked at anew every day
 ]
 _AT_ONCE = 64  # conversations of one caller, which may take part in several studies
+_FILES = 1 << 16  # that are open at once; the usual limit is 1024
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,14 @@ class Caller:
     certificate: bytes  # PEM
 
 
+def _allow_files() -> None:
+    """As many open files as the system lets a process have: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 class GrpcServer:
     """The coordinator's port."""
 
@@ -161,6 +171,7 @@ class GrpcServer:
 
     async def start(self, address: str, credentials: Credentials) -> int:
         """Listen, and return the port."""
+        _allow_files()
         self._server = grpc.aio.server(options=[*_OPTIONS, *_SERVER])
         handler = grpc.stream_stream_rpc_method_handler(self._converse)
         service, _, method = _METHOD[1:].partition("/")
