@@ -31,7 +31,7 @@ def test_a_rehearsal_leaves_what_every_institution_would_have(archipel, tmp_path
     ]
     for one in (Home(folder / "coordinator"), Site(folder / "hungarian")):
         assert check(one.audit.path, one.identity.public) > 3
-    assert oct((folder / "hungarian" / "site.key").stat().st_mode)[-3:] == "600"
+    assert oct((folder / "hungarian" / "site.pem").stat().st_mode)[-3:] == "600"
 
 
 def test_more_sites_than_parties_are_refused(archipel, tmp_path):

@@ -198,7 +198,7 @@ def sites(home: Where = _HOME, as_json: o.Json = False) -> None:
 
     where = _home(home)
     now = read_status(where)
-    seen = {} if now is None else now["sites"]
+    seen, versions = ({}, {}) if now is None else (now["sites"], now["versions"])
     with Roll.read(where.database) as roll:
         members, invited = roll.sites(), roll.invitations()
     names = {each.name for each in members}
@@ -209,21 +209,24 @@ def sites(home: Where = _HOME, as_json: o.Json = False) -> None:
             "joined": each.joined,
             "certificate": each.until,
             "seen": seen.get(each.name),
+            "version": versions.get(each.name),
         }
         for each in members
     ]
+    none = dict.fromkeys(("joined", "certificate", "seen", "version"))
     rows += [
-        {"site": each.site, "state": "invited", "joined": None, "certificate": None, "seen": None}
+        {"site": each.site, "state": "invited", **none}
         for each in invited
         if each.used is None and each.withdrawn is None and each.site not in names
     ]
     if as_json:
         o.print_json({"sites": rows})
         return
-    shown = table("site", "state", "joined (UTC)", "certificate until")
+    shown = table("site", "state", "joined (UTC)", "certificate until", "runs")
     for row in rows:
         times = [str(row[name] or "")[:16].replace("T", " ") for name in ("joined", "certificate")]
-        shown.add_row(*(Text(clean(str(cell))) for cell in (row["site"], row["state"], *times)))
+        cells = (row["site"], row["state"], *times, row["version"] or "")
+        shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("No site yet: archipel coordinator invite SITE.")
 
 

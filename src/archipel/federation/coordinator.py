@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from archipel.engines.network.engine import POLL
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, RunFailed, clean
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.authority import (
@@ -61,6 +62,7 @@ class Coordinator:
         self.audit = home.audit
         self.sittings: dict[str, Sitting] = {}
         self.seen: dict[str, float] = {}  # site -> when its last letter came
+        self.versions: dict[str, str] = {}  # site -> the Archipel that it runs
         self.letters: Counter[str] = Counter()  # by kind
         self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
@@ -159,7 +161,7 @@ class Coordinator:
                 case "renew":
                     return self._renew(sender, letter)
                 case "hello":
-                    return self._hello()
+                    return self._hello(sender, letter["version"])
                 case "study":
                     return self._study(letter["study"])
                 case "approve":
@@ -193,7 +195,11 @@ class Coordinator:
         fields = {"certificate": certificate, "authority": self.home.authority.pem}
         return Letter("certificate", fields)
 
-    def _hello(self) -> Letter:
+    def _hello(self, site: str, runs: str) -> Letter:
+        mine, runs = version("archipel"), clean(runs)[:40]
+        if runs != self.versions.get(site, mine):
+            self._say(f"{site} runs Archipel {runs}, this is {mine}: results may differ")
+        self.versions[site] = runs
         studies = {study.hash: study.state for study in self.roll.studies()}
         return Letter("welcome", {"studies": studies})
 

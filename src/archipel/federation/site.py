@@ -46,6 +46,8 @@ from archipel.federation.authority import (
 from archipel.federation.shelf import Decision, Shelf
 from archipel.store.files import locked, write
 
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+
 
 def signed(letter: Letter) -> bytes:
     """What a site signs of an upload or of scores: all of it, so that it fits no other round."""
@@ -124,9 +126,8 @@ class Site:
             await link.close()
         if answer["authority"] != invitation.authority:
             raise ArchipelError("the coordinator is not the one that the token names: do not join.")
-        write_secret(home / "site.key", pem_of(key))
+        write_secret(home / "site.pem", pem_of(key) + answer["certificate"])
         write_secret(home / "identity.key", identity.pem)
-        write(home / "site.pem", answer["certificate"])
         write(home / "authority.pem", answer["authority"])
         about = {
             "name": invitation.site,
@@ -140,20 +141,22 @@ class Site:
         site.audit.append("joined", federation=invitation.federation, fingerprint=words)
         return site
 
+    def credentials(self) -> Credentials:
+        """The site's TLS key and certificate, which lie in one file so that they always fit."""
+        key, begins, certificate = (self.home / "site.pem").read_bytes().partition(_CERTIFICATE)
+        return Credentials(key, begins + certificate, (self.home / "authority.pem").read_bytes())
+
     def link(self) -> GrpcLink:
-        home = self.home
-        files = [(home / name).read_bytes() for name in ("site.key", "site.pem", "authority.pem")]
-        return GrpcLink(self.address, COORDINATOR, Credentials(*files))
+        return GrpcLink(self.address, COORDINATOR, self.credentials())
 
     async def renew(self, link: GrpcLink) -> bool:
         """Ask for a new certificate where this one ends soon, with a new key."""
-        if ends((self.home / "site.pem").read_bytes()) - datetime.now(UTC) > RENEW:
+        if ends(self.credentials().chain) - datetime.now(UTC) > RENEW:
             return False
         key = new_key()
         asked = request(key, self.name, listens=bool(self.listens))
         answer = await link.ask(Letter("renew", {"request": asked}))
-        write_secret(self.home / "site.key", pem_of(key))
-        write(self.home / "site.pem", answer["certificate"])
+        write_secret(self.home / "site.pem", pem_of(key) + answer["certificate"])
         self.audit.append("renewed")
         return True
 
