@@ -484,7 +484,7 @@ def test_only_members_are_answered_and_only_for_themselves(tmp_path):
                 fields = {"study": digest, "round": 0, "number": 0, **changed}
                 letter = Letter("vector", fields, [torch.zeros(28) if x is None else x])
                 letter = letter.adding(signature=signer.identity.sign(signed(letter)))
-                link = GrpcLink(first.listens, name, who._credentials(), 1 << 20)
+                link = GrpcLink(first.listens, name, who.credentials(), 1 << 20)
                 try:
                     return await asyncio.wait_for(link.ask(letter), 10)
                 finally:

@@ -134,7 +134,8 @@ class Gathering(Sitting):
                 return Letter("peers", {"study": letter["study"], **fields})
             case "scale" | "sums" | "away":
                 return await super().answer(party, letter)
-        raise Refused(f"a {letter.kind} is nothing that a peer tells its coordinator.")
+        name = type(self.runs[0].algorithm).__name__
+        raise Refused(f"{name} has no server: take part with 'archipel peer up'.")
 
     def _check_told(self, letter: Letter) -> None:
         """Refuse counts that are none, and peers that are not in the study."""

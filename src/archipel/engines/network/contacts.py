@@ -156,7 +156,7 @@ class Place:
 
     def __init__(self, topology: Topology, party: int, others: Iterable[int]) -> None:
         """`others` are the peers that there are; the graph may have places for more."""
-        there = frozenset(others)
+        there, self.parties = frozenset(others), topology.n
         period = topology.period
         self._ahead = min(period, _AHEAD) or _AHEAD
         self.row = lru_cache(4 * _AHEAD)(lambda t: topology.row(party, t % period if period else t))

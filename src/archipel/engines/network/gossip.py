@@ -16,13 +16,14 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.core import Vector
-from archipel.engines.network.contacts import POLL, At, Contacts, Left, Place, Words
+from archipel.engines.network.contacts import At, Contacts, Left, Place, Words
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
 from archipel.tree import first
 
+_ANSWER = 600.0  # seconds that an answer may take, of a large vector over a slow line
 _ASKING = 2.0  # seconds that a peer waits for an answer before it goes on
 
 
@@ -70,9 +71,6 @@ class Gossip:
     def begin(self, t: int) -> None:
         self.at, self._taken = (t, 0), {}
         self.missing, self.up, self.down = {}, 0, 0
-
-    def after(self) -> int:
-        return self.at[0] + 1
 
     def told(self, j: int) -> Letter:
         return self.words.beat(self.at, "gossips")
@@ -127,7 +125,7 @@ class Gossip:
         letter, pause = self.words.vector(at, x), 0.05
         while not self.contacts.left and not self.contacts.silent(i):
             try:
-                answer = await asyncio.wait_for(self.contacts.links[i].ask(letter), POLL)
+                answer = await asyncio.wait_for(self.contacts.links[i].ask(letter), _ANSWER)
                 change = None
                 if answer.kind == "vector":
                     change = self.words.read(i, answer, x)

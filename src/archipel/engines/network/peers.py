@@ -10,8 +10,9 @@ goes to the diagonal, so that the W of every exchange is symmetric and doubly st
 - A peer that sees the other end beyond its own exchange drops the edge at once.
 - One without a sign of life for `silence` seconds is dropped, and waited for again once it is seen.
 - A peer that reaches nobody waits: it is away itself.
-- A peer that comes back finishes its open round with what was exchanged already, or leaves it where
-  nothing was, and goes on in the round after the last that it hears of.
+- A peer that comes back finishes its open round with what was exchanged already. Where nothing was,
+  and others went on without it, it was away: it leaves the round, keeps its state, and goes on in
+  the round after the last that they tell.
 
 What was exchanged is on the disk before it is told, so a peer may be killed at any moment. One gap
 is left, as in every such protocol: a lower end that answers and falls silent before its answer
@@ -99,7 +100,7 @@ class Rounds:
         self.missing: dict[int, str] = {}  # in this round
         self.up = self.down = 0  # bytes of vectors, in this round
         self._used = 0  # edges that counted in this round
-        self._told = 0  # the last round of those that went on without this peer
+        self._told: list[int] = []  # rounds of those that went on without this peer
         self._answered: dict[int, tuple[At, Tensor, Tensor]] = {}  # the last: mine, theirs
         self._mixed: dict[At, dict[int, Tensor | None]] = {}  # before a restart: None where lost
 
@@ -122,23 +123,13 @@ class Rounds:
 
     def begin(self, t: int) -> None:
         """Go to the start of round t."""
-        self.at, self.open, self._used, self._told = (t, 0), None, 0, 0
+        self.at, self.open, self._used, self._told = (t, 0), None, 0, []
         self.missing, self.up, self.down = {}, 0, 0
         old = [at for at in self._mixed if at[0] < t - 1]  # the disk may be a round behind
         self._store.forget(f"mixed-{at[0]}-{at[1]}" for at in old)
         for at in old:
             del self._mixed[at]
         self.contacts.ring()
-
-    def after(self) -> int:
-        """The round to go on with: the next one, or the one after the last that was heard of.
-
-        Who still exchanged with somebody is not behind, whatever another peer says.
-        """
-        t = self.at[0]
-        return (
-            t + 1 if self._used or self._told <= t + 1 else min(self._told + 1, self.words.rounds)
-        )
 
     def told(self, j: int) -> Letter:
         return self.words.beat(self._position(j), self.doing)
@@ -194,8 +185,9 @@ class Rounds:
             for task in asks:
                 task.cancel()
             await asyncio.gather(*asks, return_exceptions=True)
-        if not exchange.got and not self._used and self._told > t:
-            raise Behind(self._told)
+        if self._told and not exchange.got and not self._used:
+            most = min(self._told) + self.graph.parties  # peers wait for each other: none is beyond
+            raise Behind(max(told for told in self._told if told <= most))
         self.missing |= exchange.lost
         found: dict[int, Tensor | None] = {**exchange.got, **dict.fromkeys(exchange.lost)}
         lost = torch.tensor(sorted(exchange.lost), dtype=torch.int64)
@@ -224,7 +216,7 @@ class Rounds:
 
     def _went_on(self, exchange: Exchange, j: int) -> None:
         t = self.contacts.of[j].at[0]
-        self._told = max(self._told, t)
+        self._told.append(t)
         self._lose(exchange, j, f"went on without this peer, to round {t + 1}")
 
     def _lose(self, exchange: Exchange, j: int, cause: str) -> None:
@@ -241,12 +233,12 @@ class Rounds:
                 await contacts.moved(contacts.every)
                 continue
             try:
-                answer = await asyncio.wait_for(contacts.links[i].ask(letter), 2 * POLL)
+                answer = await contacts.links[i].ask(letter)
                 if answer.kind == "vector":
                     theirs = self.words.read(i, answer, exchange.x)
                     if (answer["round"], answer["number"]) != exchange.at:
                         raise Refused("a vector of another exchange.")
-            except (Cut, TimeoutError):
+            except Cut:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 1.0)
                 continue
@@ -418,7 +410,7 @@ class Peer:
             raise RunFailed(f"round {t + 1}: the model is no longer finite: lower lr.")
         self.seat.own = own
         told = (dict(mixing.missing), gradients, mixing.up, mixing.down)
-        self.round = mixing.after()
+        self.round = t + 1
         mixing.begin(self.round)
         self._keep()
         metrics = None
