@@ -1,8 +1,13 @@
 """`archipel rehearse`: a federation of processes, in one command."""
 
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
 from archipel.federation.audit import check
-from archipel.federation.coordinator import Home
+from archipel.federation.home import Home
 from archipel.federation.site import Site
+from archipel.study import Study
 
 STUDY = """
 [study]
@@ -41,3 +46,44 @@ def test_more_sites_than_parties_are_refused(archipel, tmp_path):
     assert done.code == 2
     assert "--sites 9: the study's data has 4 parties" in done.sentence
     assert not list((tmp_path / "out").iterdir())
+
+
+TABLES = """
+[study]
+name = "clinics"
+rounds = 2
+[data]
+file = "all.csv"
+by = "clinic"
+target = "ill"
+missing = "mean"
+[data.schema]
+age = "number"
+kind = ["a", "b"]
+ill = [0, 1]
+[algorithm]
+name = "fedavg"
+lr = 0.2
+"""
+
+
+def test_sites_bind_tables_of_their_own_and_find_the_scale_together(archipel, tmp_path):
+    rng = np.random.default_rng(3)
+    rows = [
+        f"{'AB'[i % 3 == 0]} clinic,{'' if i % 9 == 4 else 40 + i},{'ab'[rng.integers(2)]},{i % 2}"
+        for i in range(60)
+    ]
+    (tmp_path / "all.csv").write_text("\n".join(["clinic,age,kind,ill", *rows]))
+    (tmp_path / "study.toml").write_text(TABLES)
+    where = tmp_path / "out"
+    done = archipel("rehearse", tmp_path / "study.toml", "--sites", 2, "--out", where, "--json")
+
+    assert done.code == 0, done.err
+    folder = where / "clinics-001"
+    (run,) = (folder / "coordinator" / "runs").iterdir()
+    simulated = Study.read(tmp_path / "study.toml").run(None, baselines=False)
+    expected = simulated.model.state_dict()
+    for name, tensor in load_file(run / "model.safetensors").items():
+        assert tensor.numpy() == pytest.approx(expected[name].numpy(), abs=1e-6)
+    sent = [e.detail["kind"] for e in Site(folder / "a-clinic").audit.entries() if e.what == "sent"]
+    assert sent.count("sums") == 1

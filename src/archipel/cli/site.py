@@ -243,20 +243,13 @@ def approve(
       archipel site approve heart
       archipel site approve heart --counts
     """
-    from dataclasses import replace
-
-    from archipel.data.shadow import Facts
     from archipel.federation import binding
 
     site = _site(home)
     digest, _ = _known(site, study)
     described = site.shelf.read(digest)
     records = binding.records(site.home / "data", described)
-    facts = Facts.of(records.schema.empty(), counts=False)
-    if counts:
-        test = int(records.is_test.sum())
-        facts = replace(facts, n=len(records.x) - test, n_test=test)
-    site.decide(site.shelf.text(digest), "approved", facts)
+    site.decide(site.shelf.text(digest), "approved", binding.facts(records, counts))
     said = f"Study {described.name} is approved, hash {digest}."
     _tell(site, said, "It runs while 'archipel site up' does.", as_json)
 

@@ -9,11 +9,13 @@ afterwards is not used unseen.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 
 from archipel import sections
 from archipel.data.schema import Records, Report, Schema
+from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError
 from archipel.store.files import write
 from archipel.study import Study
@@ -62,6 +64,15 @@ def records(folder: Path, study: Study) -> Records:
             "again to check the new one."
         )
     return schema.read(file, study.data.test, study.study.seed)
+
+
+def facts(records: Records, counts: bool) -> Facts:
+    """What the site tells of its table; how many rows it has only if it agrees."""
+    told = Facts.of(records.schema.empty(), counts=False)
+    if not counts:
+        return told
+    test = int(records.is_test.sum())
+    return replace(told, n=len(records.x) - test, n_test=test)
 
 
 def _digest(file: Path) -> str:

@@ -3,7 +3,8 @@
 
 Nothing is left out: invitations, certificates, approval of the study's bytes, mutual TLS on a port,
 rounds, the audit logs. Sites differ from real ones in two things: each takes one party of the data
-that the study names, and approves without anyone reading.
+that the study names, and approves without anyone reading. Where the study describes tables, each
+site binds its own and they find the scale together, as between institutions.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from archipel.data import frames
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import is_peer
+from archipel.federation import binding
 from archipel.federation.authority import Invitation
 from archipel.federation.coordinator import Coordinator
+from archipel.federation.duty import data_of
 from archipel.federation.home import Home
 from archipel.federation.peer import PeerSite
 from archipel.federation.site import Site
@@ -63,6 +67,7 @@ async def rehearse(
     names = [_site_name(fed.name(k)) for k in range(sites)]
     if len(set(names)) < sites:
         names = [f"site-{k}" for k in range(sites)]
+    tables = _tables(study, fed.names or [], out)
     port = _free_port()
     home = Home.create(out / "coordinator", study.name, f"localhost:{port}")
     coordinator = Coordinator(home, say=say, silence=silence)
@@ -70,6 +75,7 @@ async def rehearse(
     processes: list[asyncio.subprocess.Process] = []
     try:
         digest = home.submit(text)
+        processes += [await _start() for _ in names]
         for k, name in enumerate(names):
             given = {
                 "home": str(out / name),
@@ -78,12 +84,13 @@ async def rehearse(
                 "hash": digest,
                 "party": k,
                 "sites": sites,
+                "table": str(tables[k]) if tables else "",
                 "silence": silence,
                 "listens": f"localhost:{_free_port()}" if peers else "",
             }
-            processes.append(await _start(given))
+            _tell(processes[k], given)
             say(f"{name} joins")
-            await _approved(coordinator, digest, k + 1, processes[-1], name)
+            await _approved(coordinator, digest, k + 1, processes[k], name)
         run: Run = await coordinator.run(digest, watch)
         codes = await asyncio.gather(*(process.wait() for process in processes))
         if any(codes):
@@ -109,21 +116,22 @@ async def _approved(
     ended.cancel()
 
 
-async def _start(given: dict[str, Any]) -> asyncio.subprocess.Process:
-    """Start a site; what it needs to know goes to its standard input, where nobody else reads."""
-    process = await asyncio.create_subprocess_exec(
+async def _start() -> asyncio.subprocess.Process:
+    """Start a site that waits to be told who it is."""
+    return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "archipel.federation.rehearsal", stdin=asyncio.subprocess.PIPE
     )
+
+
+def _tell(process: asyncio.subprocess.Process, given: dict[str, Any]) -> None:
+    """Tell a site what it needs to know on its standard input, where nobody else reads."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(given).encode())
     process.stdin.close()
-    return process
 
 
 async def _site(given: dict[str, Any]) -> None:
     """What one site does in a rehearsal."""
-    study = Study.read(given["study"])
-    data = party_of(study, given["party"], given["sites"])
     home = Path(given["home"])
     if not (home / "site.json").exists():
         await Site.join(home, Invitation.read(given["token"]), given["listens"])
@@ -133,12 +141,41 @@ async def _site(given: dict[str, Any]) -> None:
         stack.enter_context(site.at_work())
         if isinstance(site, PeerSite):
             await stack.enter_async_context(site.listening(given["listens"]))
+        text, _ = await site.fetch(link, digest)
+        if given["table"]:
+            binding.bind(home / "data", site.shelf.read(digest), Path(given["table"]))
+            facts = binding.facts(binding.records(home / "data", site.shelf.read(digest)), True)
+        else:
+            data = party_of(Study.read(given["study"]), given["party"], given["sites"])
+            facts = Facts.of(data)
         if not site.shelf.has_approved(digest):
-            text, _ = await site.fetch(link, digest)
-            site.decide(text, "approved", Facts.of(data))
+            site.decide(text, "approved", facts)
         await site.tell(link)
+        if given["table"]:
+            data = await data_of(site, link, digest)
         await site.attend(link, digest, data)
     await link.close()
+
+
+def _tables(study: Study, names: Sequence[str], out: Path) -> list[Path]:
+    """Every site's own table where the study describes them; none where it does not."""
+    data = study.data
+    if data.schema is None:
+        return []
+    if data.folder is not None:
+        return frames.party_files(study.base / data.folder)
+    if data.by is None:
+        raise ArchipelError(
+            "data.partition: a rehearsal of tables has a table per site; give data.by or "
+            "data.folder."
+        )
+    table = frames.read_table(study.base / str(data.file))
+    paths = []
+    for name in names:
+        paths.append(out / "tables" / f"{_site_name(name)}.csv")
+        paths[-1].parent.mkdir(parents=True, exist_ok=True)
+        table[table[data.by].astype(str) == name].to_csv(paths[-1], index=False)
+    return paths
 
 
 def _site_name(name: str) -> str:
