@@ -189,11 +189,19 @@ class Drill:
         path.write_text(json.dumps({**json.loads(path.read_text()), "address": address}))
 
     async def start(self) -> None:
-        """Start the coordinator, the sites that do not run yet, and the study."""
+        """Start the coordinator and all sites; when they have found each other, the study."""
         await self.restart()
+        await self.until_up()
         for process in self.processes:
-            if not process.running:
-                await process.start()
+            await process.start()
+        await self.begin()
+
+    async def begin(self) -> None:
+        """Start the study, with the sites that run."""
+        for process in self.processes:
+            while process.running and "connected to" not in process.log.read_text():
+                self.check()
+                await asyncio.sleep(0.02)
         self.home.start(self.hash)
 
     async def restart(self) -> None:
@@ -214,6 +222,11 @@ class Drill:
         with suppress(FileNotFoundError):
             return set(os.listdir(self.run))
         return set()
+
+    @property
+    def done(self) -> int:
+        """Rounds that have a checkpoint."""
+        return _checkpoint(self.files())
 
     async def until(self, seen: Callable[[set[str]], bool]) -> None:
         """Wait until the run's folder looks so."""

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from archipel.federation import duty
+from archipel.federation.coordinator import Coordinator
+from archipel.federation.site import Site
 from network.processes import Drill
 
 WAIT = {"round.quorum": 1.0, "round.on_missing": "wait"}  # the same parties as without faults
@@ -60,6 +63,7 @@ def test_a_site_and_the_coordinator_are_killed_and_the_study_ends_as_if_nothing_
         await drill.until_round(2)
         await drill.processes[1].kill()
         await drill.restart()
+        await drill.until_up()
         await drill.processes[1].start()
         await drill.finished()
 
@@ -67,6 +71,46 @@ def test_a_site_and_the_coordinator_are_killed_and_the_study_ends_as_if_nothing_
     drill, _ = with_drill(tmp_path, 2, changes, play, 120)
     settled(drill)
     undisturbed(drill)
+
+
+def test_a_site_that_was_away_when_the_study_ended_hears_what_became_of_its_last_round(tmp_path):
+    async def until_last_verdict(site, drill):
+        """Take part, and be gone when the verdict on the last round is due."""
+        link, gone = site.link(), asyncio.Event()
+        ask = link.ask
+
+        async def asked(letter):
+            if letter.kind == "next" and letter["pending"] == 1:
+                gone.set()
+                await asyncio.Event().wait()
+            return await ask(letter)
+
+        link.ask = asked
+        data = await duty.data_of(site, link, drill.hash)
+        task = asyncio.create_task(site.attend(link, drill.hash, data))
+        await gone.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+
+    async def play(drill):
+        await drill.enrol()
+        coordinator, stop = Coordinator(drill.home, silence=1.0), asyncio.Event()
+        await coordinator.up(drill.home.address)
+        first, second = (Site(drill.path(k)) for k in range(2))
+        there = asyncio.create_task(duty.up(first, stop, lambda _: None))
+        leaving = asyncio.create_task(until_last_verdict(second, drill))
+        await coordinator.run(drill.hash)
+        await leaving
+        back = asyncio.create_task(duty.up(second, stop, lambda _: None))
+        await drill.finished()
+        stop.set()
+        await asyncio.gather(there, back)
+        await coordinator.down()
+
+    changes = {**WAIT, "study.rounds": 2, "algorithm.name": "scaffold", "data.standardise": False}
+    drill, _ = with_drill(tmp_path, 2, changes, play, 60)
+    assert drill.difference() <= 1e-6
 
 
 # -- the coordinator -------------------------------------------------------------------------------
@@ -114,6 +158,31 @@ def test_a_coordinator_killed_at_twenty_moments_ends_where_it_would_have(tmp_pat
         await drill.finished()
 
     changes = {**WAIT, "algorithm.name": algorithm, "algorithm.local_epochs": 5}
+    drill, _ = with_drill(tmp_path, 8, changes, play, 3000)
+    settled(drill)
+    undisturbed(drill)
+
+
+# -- sites -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_sites_killed_at_twenty_moments_end_where_they_would_have(tmp_path):
+    draws = random.Random(5)
+
+    async def play(drill):
+        await drill.enrol()
+        await drill.start()
+        for t in sorted(draws.choice(range(20)) for _ in range(20)):
+            await drill.until_round(t)
+            await asyncio.sleep(draws.uniform(0, 1))
+            k = draws.randrange(drill.sites)
+            await drill.processes[k].kill()
+            print(f"site {k} killed after {drill.done} rounds; it had sent {drill.sent(k)[-1:]}")
+            await drill.processes[k].start()
+        await drill.finished()
+
+    changes = {**WAIT, "algorithm.name": "scaffold", "algorithm.local_epochs": 20}
     drill, _ = with_drill(tmp_path, 8, changes, play, 3000)
     settled(drill)
     undisturbed(drill)
@@ -210,7 +279,7 @@ def test_the_drill(tmp_path, kills):
         await drill.processes[7].kill()  # it does not know its number yet, or that it is known
         for k in range(7):
             await drill.processes[k].start()
-        drill.home.start(drill.hash)
+        await drill.begin()
         faults = [coordinator, configuring, training, upload, cut, garbled]
         await asyncio.gather(*(fault(drill) for fault in faults))
         await drill.finished()

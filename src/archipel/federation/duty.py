@@ -73,8 +73,9 @@ class Duty:
         for study in self._approved:
             decision = site.shelf.decision(study)
             refused = decision is not None and decision.refused
-            wanted = states.get(study) in ("open", "running", "stopped") and not refused
-            if wanted:
+            state = states.get(study)
+            goes_on = state in ("open", "running", "stopped")
+            if not refused and (goes_on or (state == "done" and site.shelf.is_open(study))):
                 self.begin(study)
 
     def begin(self, study: str) -> None:

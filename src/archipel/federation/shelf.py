@@ -95,6 +95,15 @@ class Shelf:
         assert decision is not None
         self.decide(study, decision._replace(told=True, refused=""))
 
+    def end(self, study: str, rounds: int) -> None:
+        """The site has heard that the study is over."""
+        write(self.folder(study) / "rounds", str(rounds).encode())
+
+    def is_open(self, study: str) -> bool:
+        """Whether the site took part and has not heard how it ended."""
+        folder = self.folder(study)
+        return (folder / "state.safetensors").exists() and not (folder / "rounds").exists()
+
     def party(self, study: str) -> int:
         """The site's number in the study."""
         path = self.folder(study) / "party"

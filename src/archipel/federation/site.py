@@ -346,5 +346,6 @@ class Site:
             seat, link, study, sign=self.sign, keep=keep, say=say, may=may, counts=counts
         )
         rounds = await attendance.run()
+        self.shelf.end(study, rounds)
         self.audit.append("done", study=study, rounds=rounds)
         return rounds
