@@ -42,6 +42,7 @@ from archipel.graphs import Topology
 from archipel.tree import first, leaves
 
 _MOST = 1 << 16  # exchanges in a round
+_TRIES = 3  # to tell a peer that is done that this one is, too
 
 
 class Behind(ArchipelError):
@@ -386,11 +387,16 @@ class Peer:
 
     async def _part(self) -> None:
         """Say that this peer is done, and stay until nobody needs it any more."""
-        contacts, unaware = self.contacts, set(self.mixing.around())
+        contacts, rounds = self.contacts, self.words.rounds
+        unaware = dict.fromkeys(self.mixing.around(), 0)  # how often they were told in vain
         while True:
-            asked = sorted(unaware)
+            asked = list(unaware)
             heard = await asyncio.gather(*(contacts.tell(j, self.told(j)) for j in asked))
-            unaware -= {j for j, yes in zip(asked, heard, strict=True) if yes or contacts.silent(j)}
+            for j, yes in zip(asked, heard, strict=True):
+                unaware[j] += 1
+                has_left = contacts.of[j].at[0] >= rounds and unaware[j] >= _TRIES
+                if yes or has_left or contacts.silent(j):
+                    del unaware[j]
             if not unaware and self.mixing.settled():
                 return
             await contacts.moved(0.2 if unaware else contacts.every)
