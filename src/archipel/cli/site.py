@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
@@ -14,7 +15,8 @@ from archipel.cli.coordinator import say, show, show_audit, stopping, table, tim
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import asyncio
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from archipel.federation.site import Site
 
@@ -26,6 +28,7 @@ app = typer.Typer(
 data = typer.Typer(help="This site's own data.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
 
+T = TypeVar("T")
 Where = Annotated[Path, typer.Option("--home", help="The site's folder.")]
 Study = Annotated[str, typer.Argument(help="A study's name, or the beginning of its hash.")]
 _HOME = Path("site")
@@ -36,6 +39,21 @@ def _site(path: Path) -> Site:
     from archipel.federation.site import Site
 
     return Site(path)
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The one loop of a command's conversations: gRPC complains of loops that were closed."""
+    import asyncio
+    import atexit
+
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return _loop().run_until_complete(work)
 
 
 def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
@@ -52,7 +70,7 @@ def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
             await link.close()
 
     try:
-        asyncio.run(main())
+        _run(main())
     except (Cut, TimeoutError):
         return False
     return True
@@ -76,8 +94,6 @@ def join(
 
 def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "") -> None:
     """Join once somebody has compared the fingerprint; a peer listens somewhere."""
-    import asyncio
-
     from archipel.federation.authority import Invitation, fingerprint
     from archipel.federation.site import Site
 
@@ -92,7 +108,7 @@ def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "
         say(line, err=as_json)
     if not yes and not typer.confirm("Are they the same?", err=as_json):
         raise ArchipelError("not joined: the words must be the same; ask for another token.")
-    asyncio.run(Site.join(home, invitation, listens))
+    _run(Site.join(home, invitation, listens))
     if as_json:
         about = {"federation": invitation.federation, "address": invitation.address}
         o.print_json({"home": str(home), "site": invitation.site, **about, "fingerprint": words})
@@ -418,8 +434,6 @@ def personalise(study: Study, home: Where = _HOME, as_json: o.Json = False) -> N
     Example:
       archipel site personalise heart
     """
-    import asyncio
-
     from archipel.federation import duty
 
     site = _site(home)
@@ -433,7 +447,7 @@ def personalise(study: Study, home: Where = _HOME, as_json: o.Json = False) -> N
             await link.close()
         return await site.personalise(digest, points)
 
-    scores = asyncio.run(main())
+    scores = _run(main())
     path = site.shelf.folder(digest) / "model.safetensors"
     if as_json:
         o.print_json({"model": str(path), "metrics": scores})

@@ -83,20 +83,8 @@ def read_status(home: Home) -> dict[str, Any] | None:
 def overview(home: Home) -> dict[str, Any]:
     """Every study of the roll, with what the coordinator sees of it."""
     now = read_status(home)
-    seen = {} if now is None else now["studies"]
     with Roll.read(home.database) as roll:
-        studies = [
-            {
-                "name": each.name,
-                "hash": each.hash,
-                "state": _state(each.state, now is not None),
-                "note": _note(home, each, seen.get(each.hash)),
-                "decisions": {d.site: d.decision for d in roll.decisions(each.hash)},
-                "sites": seen.get(each.hash, {}).get("sites", {}),
-                "missing": seen.get(each.hash, {}).get("missing", []),
-            }
-            for each in roll.studies()
-        ]
+        studies = [_overview(home, roll, each, now) for each in roll.studies()]
     return {
         "name": home.name,
         "address": home.address,
@@ -105,13 +93,30 @@ def overview(home: Home) -> dict[str, Any]:
     }
 
 
+def _overview(
+    home: Home, roll: Roll, study: Submission, now: dict[str, Any] | None
+) -> dict[str, Any]:
+    seen = {}
+    if now is not None and study.state == "running":
+        seen = now["studies"].get(study.hash, {})
+    return {
+        "name": study.name,
+        "hash": study.hash,
+        "state": _state(study.state, now is not None),
+        "note": _note(home, study, seen),
+        "decisions": {d.site: d.decision for d in roll.decisions(study.hash)},
+        "sites": seen.get("sites", {}),
+        "missing": seen.get("missing", []),
+    }
+
+
 def _state(state: str, up: bool) -> str:
     return "waits for the coordinator to be up" if state == "running" and not up else state
 
 
-def _note(home: Home, study: Submission, seen: dict[str, Any] | None) -> str:
+def _note(home: Home, study: Submission, seen: dict[str, Any]) -> str:
     """How far a study is, as the coordinator sees it or as its journal says."""
-    if seen is None:
+    if not seen:
         path = home.run_of(study.hash)
         if study.state in ("open", "done") or not Folder.exists(path):
             return study.note
