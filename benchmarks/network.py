@@ -287,7 +287,7 @@ def load(options: argparse.Namespace) -> list[Row]:
         ran = one.ask("run")
         done = [number for side in sides for number in side.hear()]
         used = cpu_seconds(one.pid) - used
-        after = 1024 * (memory(one.pid).rss - before) / count
+        after = memory(one.pid).rss
     took = [b - a for a, b in zip(ran["times"], ran["times"][1:], strict=False)]
     whole = sum(present == sampled for present in ran["present"])
     there = sum(number == rounds for number in done)
@@ -296,7 +296,7 @@ def load(options: argparse.Namespace) -> list[Row]:
             whole == rounds),
         row("sites that took part to the end", "", [there], str(count), there == count),
         row("memory of the coordinator per idle site", "kB", [each], "< 200", each < 200),
-        row("the same after the rounds", "kB", [after]),
+        row("memory of the coordinator in all, after the rounds", "MB", [after]),
         row("processor time of the coordinator, all sites idle", "% of a core", [100 * idle]),
         row("all sites connect", "s", [connected]),
         row("a round", "s", took),
@@ -512,6 +512,8 @@ def table(parts: dict[str, Any]) -> str:
         for each in found["rows"]:
             low, high = f"{each['low']:.3g}", f"{each['high']:.3g}"
             reached = {None: "", True: "reached", False: "not reached"}[each["reached"]]
+            if reached and part != "load" and found["others"] > DISTURBED:
+                reached += ", but disturbed: measure again"
             unit = f", {each['unit']}" if each["unit"] else ""
             cells = [part, each["what"] + unit, f"{each['median']:.4g}"]
             cells += ["" if low == high else f"{low} to {high}", each["goal"], reached]
@@ -556,7 +558,8 @@ def main() -> None:
 
 `python benchmarks/network.py` on {host["cpu"]}, {host["cores"]} cores, {host["openssl"]}; all on
 this machine, over mutual TLS 1.3 with AES-128-GCM. Sites are light: logistic regression on {POINTS}
-points. Letters hold {PARAMETERS:,} float32 parameters. {disturbance(parts)}
+points. Letters hold {PARAMETERS:,} float32 parameters.
+{disturbance(parts)}
 
 {table(parts)}
 """
