@@ -20,6 +20,7 @@ from archipel.federation.audit import check
 from archipel.federation.authority import Invitation
 from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
+from archipel.federation.reception import Reception
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.site import Site, signed
 from archipel.federation.sitting import Adjourned
@@ -218,7 +219,7 @@ def test_a_site_that_is_sent_other_bytes_than_the_hash_says_refuses(tmp_path, mo
         site = await joined(one, tmp_path, "ulm")
         link = site.link()
         monkeypatch.setattr(
-            Coordinator, "_study", lambda *_: Letter("text", {"text": "x = 1", "members": ""})
+            Reception, "_study", lambda *_: Letter("text", {"text": "x = 1", "members": ""})
         )
         with pytest.raises(ar.ArchipelError, match="other bytes than its hash says"):
             await site.fetch(link, digest)

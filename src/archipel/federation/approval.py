@@ -147,6 +147,7 @@ def review(
         "Privacy",
         "  asked: no noise is added in this study, so no bound on what uploads reveal is claimed;",
         "  with few points or small batches, records can be computed from them",
+        "  left: no budget is kept at this site yet, for no study counts against one",
         "",
         f"Taking part  {policy.sample} of the sites a round, quorum {policy.quorum}, "
         + (f"deadline {policy.deadline:g} s" if policy.deadline else "no deadline"),

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,18 @@ from archipel.engines.network.engine import POLL
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError, RunFailed, clean
+from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.authority import (
     GUEST,
-    VALID,
     serial,
     verify,
 )
 from archipel.federation.binding import needs_scale
 from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
+from archipel.federation.reception import Reception
 from archipel.federation.refusals import Refusals
 from archipel.federation.scale import Scale
 from archipel.federation.site import signed
@@ -48,7 +46,6 @@ from archipel.store.roll import Roll
 from archipel.study import Study
 
 _SMALL = 1 << 20  # bytes of a letter that is no upload
-_KEPT = 30  # letters of one sender in a minute that add to the database
 
 
 class Coordinator:
@@ -62,12 +59,11 @@ class Coordinator:
         self.audit = home.audit
         self.sittings: dict[str, Sitting] = {}
         self.seen: dict[str, float] = {}  # site -> when its last letter came
-        self.versions: dict[str, str] = {}  # site -> the Archipel that it runs
         self.letters: Counter[str] = Counter()  # by kind
         self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
         self._refusals = Refusals(self.audit)
-        self._minute, self._kept = 0, Counter[str]()  # by sender, in this minute
+        self.reception = Reception(home, self.roll, self.sittings, say)
         self._server = GrpcServer(self.answer, self._admit, self._most, moved=self._moved)
 
     async def up(self, listen: str | None = None) -> int:
@@ -151,121 +147,15 @@ class Coordinator:
         """Answer one letter of a site, or of a guest that wants to become one."""
         self.letters[letter.kind] += 1
         try:
-            if sender.startswith(GUEST):
-                if letter.kind != "enrol":
-                    raise Refused("an invitation opens the joining and nothing else.")
-                return self._enrol(sender.removeprefix(GUEST), letter)
-            if letter.kind in ("renew", "approve"):
-                self._pace(sender)
-            match letter.kind:
-                case "renew":
-                    return self._renew(sender, letter)
-                case "hello":
-                    return self._hello(sender, letter["version"])
-                case "study":
-                    return self._study(letter["study"])
-                case "approve":
-                    return self._approve(sender, letter)
+            answer = self.reception.answer(sender, letter)
+            if answer is not None:
+                return answer
             return await self._of_study(sender, letter)
         except RunFailed:  # the database is away: the site is cut off and asks again
             raise
         except ArchipelError as error:
             self._refusals.add(sender, letter.kind, str(error))
             raise Refused(str(error)) from None
-
-    def _enrol(self, site: str, letter: Letter) -> Letter:
-        if letter["site"] != site:
-            raise Refused(f"the invitation is for {site}, not for {letter['site'][:40]}.")
-        if len(letter["identity"]) != 32:
-            raise Refused("identity: not an Ed25519 public key.")
-        certificate = self.home.authority.issue(letter["request"], site)
-        until = datetime.now(UTC) + VALID
-        self.roll.redeem(site, letter["secret"], letter["identity"], serial(certificate), until)
-        self.audit.append("enrolled", site=site, serial=serial(certificate))
-        self._say(f"{site} joined")
-        return self._certificate(certificate)
-
-    def _renew(self, site: str, letter: Letter) -> Letter:
-        certificate = self.home.authority.issue(letter["request"], site)
-        self.roll.renewed(site, serial(certificate), datetime.now(UTC) + VALID)
-        self.audit.append("renewed", site=site, serial=serial(certificate))
-        return self._certificate(certificate)
-
-    def _certificate(self, certificate: bytes) -> Letter:
-        fields = {"certificate": certificate, "authority": self.home.authority.pem}
-        return Letter("certificate", fields)
-
-    def _hello(self, site: str, runs: str) -> Letter:
-        mine, runs = version("archipel"), clean(runs)[:40]
-        if runs != self.versions.get(site, mine):
-            self._say(f"{site} runs Archipel {runs}, this is {mine}: results may differ")
-        self.versions[site] = runs
-        studies = {study.hash: study.state for study in self.roll.studies()}
-        return Letter("welcome", {"studies": studies})
-
-    def _study(self, digest: str) -> Letter:
-        decisions = self.roll.decisions(digest)
-        members = ", ".join(d.site for d in decisions if d.decision == "approved")
-        text = bytes(self.roll.study(digest).text).decode()
-        return Letter("text", {"text": text, "members": members})
-
-    def _approve(self, site: str, letter: Letter) -> Letter:
-        digest, decision = letter["study"], letter["decision"]
-        known = self.roll.site(site)
-        if decision not in ("approved", "rejected", "withdrawn"):
-            raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
-        if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
-            raise Refused("the decision is not signed by the site.")
-        sitting = self.sittings.get(digest)
-        facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
-        if facts is not None:
-            self._check_late(digest, site, sitting)
-            self._check_kind(digest, site, facts)
-        told = {} if facts is None else facts.to_json() | self._address(digest, letter["facts"])
-        self.roll.decide(digest, site, decision, told, letter["signature"])
-        self.audit.append(decision, site=site, study=digest)
-        self._say(f"{site} {decision} {self.roll.study(digest).name}")
-        seated = site in self.roll.seats(digest)
-        if facts is None and not seated:
-            return Letter("thanks")
-        party = self.roll.seat(digest, site)
-        if sitting is not None:
-            sitting.change(site, party, facts)
-        return Letter("seat", {"study": digest, "party": party})
-
-    def _check_late(self, digest: str, site: str, sitting: Sitting | None) -> None:
-        """Refuse a site that comes after the first round where the study says so."""
-        if sitting is None or sitting.runs[0].done == 0 or sitting.who.late_joiners:
-            return
-        if site not in self.roll.seats(digest):
-            name = self.roll.study(digest).name
-            raise Refused(f"study {name} takes no site after its first round (late_joiners).")
-
-    def _check_kind(self, digest: str, site: str, facts: Facts) -> None:
-        """Refuse data of another kind than those have that approved before."""
-        for other in self.roll.decisions(digest):
-            if other.decision == "approved" and other.site != site:
-                shadow("", {other.site: Facts.of_json(other.facts), site: facts})
-                return
-
-    def _address(self, digest: str, facts: Mapping[str, Any]) -> dict[str, str]:
-        """Where a peer listens; a study between peers takes nobody without it."""
-        study = approval.read(bytes(self.roll.study(digest).text))
-        if not is_peer(study.algorithm_object):
-            return {}
-        address = facts.get("address")
-        if not isinstance(address, str) or len(address) > 300 or not address.isprintable():
-            raise Refused("address: this site listens nowhere; join with 'archipel peer join'.")
-        return {"address": roster.check_address(address)}
-
-    def _pace(self, sender: str) -> None:
-        """Refuse more letters than people would send of those that the database keeps."""
-        minute = int(time.monotonic() // 60)
-        if minute != self._minute:
-            self._minute, self._kept = minute, Counter()
-        self._kept[sender] += 1
-        if self._kept[sender] > _KEPT:
-            raise Refused(f"more than {_KEPT} such letters in a minute: wait for the next.")
 
     async def _of_study(self, site: str, letter: Letter) -> Letter | Sealed:
         """A letter about a study that is under way."""

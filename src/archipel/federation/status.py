@@ -56,7 +56,7 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
         }
     return {
         "sites": {site: now - seen for site, seen in list(coordinator.seen.items())},
-        "versions": dict(coordinator.versions),
+        "versions": dict(coordinator.reception.versions),
         "studies": studies,
         "letters": dict(coordinator.letters),
         "refused": coordinator.refused,

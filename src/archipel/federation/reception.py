@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator's answers to those who join, renew, look at studies and decide about them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from archipel.data.shadow import Facts, shadow
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Refused
+from archipel.errors import clean
+from archipel.exchange import is_peer
+from archipel.federation import approval, roster
+from archipel.federation.authority import GUEST, VALID, serial, verify
+from archipel.federation.gathering import Gathering
+from archipel.federation.home import Home
+from archipel.federation.sitting import Sitting
+from archipel.store.roll import Roll
+
+_KEPT = 30  # letters of one sender in a minute that add to the database
+
+
+class Reception:
+    """Who belongs, which studies there are, and who approved them."""
+
+    def __init__(
+        self,
+        home: Home,
+        roll: Roll,
+        sittings: Mapping[str, Sitting],
+        say: Callable[[str], None],
+    ) -> None:
+        """`sittings` are the studies under way, which hear of those who come and leave."""
+        self._home, self._roll, self._sittings, self._say = home, roll, sittings, say
+        self._audit = home.audit
+        self.versions: dict[str, str] = {}  # site -> the Archipel that it runs
+        self._minute, self._kept = 0, Counter[str]()  # by sender, in this minute
+
+    def answer(self, sender: str, letter: Letter) -> Letter | None:
+        """Answer a letter, unless it is one about a study under way."""
+        if sender.startswith(GUEST):
+            if letter.kind != "enrol":
+                raise Refused("an invitation opens the joining and nothing else.")
+            return self._enrol(sender.removeprefix(GUEST), letter)
+        if letter.kind in ("renew", "approve"):
+            self._pace(sender)
+        match letter.kind:
+            case "renew":
+                return self._renew(sender, letter)
+            case "hello":
+                return self._hello(sender, letter["version"])
+            case "study":
+                return self._study(letter["study"])
+            case "approve":
+                return self._approve(sender, letter)
+        return None
+
+    def _enrol(self, site: str, letter: Letter) -> Letter:
+        if letter["site"] != site:
+            raise Refused(f"the invitation is for {site}, not for {letter['site'][:40]}.")
+        if len(letter["identity"]) != 32:
+            raise Refused("identity: not an Ed25519 public key.")
+        certificate = self._home.authority.issue(letter["request"], site)
+        until = datetime.now(UTC) + VALID
+        self._roll.redeem(site, letter["secret"], letter["identity"], serial(certificate), until)
+        self._audit.append("enrolled", site=site, serial=serial(certificate))
+        self._say(f"{site} joined")
+        return self._certificate(certificate)
+
+    def _renew(self, site: str, letter: Letter) -> Letter:
+        certificate = self._home.authority.issue(letter["request"], site)
+        self._roll.renewed(site, serial(certificate), datetime.now(UTC) + VALID)
+        self._audit.append("renewed", site=site, serial=serial(certificate))
+        return self._certificate(certificate)
+
+    def _certificate(self, certificate: bytes) -> Letter:
+        fields = {"certificate": certificate, "authority": self._home.authority.pem}
+        return Letter("certificate", fields)
+
+    def _hello(self, site: str, runs: str) -> Letter:
+        mine, runs = version("archipel"), clean(runs)[:40]
+        if runs != self.versions.get(site, mine):
+            self._say(f"{site} runs Archipel {runs}, this is {mine}: results may differ")
+        self.versions[site] = runs
+        studies = {study.hash: study.state for study in self._roll.studies()}
+        return Letter("welcome", {"studies": studies})
+
+    def _study(self, digest: str) -> Letter:
+        decisions = self._roll.decisions(digest)
+        members = ", ".join(d.site for d in decisions if d.decision == "approved")
+        text = bytes(self._roll.study(digest).text).decode()
+        return Letter("text", {"text": text, "members": members})
+
+    def _approve(self, site: str, letter: Letter) -> Letter:
+        digest, decision = letter["study"], letter["decision"]
+        known = self._roll.site(site)
+        if decision not in ("approved", "rejected", "withdrawn"):
+            raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
+        if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
+            raise Refused("the decision is not signed by the site.")
+        sitting = self._sittings.get(digest)
+        facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
+        if facts is not None:
+            self._check_late(digest, site, sitting)
+            self._check_kind(digest, site, facts)
+        told = {} if facts is None else facts.to_json() | self._address(digest, letter["facts"])
+        self._roll.decide(digest, site, decision, told, letter["signature"])
+        self._audit.append(decision, site=site, study=digest)
+        self._say(f"{site} {decision} {self._roll.study(digest).name}")
+        seated = site in self._roll.seats(digest)
+        if facts is None and not seated:
+            return Letter("thanks")
+        party = self._roll.seat(digest, site)
+        if sitting is not None:
+            sitting.change(site, party, facts)
+        return Letter("seat", {"study": digest, "party": party})
+
+    def _check_late(self, digest: str, site: str, sitting: Sitting | None) -> None:
+        """Refuse a site that comes after the first round where the study says so."""
+        if sitting is None or site in self._roll.seats(digest):
+            return
+        name = self._roll.study(digest).name
+        if isinstance(sitting, Gathering):
+            raise Refused(f"study {name}: its roster is signed, so no peer joins after its start.")
+        if sitting.runs[0].done > 0 and not sitting.who.late_joiners:
+            raise Refused(f"study {name} takes no site after its first round (late_joiners).")
+
+    def _check_kind(self, digest: str, site: str, facts: Facts) -> None:
+        """Refuse data of another kind than those have that approved before."""
+        for other in self._roll.decisions(digest):
+            if other.decision == "approved" and other.site != site:
+                shadow("", {other.site: Facts.of_json(other.facts), site: facts})
+                return
+
+    def _address(self, digest: str, facts: Mapping[str, Any]) -> dict[str, str]:
+        """Where a peer listens; a study between peers takes nobody without it."""
+        study = approval.read(bytes(self._roll.study(digest).text))
+        if not is_peer(study.algorithm_object):
+            return {}
+        address = facts.get("address")
+        if not isinstance(address, str) or len(address) > 300 or not address.isprintable():
+            raise Refused("address: this site listens nowhere; join with 'archipel peer join'.")
+        return {"address": roster.check_address(address)}
+
+    def _pace(self, sender: str) -> None:
+        """Refuse more letters than people would send of those that the database keeps."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._kept = minute, Counter()
+        self._kept[sender] += 1
+        if self._kept[sender] > _KEPT:
+            raise Refused(f"more than {_KEPT} such letters in a minute: wait for the next.")
