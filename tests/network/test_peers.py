@@ -134,6 +134,40 @@ def test_a_peer_that_dies_is_routed_around_and_catches_up():
     close(states, expected)
 
 
+def test_an_edge_counts_on_both_sides_or_on_none_also_when_an_answer_is_lost_for_good():
+    """The lower end is killed with its answer on the way, and stays away."""
+    data, model = problem()
+    algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology("ring", 5), 40
+
+    async def play():
+        circle = Circle(algorithm, data, model, graph, rounds, silence=2.0)
+        ended = []
+
+        def fault(k, j, reply):
+            if (k, j) == (3, 2) and reply.kind == "vector" and reply["round"] == 2 and not ended:
+                ended.append(asyncio.create_task(circle.end(2)))
+                circle.up.pop(2)
+                raise Cut("the answer is lost")
+
+        def watch(k, report):
+            others = min(len(circle.reports[j]) for j in (0, 1, 3, 4))
+            if ended and others >= 5 and 2 not in circle.up:
+                circle.begin(2)
+
+        circle.fault, circle.watch = fault, watch
+        for k in range(5):
+            circle.begin(k)
+        await asyncio.gather(*(circle.tasks[k] for k in (0, 1, 3, 4)))
+        await circle.done()
+        return circle
+
+    circle = run(play())
+    told = {report.round - 1: report.missing for report in circle.reports[2]}
+    assert 2 not in told or 3 in told[2]
+    assert next(r for r in circle.reports[3] if r.round == 3).missing.keys() == {2}
+    check_doubly_stochastic(circle, graph, rounds)
+
+
 @pytest.mark.parametrize("name", ["ring", pytest.param("matching", marks=pytest.mark.slow)])
 def test_a_peer_that_nobody_reaches_waits_and_does_not_run_on_alone(name):
     data, model = problem()

@@ -39,6 +39,7 @@ class Contact:
     at: At = (0, 0)  # how far it said it is
     doing: str = ""
     away: bool = False
+    gave_up: At | tuple[()] | None = None  # where it last waited for this peer in vain, as it said
 
 
 class Contacts:
@@ -61,6 +62,8 @@ class Contacts:
             contact.alive = now
         contact.heard, contact.doing = now, doing
         contact.at, contact.away = (letter["round"], letter["number"]), False
+        if letter.kind == "beat":
+            contact.gave_up = tuple(letter.fields.get("gave_up") or ())
         self.ring()
 
     def silent(self, j: int) -> bool:
@@ -126,9 +129,9 @@ class Words:
     sign: Callable[[Letter], bytes] = lambda _: b""
     check: Callable[[int, Letter], None] = lambda _, __: None  # raises where j did not sign it
 
-    def beat(self, at: At, doing: str) -> Letter:
+    def beat(self, at: At, doing: str, gave_up: At | None = None) -> Letter:
         fields = {"study": self.study, "round": at[0], "number": at[1], "doing": doing}
-        return Letter("beat", fields)
+        return Letter("beat", {**fields, "gave_up": None if gave_up is None else list(gave_up)})
 
     def vector(self, at: At, x: Tensor) -> Letter:
         fields = {"study": self.study, "round": at[0], "number": at[1]}

@@ -117,7 +117,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "refused": {"reason": (str,)},
     # one peer to another
     "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
-    "beat": {"study": (str,), "round": (int,), "number": (int,), "doing": (str,)},
+    "beat": {
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "doing": (str,),
+        "gave_up": (list, type(None)),
+    },
 }
 
 

@@ -15,8 +15,8 @@ goes to the diagonal, so that the W of every exchange is symmetric and doubly st
   the round after the last that they tell.
 
 What was exchanged is on the disk before it is told, so a peer may be killed at any moment. One gap
-is left, as in every such protocol: a lower end that answers and falls silent before its answer
-arrives has counted an edge that the higher end drops.
+is left, as in every such protocol: a lower end that answers and is then cut off, alive, before its
+answer arrives has counted an edge that the higher end drops. One that was killed asks about it.
 
 Without rounds in common, see `gossip.py`.
 """
@@ -85,6 +85,7 @@ class Exchange:
     x: Tensor
     open: set[int]
     got: dict[int, Tensor] = field(default_factory=dict)
+    unsure: dict[int, Tensor] = field(default_factory=dict)  # counted before a restart
     lost: dict[int, str] = field(default_factory=dict)  # peer -> cause
 
 
@@ -102,6 +103,7 @@ class Rounds:
         self.up = self.down = 0  # bytes of vectors, in this round
         self._used = 0  # edges that counted in this round
         self._told: list[int] = []  # rounds of those that went on without this peer
+        self._gave_up: dict[int, At] = {}  # the last exchange that a lower end left unanswered
         self._answered: dict[int, tuple[At, Tensor, Tensor]] = {}  # the last: mine, theirs
         self._mixed: dict[At, dict[int, Tensor | None]] = {}  # before a restart: None where lost
 
@@ -133,7 +135,7 @@ class Rounds:
         self.contacts.ring()
 
     def told(self, j: int) -> Letter:
-        return self.words.beat(self._position(j), self.doing)
+        return self.words.beat(self._position(j), self.doing, self._gave_up.get(j))
 
     @property
     def doing(self) -> str:
@@ -171,8 +173,7 @@ class Rounds:
         exchange = Exchange(self.at, x.detach(), set(self.graph.neighbours(t)))
         for j, (at, _, theirs) in self._answered.items():
             if at == self.at:  # before a restart
-                exchange.got[j] = theirs
-                exchange.open.discard(j)
+                exchange.unsure[j] = theirs
         self.open = exchange
         self.contacts.ring()
         asks = [
@@ -180,6 +181,7 @@ class Rounds:
             for i in sorted(exchange.open)
             if i < self.party
         ]
+        asks += [asyncio.create_task(self._make_sure(exchange, j)) for j in exchange.unsure]
         try:
             await self._settle(exchange)
         finally:
@@ -201,12 +203,16 @@ class Rounds:
         """Wait until every edge counts or is dropped."""
         contacts = self.contacts
         while True:
-            for j in sorted(exchange.open):
+            for j in sorted(exchange.unsure):
+                self._judge(exchange, j)
+            for j in sorted(exchange.open - exchange.unsure.keys()):
                 # the lower end may have counted the edge before it went on: it is asked
                 if j > self.party and contacts.of[j].at > exchange.at:
                     self._went_on(exchange, j)
                 elif contacts.silent(j) and (exchange.got or not contacts.alone(self.around())):
                     doing = contacts.of[j].doing
+                    if not contacts.of[j].away:  # it was asked
+                        self._gave_up[j] = exchange.at
                     contacts.of[j].away = True
                     self._lose(exchange, j, f"silent ({doing})" if doing else "silent")
             if not exchange.open:
@@ -214,6 +220,27 @@ class Rounds:
             ends = [contacts.of[j].alive + contacts.silence for j in exchange.open]
             left = min(ends) - contacts.clock()
             await contacts.moved(left if left > 0 else contacts.every)
+
+    async def _make_sure(self, exchange: Exchange, j: int) -> None:
+        """Hear from the higher end whether an edge that counted before a restart does so there."""
+        while j in exchange.unsure:
+            await self.contacts.tell(j, self.told(j))
+            await asyncio.sleep(0.2)
+
+    def _judge(self, exchange: Exchange, j: int) -> None:
+        """The edge counts if the higher end went on with it, or asks again; not if it gave up."""
+        contact = self.contacts.of[j]
+        if contact.gave_up == exchange.at:
+            del exchange.unsure[j], self._answered[j]
+            self._store.forget([f"edge-{j}"])
+            self._went_on(exchange, j)
+        elif self.contacts.silent(j) or (contact.gave_up is not None and contact.at > exchange.at):
+            self._count(exchange, j, exchange.unsure.pop(j))
+
+    def _count(self, exchange: Exchange, j: int, theirs: Tensor) -> None:
+        exchange.open.discard(j)
+        exchange.got[j] = theirs
+        self.contacts.ring()
 
     def _went_on(self, exchange: Exchange, j: int) -> None:
         t = self.contacts.of[j].at[0]
@@ -248,9 +275,7 @@ class Rounds:
                 return
             contacts.note(i, answer)
             if answer.kind == "vector" and i in exchange.open:
-                exchange.open.discard(i)
-                exchange.got[i] = theirs
-                contacts.ring()
+                self._count(exchange, i, theirs)
             elif contacts.of[i].at > exchange.at:
                 self._went_on(exchange, i)
 
@@ -264,9 +289,11 @@ class Rounds:
         until = contacts.clock() + POLL
         while True:
             answered, mine, _ = self._answered.get(j, ((-1, 0), None, None))
-            if mine is not None and answered == at:
-                return self.words.vector(at, mine)
             exchange, left = self.open, until - contacts.clock()
+            if mine is not None and answered == at:
+                if exchange is not None and j in exchange.unsure:
+                    self._count(exchange, j, exchange.unsure.pop(j))
+                return self.words.vector(at, mine)
             if self._position(j) > at or left <= 0:
                 return self.told(j)
             if exchange is not None and exchange.at == at and j in exchange.open:
@@ -274,9 +301,7 @@ class Rounds:
                 edge = {"at": torch.tensor(at), "mine": exchange.x, "theirs": theirs}
                 self._store.keep(f"edge-{j}", edge)
                 self._answered[j] = (at, exchange.x, theirs)
-                exchange.open.discard(j)
-                exchange.got[j] = theirs
-                contacts.ring()
+                self._count(exchange, j, theirs)
                 return self.words.vector(at, exchange.x)
             await contacts.moved(left)
 
