@@ -512,7 +512,7 @@ def table(parts: dict[str, Any]) -> str:
         for each in found["rows"]:
             low, high = f"{each['low']:.3g}", f"{each['high']:.3g}"
             reached = {None: "", True: "reached", False: "not reached"}[each["reached"]]
-            if reached and part != "load" and found["others"] > DISTURBED:
+            if reached and found["others"] > DISTURBED:
                 reached += ", but disturbed: measure again"
             unit = f", {each['unit']}" if each["unit"] else ""
             cells = [part, each["what"] + unit, f"{each['median']:.4g}"]
