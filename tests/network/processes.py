@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import socket
 import sys
@@ -232,7 +233,7 @@ class Drill:
         """Wait until the run's folder looks so."""
         while not seen(self.files()):
             self.check()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.003)
 
     async def until_round(self, rounds: int) -> None:
         """Wait until so many rounds have a checkpoint."""
@@ -248,7 +249,7 @@ class Drill:
                 if roll.study(self.hash).state == "done":
                     return
             self.check()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
     async def until_up(self) -> None:
         """Wait until the coordinator that was started last answers."""
@@ -257,14 +258,14 @@ class Drill:
             for entry in self.home.audit.entries()
         ):
             self.check()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
     async def until_approved(self, sites: int) -> None:
         while True:
             with Roll.read(self.home.database) as roll:
                 if len(roll.decisions(self.hash)) >= sites:
                     return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
     async def finished(self) -> None:
         """Wait until every site has heard that the study is done."""
@@ -355,5 +356,8 @@ def _write_tables(folder: Path, sites: int, rows: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port below those that the system gives to whoever asks for any."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
