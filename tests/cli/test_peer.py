@@ -9,8 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from cli.test_federation import EXAMPLE, SITES, Federation, free_port
+from cli.test_federation import EXAMPLE, Federation, free_port
 
+SITES = ["cleveland", "hungarian", "va"]
 RING = """
 [study]
 name = "ring"

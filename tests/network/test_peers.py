@@ -19,6 +19,7 @@ from archipel.data.shadow import Facts
 from archipel.engines.network.contacts import Left
 from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.peers import Report
 from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.network.twin import Circle, meet
@@ -28,7 +29,7 @@ from archipel.federation.audit import check
 from archipel.federation.authority import Authority, Invitation, new_key, request, verify
 from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
-from archipel.federation.peer import PeerSite
+from archipel.federation.peer import Log, PeerSite
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.roster import Signed
 from archipel.federation.site import signed
@@ -572,6 +573,27 @@ def test_a_certificate_to_listen_with_is_for_exactly_ones_own_name(asked, name, 
     usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert (ExtendedKeyUsageOID.SERVER_AUTH in usage) is listens
     assert ExtendedKeyUsageOID.CLIENT_AUTH in usage
+
+
+def test_a_log_that_was_cut_goes_on(tmp_path):
+    path, report = tmp_path / "rounds.jsonl", Report(1, None, {}, 1, 1, 1)
+
+    async def play():
+        log = Log(path)
+        log.add(report)
+        log.told()
+        with path.open("a") as file:
+            file.write('{"round": 2, "met')
+        (tmp_path / "told").write_text("")
+        log = Log(path)
+        log.add(report._replace(round=2))
+        first = await log.untold()
+        log.told()
+        return first, await log.untold()
+
+    first, second = run(play())
+    assert (first["round"], second["round"]) == (1, 2)
+    assert len(path.read_text().splitlines()) == 2
 
 
 @pytest.mark.slow

@@ -287,8 +287,11 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self._path, self._cursor = path, path.with_name("told")
-        self._lines = path.read_text().splitlines() if path.exists() else []
-        self._told = int(self._cursor.read_text()) if self._cursor.exists() else 0
+        *self._lines, cut = (path.read_text() if path.exists() else "").split("\n")
+        if cut:  # the process was killed while it wrote
+            write(path, "".join(f"{line}\n" for line in self._lines).encode())
+        told = self._cursor.read_text() if self._cursor.exists() else ""
+        self._told = min(int(told) if told.isdigit() else 0, len(self._lines))
         self._moved = asyncio.Event()
 
     def add(self, report: Report) -> None:
