@@ -22,6 +22,10 @@ class RunFailed(ArchipelError):
     exit_code = 1
 
 
+class DatabaseAway(RunFailed):
+    """A database does not answer: what was asked of it may be asked again."""
+
+
 class BelowQuorum(ArchipelError):
     """Fewer parties answered than the study wants, and it says to stop then."""
 

@@ -132,8 +132,10 @@ def review(
     ]
     lines += [f"  {line}" for line in leaving(anatomy, study, mixed)]
     each = " to each neighbour" if mixed else ""
+    sums = 3 * 8 * len(schema_of(study).columns) if needs_scale(study) else 0
+    total = sums + (anatomy.bytes_up + nbytes(tuple(mixed))) * about.rounds
     lines.append(
-        f"  in all at most {_bytes((anatomy.bytes_up + nbytes(tuple(mixed))) * about.rounds)}"
+        f"  in all at most {_bytes(total)}"
         f"{each} of numbers computed from your data, over {about.rounds} rounds; never a record as "
         "it stands"
     )
@@ -149,7 +151,7 @@ def review(
         "  with few points or small batches, records can be computed from them",
         "  left: no budget is kept at this site yet, for no study counts against one",
         "",
-        f"Taking part  {policy.sample} of the sites a round, quorum {policy.quorum}, "
+        f"Taking part  {_share(policy.sample)} a round, quorum {_share(policy.quorum)}, "
         + (f"deadline {policy.deadline:g} s" if policy.deadline else "no deadline"),
     ]
     if before is not None:
@@ -161,6 +163,13 @@ def review(
         ]
         lines += ["", "Changed since you last approved", *(f"  {clean(line)}" for line in changes)]
     return "\n".join(lines)
+
+
+def _share(count: float) -> str:
+    """So many sites, or a share of them."""
+    if isinstance(count, int):
+        return f"{count} site{'' if count == 1 else 's'}"
+    return "all sites" if count == 1 else f"{count:.0%} of the sites"
 
 
 def _shown(purpose: str) -> str:

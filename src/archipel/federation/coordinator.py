@@ -21,7 +21,7 @@ from archipel.engines.network.engine import POLL
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, DatabaseAway, RunFailed
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.authority import (
@@ -91,10 +91,10 @@ class Coordinator:
         """Run every study that was started, side by side, until told to stop."""
         running: dict[str, asyncio.Task[Any]] = {}
         while not stop.is_set():
-            with suppress(RunFailed):  # the database is away
+            with suppress(DatabaseAway):
                 for study in self.roll.studies():
                     if study.state == "running" and study.hash not in running:
-                        task = asyncio.create_task(self._going(study.hash, watch))
+                        task = asyncio.create_task(self._going(study.hash, study.name, watch))
                         running[study.hash] = task
                     elif study.state == "stopped" and study.hash in self.sittings:
                         self.sittings[study.hash].engine.adjourn()
@@ -106,17 +106,19 @@ class Coordinator:
             sitting.engine.adjourn()
         await asyncio.gather(*running.values())
 
-    async def _going(self, digest: str, watch: Watch | None) -> None:
-        name = self.roll.study(digest).name
+    async def _going(self, digest: str, name: str, watch: Watch | None) -> None:
         try:
             run = await self.run(digest, watch)
             self._say(f"{name}: done, {run.done} rounds, in {run.folder}")
         except Adjourned:
             self._say(f"{name}: adjourned; it goes on from its last round")
+        except DatabaseAway as error:
+            self._say(f"{name}: {error}")  # and it goes on when the database is back
         except Exception as error:
-            self._say(f"{name}: failed: {reason(error)}")
-            if self.roll.study(digest).state == "running":
-                self.roll.set_state(digest, "failed", reason(error))
+            self._say(f"{name}: failed: {_why(error)}")
+            with suppress(DatabaseAway):
+                if self.roll.study(digest).state == "running":
+                    self.roll.set_state(digest, "failed", _why(error))
         finally:
             self.sittings.pop(digest, None)
 
@@ -151,7 +153,7 @@ class Coordinator:
             if answer is not None:
                 return answer
             return await self._of_study(sender, letter)
-        except RunFailed:  # the database is away: the site is cut off and asks again
+        except RunFailed:  # the database is away, or a disk is full: the site asks again
             raise
         except ArchipelError as error:
             self._refusals.add(sender, letter.kind, str(error))
@@ -223,12 +225,12 @@ class Coordinator:
             try:
                 if not ended:
                     await asyncio.to_thread(sitting.go, self._seeing(digest, watch), None)
-            except Adjourned:
+            except (Adjourned, DatabaseAway):
                 raise
             except Exception as error:
                 sitting.recorder.fail(error)
-                self.roll.set_state(digest, "failed", reason(error))
-                self.audit.append("failed", study=digest, reason=reason(error))
+                self.roll.set_state(digest, "failed", _why(error))
+                self.audit.append("failed", study=digest, reason=_why(error))
                 raise
             sitting.desk.end(run.done)
             self.roll.set_state(digest, "done", f"{run.done} rounds")
@@ -338,3 +340,8 @@ class Coordinator:
         if missing != self._missed.get(digest, ""):
             self._say(f"from round {t + 1} on: " + (f"without {missing}" if missing else "all"))
         self._missed[digest] = missing
+
+
+def _why(error: Exception) -> str:
+    """What went wrong: in a sentence of ours, or in somebody's code."""
+    return str(error) if isinstance(error, ArchipelError) else reason(error)

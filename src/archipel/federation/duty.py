@@ -24,6 +24,7 @@ from archipel.tree import fits
 _LOOK = 1.0  # seconds between two looks at what was decided here
 _HELLO = 15.0  # seconds between two questions for what is new
 _AGAIN = 10.0  # seconds until something that failed is tried again
+_LINES = 10.0  # seconds between two lines about rounds
 _LEAST = 5  # values that a sum leaving the site is made of
 
 Say = Callable[[str], None]
@@ -95,7 +96,7 @@ class Duty:
         try:
             data = await data_of(site, self._link, study)
             self._say(f"{name}: takes part with {int(data.n.sum())} training points")
-            rounds = await site.attend(self._link, study, data, lambda t: self._say(f"{name}: {t}"))
+            rounds = await site.attend(self._link, study, data, _now_and_then(self._say, name))
             self._say(f"{name}: done, {rounds} rounds")
         except Left as left:
             self._say(str(left))
@@ -114,6 +115,20 @@ class Duty:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._link.close()
+
+
+def _now_and_then(say: Say, name: str) -> Say:
+    """Say what a study says, but of rounds that follow fast only some."""
+    last = -_LINES
+
+    def tell(text: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if not text.startswith("round ") or now - last >= _LINES:
+            last = now
+            say(f"{name}: {text}")
+
+    return tell
 
 
 async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:

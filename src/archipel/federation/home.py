@@ -7,6 +7,7 @@ Everything here works whether the coordinator is up or not; it sees what changed
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -68,8 +69,15 @@ class Home:
                     f"database = '{database}': give a URL such as "
                     "postgresql+psycopg://user@host/name."
                 ) from None
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)  # also where it was there
+        try:
+            Roll.open(database or f"sqlite:///{path / 'federation.db'}").close()
+        except BaseException:
+            if is_new:
+                shutil.rmtree(path)
+            raise
         authority = Authority.create(name)
         write_secret(path / "authority.key", pem_of(authority.key))
         (path / "authority.pem").write_bytes(authority.pem)
@@ -77,7 +85,6 @@ class Home:
         about = {"name": name, "address": address, "database": database}
         write_secret(path / "coordinator.json", json.dumps(about, indent=1).encode())
         home = cls(path)
-        Roll.open(home.database).close()
         home.audit.append("founded", name=name, fingerprint=fingerprint(authority.pem))
         return home
 
@@ -160,6 +167,7 @@ class Home:
             if found.state not in ("open", "running"):
                 raise ArchipelError(f"study {found.name}: is {found.state}, not under way.")
             roll.set_state(found.hash, "stopped", "by the operator")
+        self.audit.append("stopped", study=found.hash)
         return found
 
 

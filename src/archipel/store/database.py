@@ -23,7 +23,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, DatabaseAway
 from archipel.store.journal import now
 
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -120,7 +120,7 @@ def told(engine: sa.Engine) -> Iterator[None]:
         yield
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         cause = str(getattr(error, "orig", error)).strip().splitlines()
-        raise RunFailed(
+        raise DatabaseAway(
             f"database = '{shown(engine)}': cannot be used ({cause[0] if cause else error}); see "
             "that it is there and that this user may write to it, then try again."
         ) from error

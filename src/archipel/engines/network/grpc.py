@@ -35,7 +35,7 @@ _OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_receive_message_length", 2 << 20),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # also how long connecting may take, with TLS
     ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
 _SERVER = [
