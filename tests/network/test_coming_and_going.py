@@ -239,6 +239,33 @@ def test_a_site_comes_late_and_the_coordinator_comes_back(tmp_path, database):
     assert any(event.kind == "joined" for event in run.events)
 
 
+def test_a_database_that_drops_everybody_delays_a_study_and_does_not_end_it(tmp_path, server):
+    clinics, gate = Clinics(tmp_path, rounds=5, database=server.address()), Gate(2)
+    drop = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+
+    async def main():
+        async with clinics.coordinator(gate) as one:
+            for k in (0, 1):
+                await clinics.approves(k)
+                clinics.goes_up(k)
+            clinics.home.start("clinics")
+            go = await gate.at(2)
+            with server.connect() as connection:
+                assert connection.execute(drop).fetchall()
+            go.set()
+            await clinics.done(one)
+            await clinics.goes_down()
+
+    play(main())
+    run = open_run(clinics.home.run_of(clinics.digest))
+    assert run.done == 5
+    scaling = scaling_of(tmp_path, (0, 1))
+    torch.testing.assert_close(run.vector, clinics.replayed(run, scaling), rtol=1e-5, atol=1e-6)
+
+
 def test_a_study_may_take_nobody_late(tmp_path):
     clinics, gate = Clinics(tmp_path, rounds=3, policy="late_joiners = false"), Gate(1)
 
