@@ -97,11 +97,11 @@ def _cut(error: Exception) -> Cut:
 
 
 class GrpcLink:
-    """A site's way to its coordinator."""
+    """A site's way to its coordinator, or to another peer."""
 
     def __init__(self, address: str, name: str, credentials: Credentials, most: int = SMALL):
         """`most` is how large an answer may be; whoever expects a model says so."""
-        self._partials, self.most, self.pieces = Partials(), most, 0
+        self._partials, self.most, self.pieces, self._name = Partials(), most, 0, name
         self._channel = grpc.aio.secure_channel(
             address,
             grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.chain),
@@ -119,7 +119,7 @@ class GrpcLink:
         except Cut:
             code = await call.code() if call.done() else None
             if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
-                raise ArchipelError(f"the coordinator refuses: {await call.details()}") from None
+                raise ArchipelError(f"{self._name} refuses: {await call.details()}") from None
             raise
         finally:
             call.cancel()
