@@ -391,7 +391,7 @@ def test_a_vector_of_a_round_that_is_over_gets_no_answer_but_where_the_peer_is()
 STUDY = """
 [study]
 name = "heart"
-rounds = 3
+rounds = 5
 [data]
 name = "heart_disease"
 [algorithm]
@@ -449,26 +449,29 @@ def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
             digest, peers = await gathered(one, tmp_path, STUDY)
             tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
             outcome = await one.run(digest)
-            assert await asyncio.gather(*tasks) == [3] * 4
+            assert await asyncio.gather(*tasks) == [5] * 4
             return outcome, digest, peers, one.home
 
     outcome, digest, peers, home = run(play(), 60)
-    expected = Study.parse(STUDY).run(None, baselines=False)
+    study = Study.parse(STUDY)
+    expected = study.run(None, baselines=False)
+    vectors = simulated(*study.parts(), topology("ring", 4), 5)
     for k, (site, data) in enumerate(peers):
         folder = site.home / "studies" / digest
         seat, _ = site._seat(digest, data)
         seat.restore(safetensors.torch.load_file(folder / "peer" / "own.safetensors"))
-        scores = seat.score(seat.own.state, 3)
+        torch.testing.assert_close(seat.own.state, vectors[k], rtol=1e-6, atol=1e-6)
+        scores = seat.score(seat.own.state, 5)
         assert scores["accuracy"] == pytest.approx(float(expected.parties["accuracy"][k]), abs=1e-6)
         assert scores["loss"] == pytest.approx(float(expected.parties["loss"][k]), rel=1e-5)
         model = safetensors.torch.load_file(folder / "model.safetensors")
         for name, tensor in seat.model.to_module(seat.own.state, None).state_dict().items():
             assert torch.equal(model[name], tensor)
         assert check(site.audit.path, site.identity.public) > 5
-    assert outcome.done == 3
+    assert outcome.done == 5
     assert not any(cohort.missing for cohort in outcome.participation)
     assert outcome.history[-1]["metrics"]["loss"] > 0
-    assert outcome.spent.up == 3 * 4 * 2 * 28 * 4  # rounds, peers, neighbours, numbers, bytes
+    assert outcome.spent.up == 5 * 4 * 2 * 28 * 4  # rounds, peers, neighbours, numbers, bytes
     assert not (outcome.folder / "model.safetensors").exists()
     entries = [entry.what for entry in home.audit.entries()]
     assert "roster" in entries
@@ -476,7 +479,7 @@ def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
 
 @pytest.mark.slow
 def test_peers_need_no_coordinator_once_they_have_the_roster(tmp_path):
-    text = STUDY.replace("rounds = 3", "rounds = 30")
+    text = STUDY.replace("rounds = 5", "rounds = 30")
 
     async def play():
         async with coordinator(tmp_path / "c") as one:
@@ -599,7 +602,7 @@ def test_a_log_that_was_cut_goes_on(tmp_path):
 @pytest.mark.slow
 def test_a_process_that_is_killed_goes_on_where_it_was(tmp_path):
     path = tmp_path / "heart.toml"
-    path.write_text(STUDY.replace("rounds = 3", "rounds = 60\nevaluate_every = 20"))
+    path.write_text(STUDY.replace("rounds = 5", "rounds = 60\nevaluate_every = 20"))
     study = Study.read(path)
 
     async def play():

@@ -17,6 +17,7 @@ from archipel.errors import clean
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.authority import GUEST, VALID, serial, verify
+from archipel.federation.binding import schema_of
 from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
 from archipel.federation.sitting import Sitting
@@ -131,7 +132,12 @@ class Reception:
             raise Refused(f"study {name} takes no site after its first round (late_joiners).")
 
     def _check_kind(self, digest: str, site: str, facts: Facts) -> None:
-        """Refuse data of another kind than those have that approved before."""
+        """Refuse data of another kind than the study describes, or than others have."""
+        study = approval.read(bytes(self._roll.study(digest).text))
+        if study.data.schema is not None:
+            described = Facts.of(schema_of(study).empty(), counts=False)
+            shadow("", {"the study": described, site: facts})
+            return
         for other in self._roll.decisions(digest):
             if other.decision == "approved" and other.site != site:
                 shadow("", {other.site: Facts.of_json(other.facts), site: facts})
