@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from cli.test_federation import EXAMPLE, Federation, free_port
+from cli.test_institutions import EXAMPLE, Federation, free_port
 
 SITES = ["cleveland", "hungarian", "va"]
 RING = """
