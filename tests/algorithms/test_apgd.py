@@ -33,7 +33,9 @@ def second(lam, mu=0.2, local_steps=20):
     )
 
 
-@pytest.mark.parametrize("algorithm", [APGD1(batch_size=3), APGD2(batch_size=3)], ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [APGD1(batch_size=3, tune_steps=3), APGD2(batch_size=3)], ids=str
+)
 def test_conformance(algorithm):
     check_algorithm(algorithm)
 

@@ -114,7 +114,7 @@ def test_local_adam_and_momentum_equal_torch_at_one_party(parties, dims, seed):
         torch.testing.assert_close(w, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("option", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_scaffold_reaches_the_optimum_where_fedavg_stalls(option):
     data, _ = quadratics(parties=6, dims=4, seed=1)
     best = optimum(data, uniform=True)

@@ -20,7 +20,7 @@ few = settings(max_examples=15, deadline=None)
 
 
 def test_conformance():
-    check_algorithm(L2GD(batch_size=3, p=0.6, lam=1.0))
+    check_algorithm(L2GD(batch_size=3, p=0.6, lam=1.0, tune_steps=3))
 
 
 @few

@@ -347,7 +347,7 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
 # -- coming back -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "pefll"])
+@pytest.mark.parametrize("algorithm", ["scaffold", pytest.param("pefll", marks=pytest.mark.slow)])
 def test_a_coordinator_and_sites_that_are_stopped_anywhere_end_up_where_they_would_have(
     tmp_path, algorithm
 ):
