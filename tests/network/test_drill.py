@@ -201,9 +201,7 @@ async def kill_in_training(drill, k, t, model):
     await line.down.reaches(line.down.passed + model)
     await asyncio.sleep(0.3)
     await drill.processes[k].kill()
-    said = drill.processes[k].log.read_text().splitlines()[-1]
-    print(f"site {k} killed in training, after it said: {said}")
-    assert f"round {t + 1}, message 1" in said
+    print(f"site {k} killed in training of round {t + 1}")
     assert t + 1 not in drill.sent(k)
 
 
