@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from archipel import models
 from archipel.data.federation import Federation
-from archipel.errors import ArchipelError, clean
+from archipel.errors import ArchipelError, clean, unknown
 from archipel.exchange import Anatomy, Message
 from archipel.federation.binding import needs_scale, schema_of
 from archipel.model import Model
@@ -66,6 +66,18 @@ def model_of(study: Study, data: Federation) -> Model:
                 f"between institutions at most {_WEIGHTS}; make it smaller."
             )
     return study.build_model(data)
+
+
+def find(studies: Mapping[str, str], text: str) -> str:
+    """The hash of a study: the last one of that name, or the one that begins so.
+
+    `studies` are names by hash, in the order in which they came.
+    """
+    named = [digest for digest, name in studies.items() if name == text]
+    hashed = [digest for digest in studies if len(text) >= 4 and digest.startswith(text)]
+    if not named and len(hashed) != 1:
+        raise unknown("study", text, studies.values())
+    return (named or hashed)[-1]
 
 
 def statement(study: str, decision: str) -> bytes:

@@ -67,6 +67,14 @@ def write_secret(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def host_and_port(field: str, address: str, hint: str) -> tuple[str, int]:
+    """Take an address apart, or say what is wrong with it."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ArchipelError(f"{field} '{address}': give host:port, {hint}.")
+    return host, int(port)
+
+
 def fingerprint(certificate: bytes) -> str:
     """Of an authority, in words to compare by telephone: 8 of 256 words, 64 bits.
 

@@ -17,10 +17,9 @@ from typing import Any
 
 from archipel import recording
 from archipel.data.shadow import Facts, shadow
-from archipel.engines.network.engine import POLL
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
-from archipel.engines.network.transport import Refused
+from archipel.engines.network.transport import POLL, Refused
 from archipel.errors import ArchipelError, DatabaseAway, RunFailed
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from archipel.engines.network.grpc import Credentials
-from archipel.errors import ArchipelError, unknown
+from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.authority import (
@@ -26,6 +26,7 @@ from archipel.federation.authority import (
     Identity,
     Invitation,
     fingerprint,
+    host_and_port,
     invite,
     new_key,
     pem_of,
@@ -58,9 +59,7 @@ class Home:
         """Make a federation: its authority, and the coordinator's keys."""
         if (path / "coordinator.json").exists():
             raise ArchipelError(f"home = '{path}': there is a coordinator already; name another.")
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ArchipelError(f"address = '{address}': give host:port, as sites will reach it.")
+        host_and_port("address =", address, "as sites will reach it")
         if database is not None:
             try:
                 sa.make_url(database)
@@ -151,7 +150,7 @@ class Home:
     def start(self, study: str) -> Submission:
         """Have the coordinator run a study, from where it is, with those who approved it."""
         with Roll.read(self.database) as roll:
-            found = find(roll.studies(), study)
+            found = self._find(roll, study)
             approved = sum(d.decision == "approved" for d in roll.decisions(found.hash))
             if found.state in ("running", "done"):
                 raise ArchipelError(f"study {found.name}: is {found.state} already.")
@@ -163,18 +162,12 @@ class Home:
     def stop(self, study: str) -> Submission:
         """Have the coordinator leave a study where it is; `start` goes on."""
         with Roll.read(self.database) as roll:
-            found = find(roll.studies(), study)
+            found = self._find(roll, study)
             if found.state not in ("open", "running"):
                 raise ArchipelError(f"study {found.name}: is {found.state}, not under way.")
             roll.set_state(found.hash, "stopped", "by the operator")
         self.audit.append("stopped", study=found.hash)
         return found
 
-
-def find(studies: Sequence[Submission], text: str) -> Submission:
-    """A study by its name, the last of that name, or by the beginning of its hash."""
-    named = [each for each in studies if each.name == text]
-    hashed = [each for each in studies if len(text) >= 4 and each.hash.startswith(text)]
-    if not named and len(hashed) != 1:
-        raise unknown("study", text, [each.name for each in studies])
-    return (named or hashed)[-1]
+    def _find(self, roll: Roll, study: str) -> Submission:
+        return roll.study(approval.find({each.hash: each.name for each in roll.studies()}, study))

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from archipel.errors import ArchipelError
-from archipel.federation.authority import Authority
+from archipel.federation.authority import Authority, host_and_port
 
 _PREFIX = b"archipel roster\n"  # so that the signature fits nothing else
 _ECDSA = ec.ECDSA(hashes.SHA256())
@@ -81,9 +81,7 @@ class Signed(NamedTuple):
 
 
 def check_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ArchipelError(f"address = '{address}': give host:port, as other peers will reach it.")
+    host_and_port("address =", address, "as other peers will reach it")
     return address
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from archipel.errors import ArchipelError, unknown
+from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.store.files import write
 from archipel.study import Study
@@ -56,12 +56,7 @@ class Shelf:
 
     def find(self, name: str) -> str:
         """The study of a name, the last one of it, or of the beginning of a hash."""
-        names = {study: self.read(study).name for study in self.known()}
-        named = [study for study, each in names.items() if each == name]
-        hashed = [study for study in names if len(name) >= 4 and study.startswith(name)]
-        if not named and len(hashed) != 1:
-            raise unknown("study", name, names.values())
-        return (named or hashed)[-1]
+        return approval.find({study: self.read(study).name for study in self.known()}, name)
 
     # -- what was decided --------------------------------------------------------------------------
 

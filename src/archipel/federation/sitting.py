@@ -26,10 +26,10 @@ from archipel.data.shadow import Facts, shadow
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.local import Outcome
 from archipel.engines.network.desk import Desk
-from archipel.engines.network.engine import POLL, NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import anatomy_of
-from archipel.engines.network.transport import Refused
+from archipel.engines.network.transport import POLL, Refused
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, BelowQuorum, RunFailed, clean
 from archipel.exchange import has_personal, is_peer

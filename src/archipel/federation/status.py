@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from archipel.errors import ArchipelError, RunFailed
+from archipel.federation.authority import host_and_port
 from archipel.federation.home import Home
 from archipel.store.files import write
 from archipel.store.folder import Folder
@@ -181,13 +182,11 @@ def serve_metrics(coordinator: Coordinator, address: str | None) -> Iterator[Non
     if address is None:
         yield
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ArchipelError(f"--metrics {address}: give host:port, such as 127.0.0.1:9090.")
+    host, port = host_and_port("--metrics", address, "such as 127.0.0.1:9090")
     registry = CollectorRegistry()
     registry.register(Metrics(coordinator))
     try:
-        server, _ = start_http_server(int(port), host, registry)
+        server, _ = start_http_server(port, host, registry)
     except OSError as error:
         raise ArchipelError(
             f"--metrics {address}: cannot listen there ({error.strerror})."

@@ -20,7 +20,6 @@ from archipel.graphs import Topology
 
 At = tuple[int, int]  # an exchange: its round, and its number in the round
 
-POLL = 20.0  # seconds that a question is held before it is answered with "not yet"
 SILENCE = 60.0  # seconds without a sign of life after which a peer counts as away
 _WORDS = 80  # characters of what a peer says that it does
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from archipel.engines.network.engine import POLL, NetworkEngine
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
-from archipel.engines.network.transport import Refused
+from archipel.engines.network.transport import POLL, Refused
 from archipel.exchange import broadcast, has_personal
 from archipel.metrics import METRICS
 from archipel.tree import leaves

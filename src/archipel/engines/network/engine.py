@@ -30,7 +30,6 @@ from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import fill, first, fits, leaves, tree_map
 
-POLL = 20.0  # seconds that a party waits for an answer before it asks again
 _WORDS = 80  # characters of what a party says that it does
 
 

@@ -15,6 +15,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +118,9 @@ class GrpcLink:
             await call.done_writing()
             return answer
         except Cut:
-            code = await call.code() if call.done() else None
+            code = None
+            with suppress(TimeoutError):  # why comes a moment after the cut itself
+                code = await asyncio.wait_for(call.code(), 1.0)
             if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
                 raise ArchipelError(f"{self._name} refuses: {await call.details()}") from None
             raise

@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from archipel.core import Vector
-from archipel.engines.network.contacts import POLL, SILENCE, At, Contacts, Place, Words
+from archipel.engines.network.contacts import SILENCE, At, Contacts, Place, Words
 from archipel.engines.network.gossip import Gossip
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat
-from archipel.engines.network.transport import Cut, Link, Refused
+from archipel.engines.network.transport import POLL, Cut, Link, Refused
 from archipel.errors import ArchipelError, RunFailed
 from archipel.graphs import Topology
 from archipel.tree import first, leaves

@@ -20,6 +20,7 @@ from typing import Protocol
 from archipel.engines.network.letters import PIECE, BadLetter, Letter, Sealed, decode
 from archipel.errors import ArchipelError
 
+POLL = 20.0  # seconds that a question is held before it is answered with "not yet"
 INLINE = 64 << 10  # bytes of a letter that comes with its offer
 SMALL = 2 << 20  # bytes of a letter that brings no model
 _OFFER, _HAVE = b"O", b"H"
