@@ -59,6 +59,62 @@ def pool(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, f
     }
 
 
+def influence(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, float]:
+    """Return what leaving out one point moves each metric of all points together by, at most.
+
+    Metrics of pairs have a bound instead: a point's pairs over all the others. A loss that is no
+    mean over points, and a metric that is undefined, is left out.
+
+    >>> from archipel.losses import LOSSES
+    >>> outputs, labels = torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
+    >>> influence("classification", outputs, labels, LOSSES["cross_entropy"])["accuracy"]
+    0.5
+    """
+    n = len(outputs)
+    known = pool(task, outputs, targets, loss)
+    single = score(task, outputs, targets, torch.arange(n + 1, device=outputs.device), loss)
+    found: dict[str, float] = {}
+    for name, value in known.items():
+        if value != value or n < 2:
+            continue
+        if name == "loss" and not loss.separable:
+            continue
+        if name in ("accuracy", "loss", "mae"):
+            found[name] = float((single[name] - value).abs().max()) / (n - 1)
+        elif name == "rmse":
+            rest = (n * value**2 - single[name].square()).clamp(min=0) / (n - 1)
+            found[name] = float((rest.sqrt() - value).abs().max())
+        elif name == "r2":
+            found[name] = _moves_r2(single["rmse"].square(), targets, value)
+        else:
+            found[name] = _moves_pairs(task, targets)
+    return found
+
+
+def _moves_r2(squares: Tensor, targets: Tensor, value: float) -> float:
+    """What leaving out one point moves R2 by, at most; infinite where the others are all equal."""
+    n, around = len(targets), (targets.double() - targets.double().mean()).square()
+    spread = around.sum() - around * n / (n - 1)
+    rest = 1 - (squares.sum() - squares) / spread
+    moved = torch.where(spread > 1e-12 * around.sum(), (rest - value).abs(), torch.inf)
+    return float(moved.max())
+
+
+def _moves_pairs(task: str, targets: Tensor) -> float:
+    """The share of comparable pairs that one point is in, at most, of those without it."""
+    if task == "survival":
+        time, event = targets[:, 0], targets[:, 1] > 0
+        ends = time[event].sort().values
+        after = len(time) - torch.searchsorted(time.sort().values, time, right=True)
+        mine = torch.where(event, after, 0) + torch.searchsorted(ends, time)
+        total = int(torch.where(event, after, 0).sum())
+        most = int(mine.max())
+        return most / (total - most) if total > most else float("inf")
+    up = int((targets > 0).sum())
+    fewest = min(up, len(targets) - up)
+    return 1 / (fewest - 1) if fewest > 1 else float("inf")
+
+
 def _classification(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
     outputs = outputs.unsqueeze(-1) if outputs.dim() == 1 else outputs
     if outputs.shape[-1] > 2:

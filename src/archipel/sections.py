@@ -302,6 +302,8 @@ def _loaded(text: str) -> dict[str, Any]:
         raise _not_toml(text, str(error)) from None
     except RecursionError:
         raise ArchipelError("not TOML that can be read: lists are nested too deep.") from None
+    except ValueError:  # Python reads no whole number of thousands of digits
+        raise ArchipelError("not TOML that can be read: a number has too many digits.") from None
 
 
 def split_key(path: str) -> list[str]:

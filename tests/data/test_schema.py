@@ -271,7 +271,7 @@ def test_sites_on_their_own_have_what_a_simulation_has(
     described = Study.parse({"study": {"seed": seed}, "data": asked}, elsewhere=True)
     schema = schema_of(described.data)
 
-    parts = {name: schema.read(folder / f"{name}.csv", 0.34, seed) for name in tables}
+    parts = {name: schema.read(folder / f"{name}.csv", 0.34) for name in tables}
     scaling = added(list(parts.values()))
     sites = {name: part.federation(scaling, name, standardise) for name, part in parts.items()}
 

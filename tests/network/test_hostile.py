@@ -732,26 +732,6 @@ def test_a_study_takes_no_endless_memory_to_read(text):
         approval.read(text)
 
 
-def test_a_review_shows_what_it_says_whatever_the_study_holds():
-    seat = seat_of()
-    purpose = "to help\x1b[2J\u202e\r\nWhat leaves the building\n  nothing" + "\n" * 99 + "x" * 5000
-    text = study_text(study={"name": "he\x1bart", "purpose": purpose, "rounds": 3})
-    before = study_text(study={"name": "heart", "rounds": 3})
-    members = ["ulm\x1b[2J", "bonn"]
-    review = approval.review(
-        approval.read(text), "hash", seat.anatomy, members, before, text.replace(b"h", b"\xc2\x9b")
-    )
-
-    lines = review.split("\n")
-    assert all(line.isprintable() for line in lines)
-    assert [line for line in lines if line.startswith("What leaves")] == [
-        "What leaves the building"
-    ]
-    assert max(map(len, lines[:4])) < 1100
-    assert "the coordinator receives your uploads one by one" in review
-    assert "records can be computed" in review
-
-
 def test_a_site_builds_no_model_that_fills_its_memory():
     data = seat_of().data
     small = approval.read(study_text(model={"name": "mlp", "widths": [10]}))

@@ -27,6 +27,12 @@ app = typer.Typer(
 )
 data = typer.Typer(help="This site's own data.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
+policy = typer.Typer(
+    help="This site's own rules, which hold whatever a study or a coordinator says.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(policy, name="policy")
 
 T = TypeVar("T")
 Where = Annotated[Path, typer.Option("--home", help="The site's folder.")]
@@ -151,9 +157,10 @@ def studies(home: Where = _HOME, as_json: o.Json = False) -> None:
         found = site.shelf.decision(each)
         rows.append(
             {
-                "study": site.shelf.read(each).name,
+                "study": site.shelf.name(each) or "(no name that can be read)",
                 "hash": each,
                 "state": states.get(each, "unknown"),
+                "readable": _readable(site, each),
                 "decision": "none yet" if found is None else found.decision,
                 "told": found is None or found.told,
                 "refused": "" if found is None else found.refused,
@@ -168,23 +175,42 @@ def studies(home: Where = _HOME, as_json: o.Json = False) -> None:
     for row in rows:
         told = "" if row["told"] else ", not told yet"
         said = f"{row['decision']}{told}" + (f", refused: {row['refused']}" * bool(row["refused"]))
+        said = said if row["readable"] is True else f"cannot be read here: {row['readable']}"
         cells = (row["study"], str(row["hash"])[:12], row["state"], said)
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("No study yet.")
 
 
-def _known(site: Site, name: str) -> tuple[str, list[str]]:
-    """The hash of a study, fetched if it can be, and who approved it."""
-    members: list[str] = []
+def _readable(site: Site, study: str) -> bool | str:
+    """Whether this Archipel can take part in a study, or why not."""
+    try:
+        site.shelf.read(study)
+    except ArchipelError as error:
+        return str(error)
+    return True
+
+
+def _fetched(site: Site) -> None:
+    """Have every study that the coordinator tells of here, if it answers."""
 
     async def ask(link: Any) -> None:
-        states = await site.studies(link)
-        for each in states:
+        for each in await site.studies(link):
             await site.fetch(link, each)
-        members.extend((await site.fetch(link, site.shelf.find(name)))[1])
 
     _asking(site, ask)
-    return site.shelf.find(name), members
+
+
+def _known(site: Site, name: str) -> tuple[str, list[str]]:
+    """The hash of a study that was fetched, if it could be, and who approved it."""
+    members: list[str] = []
+    _fetched(site)
+    found = site.shelf.find(name)
+
+    async def ask(link: Any) -> None:
+        members.extend((await site.fetch(link, found))[1])
+
+    _asking(site, ask)
+    return found, members
 
 
 @data.command("add")
@@ -221,53 +247,195 @@ def add(
     say(f"Bound to the columns of {described.name}. Next: archipel site review {described.name}")
 
 
-@app.command()
-def review(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
-    """Say what taking part would mean: purpose, members, what leaves the building, privacy.
+@policy.command("show")
+def show_policy(home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Show every rule, its value and what it is for.
 
     \b
     Example:
-      archipel site review heart
+      archipel site policy show
     """
-    from archipel.federation import binding
+    from dataclasses import asdict
 
-    site = _site(home)
-    digest, members = _known(site, study)
-    described = site.shelf.read(digest)
-    text = site.review(site.shelf.text(digest), binding.schema_of(described).empty(), members)
+    from archipel.federation.policy import Policy, about
+
+    found, careful = asdict(_site(home).policy), asdict(Policy())
     if as_json:
-        o.print_json({"study": digest, "name": described.name, "members": members, "text": text})
+        o.print_json(found)
         return
-    print(text)
-    say("")
-    say(f"To agree to exactly this: archipel site approve {digest[:12]}")
+    shown = table("rule", "value", "what it is")
+    for key, words in about().items():
+        value, usual = (_rule(each[key]) for each in (found, careful))
+        note = words if value == usual else f"{words} (careful: {usual})"
+        shown.add_row(*(Text(clean(cell)) for cell in (key, value, note)))
+    show(shown)
 
 
-@app.command()
-def approve(
-    study: Study,
+def _rule(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) or "any" if isinstance(value, tuple) else f"{value:g}"
+
+
+@policy.command("set")
+def set_policy(
+    changes: Annotated[list[str], typer.Argument(help="KEY=VALUE, such as least_rows=50.")],
     home: Where = _HOME,
-    counts: Annotated[
-        bool, typer.Option(help="Tell how many training and test points this site has.")
-    ] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Agree to take part in exactly this study; a changed one needs approval again.
+    """Change rules; they hold at once, also in studies under way.
 
     \b
-    Examples:
-      archipel site approve heart
-      archipel site approve heart --counts
+    Example:
+      archipel site policy set counts=true least_sites=2
+    """
+    from dataclasses import asdict
+
+    site = _site(home)
+    changed = site.policy.changed(changes)
+    changed.write(site.home)
+    site.audit.append("policy", rules=", ".join(changes))
+    if as_json:
+        o.print_json(asdict(changed))
+        return
+    say(f"Set: {', '.join(changes)}. It holds from now on.")
+
+
+@policy.command("check")
+def check_policy(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Hold a study against this site's rules; exits with 1 where one is not met.
+
+    \b
+    Example:
+      archipel site policy check heart
     """
     from archipel.federation import binding
 
     site = _site(home)
     digest, _ = _known(site, study)
     described = site.shelf.read(digest)
-    records = binding.records(site.home / "data", described)
-    site.decide(site.shelf.text(digest), "approved", binding.facts(records, counts))
+    empty = binding.schema_of(described).empty()
+    rules = site.policy.judge(site.exposure(described, empty, _rows(site, digest)))
+    met = all(rule.met for rule in rules)
+    if as_json:
+        o.print_json({"study": digest, "met": met, "rules": [rule._asdict() for rule in rules]})
+    else:
+        for rule in rules:
+            say(f"{'met    ' if rule.met else 'NOT MET'}  {rule.key}: {rule.said}")
+    if not met:
+        raise typer.Exit(1)
+
+
+@app.command()
+def review(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Say what taking part would mean: settings, what leaves, what could be read, the policy.
+
+    \b
+    Example:
+      archipel site review heart
+    """
+    site = _site(home)
+    digest, members = _known(site, study)
+    described, text = site.shelf.read(digest), _review(site, digest, members)
+    site.shelf.review(digest, text)
+    if as_json:
+        o.print_json({"study": digest, "name": described.name, "members": members, "text": text})
+        return
+    _print(text)
+    say("")
+    say(f"To agree to exactly this: archipel site approve {digest[:12]}")
+
+
+def _review(site: Site, digest: str, members: list[str]) -> str:
+    """What approving means, with the rows of the table that is bound, if one is."""
+    from archipel.federation import binding
+
+    described = site.shelf.read(digest)
+    empty = binding.schema_of(described).empty()
+    return site.review(site.shelf.text(digest), empty, members, _rows(site, digest))
+
+
+def _rows(site: Site, digest: str) -> Any:
+    """Training and test rows of the table that is bound for a study; None before one is."""
+    from archipel.federation import binding
+    from archipel.federation.site import Rows
+
+    try:
+        records = binding.records(site.home / "data", site.shelf.read(digest))
+    except ArchipelError:
+        return None
+    test = int(records.is_test.sum())
+    return Rows(len(records.x) - test, test)
+
+
+def _print(text: str) -> None:
+    for line in text.split("\n"):
+        say(line)
+
+
+@app.command()
+def approve(
+    study: Study,
+    home: Where = _HOME,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask; only with a hash of 12 digits or more.")
+    ] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Agree to take part in exactly the study that was reviewed here; a changed one is another.
+
+    \b
+    What is approved is shown, and asked for, again. Of two studies with one name neither is meant.
+
+    \b
+    Examples:
+      archipel site approve heart
+      archipel site approve 3f9a01c27be4 --yes
+    """
+    from archipel.exchange import is_peer
+    from archipel.federation import approval, binding
+
+    if yes and not (approval.looks_like_hash(study) and len(study) >= 12):
+        raise ArchipelError(
+            f"study = '{study}': --yes takes a hash alone, 12 digits of it or more, as 'archipel "
+            "site review' shows it."
+        )
+    site = _site(home)
+    _fetched(site)
+    digest = _reviewed(site, study)
+    described = site.shelf.read(digest)
+    records, policy = binding.records(site.home / "data", described), site.policy
+    rows = _rows(site, digest)
+    policy.refuse(site.exposure(described, records.schema.empty(), rows))
+    if not yes:
+        _print(_review(site, digest, []))
+        typer.confirm(f"Take part in exactly this study, hash {digest[:12]}?", abort=True, err=True)
+    site.decide(site.shelf.text(digest), "approved", binding.facts(records, policy.counts))
+    command = "archipel peer up" if is_peer(described.algorithm_object) else "archipel site up"
     said = f"Study {described.name} is approved, hash {digest}."
-    _tell(site, said, "It runs while 'archipel site up' does.", as_json)
+    _tell(site, said, f"It runs while '{command}' does.", as_json)
+
+
+def _reviewed(site: Site, study: str) -> str:
+    """The study that is meant and was reviewed here; others of its name are said."""
+    from archipel.federation import approval
+
+    shelf = site.shelf
+    named = [each for each in shelf.known() if shelf.name(each) == study]
+    before = [each for each in named if shelf.reviewed(each)]
+    if not approval.looks_like_hash(study) and len(named) > 1 and before:
+        for each in named:
+            if each != before[-1]:
+                say(f"Another study is called {study}, hash {each[:12]}; it differs:", err=True)
+                for line in approval.difference(shelf.text(before[-1]), shelf.text(each)):
+                    say(f"  {line}", err=True)
+    digest = shelf.find(study)
+    if not shelf.reviewed(digest):
+        raise ArchipelError(
+            f"study '{study}': was not reviewed here; read 'archipel site review {digest[:12]}' "
+            "first."
+        )
+    return digest
 
 
 @app.command()
@@ -281,7 +449,8 @@ def reject(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
     site = _site(home)
     digest, _ = _known(site, study)
     site.decide(site.shelf.text(digest), "rejected")
-    _tell(site, f"Study {site.shelf.read(digest).name} is rejected.", "", as_json)
+    name = site.shelf.name(digest) or digest[:12]
+    _tell(site, f"Study {name} is rejected, hash {digest}.", "", as_json)
 
 
 def _tell(site: Site, decided: str, then: str, as_json: bool) -> None:
@@ -346,7 +515,7 @@ def leave(
     site = _site(home)
     left = site.shelf.approved() if study is None else [site.shelf.find(study)]
     site.leave(left)
-    names = ", ".join(site.shelf.read(each).name for each in left)
+    names = ", ".join(f"{site.shelf.name(each)} ({each[:12]})" for each in left)
     said = f"Left: {names}. Nothing of this site leaves for it any more."
     if not left:
         said = "Nothing was approved, so there is nothing to leave."
@@ -365,10 +534,10 @@ def budget(home: Where = _HOME, as_json: o.Json = False) -> None:
     sent = site.sent()
     rows = [
         {
-            "study": site.shelf.read(each).name,
+            "study": site.shelf.name(each),
             "hash": each,
             "rounds": len(sent[each].rounds) if each in sent else 0,
-            "of": site.shelf.read(each).study.rounds,
+            "of": site.shelf.read(each).study.rounds if _readable(site, each) is True else None,
             "bytes": sent[each].bytes if each in sent else 0,
             "epsilon": None,
         }

@@ -87,6 +87,7 @@ class Records(NamedTuple):
     x: Tensor  # float64 [n, d], NaN in empty cells
     y: Tensor  # int64 [n] classes, or float64: numbers [n], (time, event) [n, 2]
     is_test: Tensor  # bool [n]
+    table: str = ""  # hash of the file's bytes, where it was bound
 
     def sums(self) -> Sums:
         """What the party tells of its training rows before the first round."""
@@ -205,10 +206,14 @@ class Schema:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def read(self, path: Path, test: float | None = None, seed: int = 0) -> Records:
-        """Read one party's own .csv or .parquet file, and draw its test rows."""
+    def read(self, path: Path, test: float | None = None) -> Records:
+        """Read one party's own .csv or .parquet file, and draw its test rows.
+
+        Which rows they are follows from the table and the share alone: a study that could choose
+        them would see from sums of its choice what single rows hold.
+        """
         rows = self._rows(path)
-        is_test = self._draw(rows.y, np.zeros(len(rows.x), np.int64), test, seed)
+        is_test = self._draw(rows.y, np.zeros(len(rows.x), np.int64), test)
         return Records(
             self, torch.from_numpy(rows.x), torch.from_numpy(rows.y), torch.from_numpy(is_test)
         )
@@ -234,7 +239,8 @@ class Schema:
         """Read all parties' rows: from a file each, or from one with a column that says whose.
 
         Features are float64 and empty cells NaN, until `Federation.standardised` or `filled`.
-        A party's test rows depend on the seed and its own rows alone (`rows.draw_own_test`).
+        A party's test rows follow from its own rows and the share alone (`rows.draw_own_test`);
+        the seed deals rows out where there is a partition.
         """
         tables = [self._rows(file, by) for file in files]
         x, y = (np.concatenate([getattr(t, name) for t in tables]) for name in ("x", "y"))
@@ -251,7 +257,7 @@ class Schema:
             x,
             y,
             owner,
-            test=self._draw(y, owner, test, seed),
+            test=self._draw(y, owner, test),
             names=names,
             task=self.task,
             classes=self.classes or None,
@@ -260,12 +266,10 @@ class Schema:
             scan=False,
         )
 
-    def _draw(
-        self, y: npt.NDArray[Any], owner: npt.NDArray[np.int64], test: float | None, seed: int
-    ) -> Bools:
+    def _draw(self, y: npt.NDArray[Any], owner: npt.NDArray[np.int64], test: float | None) -> Bools:
         strata = {"classification": y, "survival": y[..., -1]}.get(self.task, np.zeros(len(y)))
         share = fraction(TEST if test is None else test)
-        return draw_own_test(owner, strata, share, np.random.default_rng([seed, 4]))
+        return draw_own_test(owner, strata, share, np.random.default_rng([0, 4]))
 
     def _rows(self, path: Path, by: str | None = None) -> _Rows:
         """Read the columns of a file that have a name here, and check every value."""

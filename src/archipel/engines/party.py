@@ -43,6 +43,7 @@ class LocalParty:
     separable: bool = False  # whether a gradient over some points may be computed in parts
     limit: int | None = None  # use at most so many points of each party
     mixing: Callable[[Vector], Vector] | None = None
+    used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
 
@@ -72,6 +73,7 @@ class LocalParty:
     def batch(self, size: int | float | None, going: Tensor | None = None) -> Batch:
         table = self._batches.draw(checked_batch_size(size))
         weights = table.weights[:, 0]
+        self._use(table.rows[:, 0], weights)
         if going is not None:
             weights = weights * going.expand(*self.lead, 1).reshape(-1, len(self.ids), 1)[0]
         return Batch(table.rows[:, 0], weights, torch.from_numpy(table.first))
@@ -85,6 +87,7 @@ class LocalParty:
                 np.add.at(self.spent, self._party_of(at), points.lengths)
                 out.append(self.way.grad(part, points, self._buffers(at)))
                 continue
+            self._use_all()
             total = torch.zeros_like(part)
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
@@ -102,6 +105,7 @@ class LocalParty:
             if batch is not None:
                 out.append(self.way.loss(part, self._points(batch, at), self._buffers(at)))
                 continue
+            self._use_all()
             total = part.new_zeros(len(part))
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
@@ -127,6 +131,7 @@ class LocalParty:
         counts = self._counts(task)
         table = self._batches.take(task.batch_size, counts)
         self.spent += table.lengths.sum(axis=1) * self._repeat
+        self._use(table.rows, table.weights)
         order = np.argsort(-np.repeat(counts, self._repeat), kind="stable")
         same = bool((order == np.arange(len(order))).all())
         rows = self._rows(w)
@@ -164,6 +169,7 @@ class LocalParty:
 
     def examples(self, batch: Batch | None = None) -> Examples:
         if batch is None:
+            self._use_all()
             column = np.arange(int(self._sizes.max()))
             rows = self._starts[:, None] + np.minimum(column, self._sizes[:, None] - 1)
             weights = (column < self._sizes[:, None]) / self._sizes[:, None]
@@ -217,6 +223,22 @@ class LocalParty:
             for vector, some, k in zip(vectors, points, party.tolist(), strict=True)
         ]
         return torch.stack(out).reshape(*lead, *out[0].shape)
+
+    # -- which points were used --------------------------------------------------------------------
+
+    @property
+    def records(self) -> int:
+        """Points that were used so far, where `used` marks them."""
+        return 0 if self.used is None else int(self.used.sum())
+
+    def _use(self, rows: Tensor, weights: Tensor) -> None:
+        if self.used is not None:
+            self.used[rows[weights > 0]] = True
+
+    def _use_all(self) -> None:
+        if self.used is not None:
+            for start, size in zip(self._starts, self._sizes, strict=True):
+                self.used[start : start + size] = True
 
     # -- between [..., p] and rows [r, p]: party by party, the settings of a sweep side by side ----
 

@@ -63,7 +63,7 @@ def records(folder: Path, study: Study) -> Records:
             f"'{file}': is not the table that was bound any more; run 'archipel site data add' "
             "again to check the new one."
         )
-    return schema.read(file, study.data.test, study.study.seed)
+    return schema.read(file, study.data.test)._replace(table=bound["sha256"])
 
 
 def facts(records: Records, counts: bool) -> Facts:

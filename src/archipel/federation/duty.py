@@ -18,14 +18,18 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation import binding, scale
+from archipel.federation.policy import Withheld
 from archipel.federation.site import Left, Site
+from archipel.federation.sums import Releases
 from archipel.tree import fits
 
 _LOOK = 1.0  # seconds between two looks at what was decided here
 _HELLO = 15.0  # seconds between two questions for what is new
+_LONG = 60.0  # seconds until a study is looked at again that this site's policy refuses
 _AGAIN = 10.0  # seconds until something that failed is tried again
 _LINES = 10.0  # seconds between two lines about rounds
-_LEAST = 5  # values that a sum leaving the site is made of
+_FAR = 1e4  # scaled values of a column are nearer to 0 than this, on the whole
+_HUGE = 1e12  # times a column's own size that its scale may be
 
 Say = Callable[[str], None]
 
@@ -100,6 +104,10 @@ class Duty:
             self._say(f"{name}: done, {rounds} rounds")
         except Left as left:
             self._say(str(left))
+        except Withheld as no:
+            self._say(f"{name}: {no}")
+            await site.decline(self._link, study)
+            await asyncio.sleep(_LONG)  # until somebody has changed something
         except ArchipelError as error:
             self._say(f"{name}: {error}")
             await asyncio.sleep(_AGAIN)
@@ -133,31 +141,25 @@ def _now_and_then(say: Say, name: str) -> Say:
 
 async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:
     """The site's own table as the study describes it, on the scale that all sites share."""
-    described = site.shelf.read(study)
+    described, policy = site.shelf.read(study), site.policy
     records = binding.records(site.home / "data", described)
+    rows = int((~records.is_test).sum())
+    policy.check_upload(rows, rows)
     standardise = described.data.standardise is not False
     scaling = None
     if binding.needs_scale(described):
         path = site.shelf.folder(study) / "scale.safetensors"
-        if not path.exists():
-            scale.keep(path, await _scaling(site, link, study, _enough(records.sums())))
+        if not path.exists() or not site.shelf.has_begun(study):  # until then it may be made anew
+            given = Releases(site.home / "data" / "sums").sums(
+                records.schema.columns, records.x[~records.is_test], records.table, policy
+            )
+            scale.keep(path, await _scaling(site, link, study, given, records.sums()))
         scaling = scale.read(path)
     return records.federation(scaling, site.name, standardise)
 
 
-def _enough(sums: Sums) -> Sums:
-    """Refuse sums of so few rows that they would show them."""
-    fewest = int(sums.counts.min())
-    if fewest < _LEAST:
-        raise ArchipelError(
-            f"a column has {fewest} values in this site's training rows: sums of fewer than "
-            f"{_LEAST} would show single patients, so nothing is sent; add rows."
-        )
-    return sums
-
-
-async def _scaling(site: Site, link: GrpcLink, study: str, sums: Sums) -> Scaling:
-    """Ask for the scale; send sums where they are wanted."""
+async def _scaling(site: Site, link: GrpcLink, study: str, given: Sums, own: Sums) -> Scaling:
+    """Ask for the scale; send sums where they are wanted. `own` are this site's, unabridged."""
     letter, pause = Letter("scale", {"study": study}), 1.0
     while True:
         await site.may(link, study)
@@ -169,22 +171,31 @@ async def _scaling(site: Site, link: GrpcLink, study: str, sums: Sums) -> Scalin
             continue
         match answer.kind:
             case "scaling":
-                return _checked(answer, sums)
+                return _checked(answer, own)
             case "wanted":
-                unsigned = Letter("sums", {"study": study}, list(sums))
-                signature = site.sign(unsigned)
-                letter = Letter("sums", {"study": study, "signature": signature}, list(sums))
+                unsigned = Letter("sums", {"study": study}, list(given))
+                letter = unsigned.adding(signature=site.sign(unsigned))
             case "wait":
                 await asyncio.sleep(min(max(0.1, answer["seconds"]), _AGAIN))
             case kind:
                 raise Refused(f"a {kind} is no answer to a site that asks for the scale.")
 
 
-def _checked(letter: Letter, sums: Sums) -> Scaling:
-    """The scale in a letter, of as many columns as this site has."""
-    if not fits(tuple(Scaling(sums.totals, sums.totals)), letter.arrays):
+def _checked(letter: Letter, own: Sums) -> Scaling:
+    """The scale in a letter, if it could be one of this site's columns."""
+    if not fits(tuple(Scaling(own.totals, own.totals)), letter.arrays):
         raise Refused("the scale has another form than this site's columns.")
     found = Scaling(*letter.arrays)
     if not bool(torch.isfinite(found.mean).all() and (found.scale > 0).all()):
         raise Refused("the scale is none: a mean that is not finite, or a divisor of 0.")
+    count = own.counts.clamp(min=1)
+    mean = own.totals / count
+    spread = (own.squares / count - mean**2).clamp(min=0).sqrt()
+    far = torch.maximum((mean - found.mean).abs(), spread) > _FAR * found.scale
+    huge = found.scale > _HUGE * torch.maximum(mean.abs(), spread).clamp(min=1)
+    if bool(((own.counts > 0) & (far | huge)).any()):
+        raise Refused(
+            "the scale is none of this site's columns, whose values would be far from 0 or all of "
+            "them 0; ask the operator to have it made anew."
+        )
     return found

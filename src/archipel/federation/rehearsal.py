@@ -31,6 +31,7 @@ from archipel.federation.coordinator import Coordinator
 from archipel.federation.duty import data_of
 from archipel.federation.home import Home
 from archipel.federation.peer import PeerSite
+from archipel.federation.policy import Policy
 from archipel.federation.site import Site
 from archipel.run import Run
 from archipel.simulation import Watch
@@ -135,6 +136,7 @@ async def _site(given: dict[str, Any]) -> None:
     home = Path(given["home"])
     if not (home / "site.json").exists():
         await Site.join(home, Invitation.read(given["token"]), given["listens"])
+        Policy.open().write(home)  # no data of a rehearsal needs protection
     site = PeerSite(home, given["silence"]) if given["listens"] else Site(home)
     digest, link = given["hash"], site.link()
     async with AsyncExitStack() as stack:

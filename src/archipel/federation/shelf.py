@@ -54,9 +54,28 @@ class Shelf:
         found = self.path.glob("*/study.toml")
         return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
+    def name(self, study: str) -> str:
+        """What a study calls itself; empty where it cannot be read here."""
+        return approval.name_of(self.text(study))
+
     def find(self, name: str) -> str:
-        """The study of a name, the last one of it, or of the beginning of a hash."""
-        return approval.find({study: self.read(study).name for study in self.known()}, name)
+        """The one study of a name, or of the beginning of a hash."""
+        return approval.find({study: self.name(study) for study in self.known()}, name)
+
+    def namesakes(self, study: str) -> list[str]:
+        """Other studies of the same name."""
+        name = self.name(study)
+        return [each for each in self.known() if each != study and self.name(each) == name]
+
+    # -- what was looked at ------------------------------------------------------------------------
+
+    def reviewed(self, study: str) -> bool:
+        """Whether somebody was shown here what approving these bytes would mean."""
+        return (self.folder(study) / "reviewed").exists()
+
+    def review(self, study: str, text: str) -> None:
+        """Note that somebody was shown this."""
+        write(self.folder(study) / "reviewed", text.encode())
 
     # -- what was decided --------------------------------------------------------------------------
 
@@ -93,6 +112,11 @@ class Shelf:
     def end(self, study: str, rounds: int) -> None:
         """The site has heard that the study is over."""
         write(self.folder(study) / "rounds", str(rounds).encode())
+
+    def has_begun(self, study: str) -> bool:
+        """Whether the site has computed something for the study."""
+        folder = self.folder(study)
+        return (folder / "state.safetensors").exists() or (folder / "peer").exists()
 
     def is_open(self, study: str) -> bool:
         """Whether the site took part and has not heard how it ended."""

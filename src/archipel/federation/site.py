@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
+from archipel.exchange import Anatomy
 from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.authority import (
@@ -43,8 +44,12 @@ from archipel.federation.authority import (
     request,
     write_secret,
 )
+from archipel.federation.exposure import Exposure, exposure
+from archipel.federation.policy import Policy, Standing
+from archipel.federation.review import Review
 from archipel.federation.shelf import Decision, Shelf
 from archipel.store.files import locked, write
+from archipel.study import Study
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
@@ -55,6 +60,13 @@ def signed(letter: Letter) -> bytes:
     parts += [f"{k}={letter.fields[k]!r}" for k in sorted(letter.fields) if k != "signature"]
     arrays = [digest.hex() for digest in letter.digests]
     return "\n".join(["archipel letter", *parts, *arrays]).encode()
+
+
+class Rows(NamedTuple):
+    """Of a site's table."""
+
+    training: int
+    test: int
 
 
 class Left(ArchipelError):
@@ -180,17 +192,37 @@ class Site:
         members = [name for name in answer["members"].split(", ") if name]
         return text, members
 
-    def review(self, text: bytes, data: Federation, members: list[str]) -> str:
-        """What approving would mean."""
-        study = approval.read(text)
-        model = approval.model_of(study, data)
-        mixed: list[Tensor] = []
+    @property
+    def policy(self) -> Policy:
+        """This site's own rules, as they are now."""
+        return Policy.read(self.home)
+
+    def exposure(self, study: Study, data: Federation, rows: Rows | None = None) -> Exposure:
+        """What a study would make leave; `data` may be made up, of its form."""
+        return self._look(study, data, rows)[0]
+
+    def _look(
+        self, study: Study, data: Federation, rows: Rows | None
+    ) -> tuple[Exposure, Anatomy, list[Tensor]]:
+        model, mixed = approval.model_of(study, data), list[Tensor]()
         anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed, mixed)
-        others = [each for each in self.shelf.approved() if each != approval.hash_of(text)]
-        before = [each for each in others if self.shelf.read(each).name == study.name]
-        last = self.shelf.text(before[-1]) if before else None
-        digest = approval.hash_of(text)
-        return approval.review(study, digest, anatomy, members, last, text, mixed)
+        counts = (None, None) if rows is None else rows
+        return exposure(study, model, data, anatomy, mixed, *counts), anatomy, mixed
+
+    def review(
+        self, text: bytes, data: Federation, members: Sequence[str], rows: Rows | None = None
+    ) -> str:
+        """What approving would mean; `rows` are those of the table that is bound."""
+        study, digest = approval.read(text), approval.hash_of(text)
+        found, anatomy, mixed = self._look(study, data, rows)
+        approved = [each for each in self.shelf.approved() if each != digest]
+        before = [each for each in approved if self.shelf.name(each) == study.name]
+        changes = approval.difference(self.shelf.text(before[-1]), text) if before else []
+        others = [each for each in self.shelf.known() if self.shelf.name(each) == study.name]
+        return Review(
+            study, digest, found, anatomy, self.policy, members, mixed, changes,
+            [each for each in others if each != digest],
+        ).text()  # fmt: skip
 
     def decide(self, text: bytes, decision: str, facts: Facts | None = None) -> str:
         """Approve, reject or leave these exact bytes: it holds from now on; return their hash.
@@ -198,6 +230,8 @@ class Site:
         `tell` has the coordinator know.
         """
         study = self.shelf.put(text)
+        if decision == "approved":
+            approval.read(text)
         told = {} if facts is None else facts.to_json()
         if told and self.listens:
             told["address"] = self.listens
@@ -277,11 +311,13 @@ class Site:
         if not self.shelf.has_approved(study):
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
         described = self.shelf.read(study)
+        rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
+        self.policy.refuse(self.exposure(described, data, rows))
         model, party = approval.model_of(described, data), self.shelf.party(study)
         about = described.study
         seat = Seat(
             described.algorithm_object, data, model, party=party, seed=about.seed,
-            rounds=about.rounds,
+            rounds=about.rounds, evaluate_every=about.evaluate_every, rules=Standing(self.home),
         )  # fmt: skip
         path = self.shelf.folder(study) / "state.safetensors"
         if path.exists():
@@ -324,6 +360,12 @@ class Site:
         if not self.shelf.has_approved(study):
             raise Left(f"study {study[:12]}: this site has left it.")
 
+    async def decline(self, link: GrpcLink, study: str) -> None:
+        """Have the coordinator know that this site's own policy keeps it from taking part."""
+        with suppress(Cut, Refused, TimeoutError):
+            fields = {"study": study, "reason": "declined by the site's own policy"}
+            await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+
     async def attend(
         self,
         link: GrpcLink,
@@ -340,11 +382,10 @@ class Site:
         async def may() -> None:
             await self.may(link, study)
 
-        decision = self.shelf.decision(study)
-        counts = decision is not None and decision.facts["n"] > 0
         attendance = Attendance(
-            seat, link, study, sign=self.sign, keep=keep, say=say, may=may, counts=counts
-        )
+            seat, link, study, sign=self.sign, keep=keep, say=say, may=may,
+            counts=self.policy.counts,
+        )  # fmt: skip
         rounds = await attendance.run()
         self.shelf.end(study, rounds)
         self.audit.append("done", study=study, rounds=rounds)

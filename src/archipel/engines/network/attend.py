@@ -43,12 +43,13 @@ class Attendance:
         """`keep` is called before anything leaves, so that a restart sends the same again.
 
         `may` is awaited before every letter: it returns when the party may go on, or raises.
-        Without `counts` the party does not tell on how many points it measured.
+        Without `counts` the party does not tell how many points it has, trained on or measured on.
         """
         self._seat, self._link, self._study = seat, link, study
         link.most = max(link.most, SMALL + seat.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
         self._may, self._counts = may, counts
+        self._beats = 0, 0  # gradients at the last beat, and how often they had moved on
 
     async def run(self) -> int:
         """Take part until the study is done; return its number of rounds."""
@@ -80,7 +81,7 @@ class Attendance:
             "number": number,
             "attempt": letter["attempt"],
             "n": self._seat.n,
-            "gradients": gradients,
+            "gradients": gradients if self._counts else 0,
             "answers": letter.name,
         }
         with suppress(Refused):  # too late, or begun anew: ask what now
@@ -91,11 +92,12 @@ class Attendance:
         seat, t = self._seat, letter["round"]
         shared = list(letter.arrays)
         seat.may_score(t, letter.name, shared)
-        scores = await self._busy(seat.score, shared[0], t)
+        self._keep()  # that it was scored, before anything of it leaves
+        scores = await self._busy(seat.told, shared[0], t)
         own = None
         if seat.has_personal:
             model = await self.personal(t, shared[1:])
-            own = await self._busy(seat.score, model, t, True)
+            own = await self._busy(seat.told, model, t, True)
         points = int(seat.data.n_test[seat.party]) if self._counts else 0
         with suppress(Refused):
             await self._ask("scores", round=t, metrics=scores, own=own, points=points)
@@ -164,9 +166,16 @@ class Attendance:
             await asyncio.wait_for(self._link.ask(letter), _BEAT)
 
     def _progress(self) -> str:
+        """What this party does; it changes as long as the work moves on."""
         turn = self._seat.turn
         me = None if turn is None else turn.me
-        return "evaluates" if me is None else f"trains, {me.gradients} gradients"
+        if me is None:
+            return "evaluates"
+        if self._counts:
+            return f"trains, {me.gradients} gradients"
+        gradients, moved = self._beats
+        self._beats = me.gradients, moved + (me.gradients != gradients)
+        return f"trains, step {self._beats[1]}"
 
     def _letter(self, kind: str, arrays: Any, **fields: Any) -> Letter:
         return Letter(kind, {"study": self._study, **fields}, arrays)

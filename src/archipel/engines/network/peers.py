@@ -446,7 +446,7 @@ class Peer:
         self._keep()
         metrics = None
         if (t + 1) % self._every == 0 or self.done:
-            metrics = await asyncio.to_thread(self.seat.score, first(own.state), t + 1)
+            metrics = await asyncio.to_thread(self.seat.told, first(own.state), t + 1)
         self._report(Report(t + 1, metrics, *told))
 
     def _mix(self) -> Callable[[Vector], Vector]:

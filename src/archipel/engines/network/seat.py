@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,22 @@ from archipel.model import Model
 from archipel.tree import fill, fits, leaves, nbytes, tree_map
 
 _MOST_PARTIES = 1 << 20  # of a study between sites
+
+
+class Rules(Protocol):
+    """What the party's owner allows to leave; both raise where it must not."""
+
+    @property
+    def scores(self) -> int:
+        """Models that are scored at most."""
+
+    def check_upload(self, records: int, rows: int) -> None:
+        """An upload was computed from so many of the party's training points."""
+
+    def rounded(
+        self, scores: Mapping[str, float], moved: Mapping[str, float], points: int
+    ) -> dict[str, float]:
+        """Scores as they may leave; `moved` is what one point moves each by, at most."""
 
 
 @dataclass
@@ -98,6 +114,8 @@ class Seat:
         party: int,
         seed: int = 0,
         rounds: int | None = None,
+        evaluate_every: int = 1,
+        rules: Rules | None = None,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds."""
         check_algorithm_fields(algorithm)
@@ -116,7 +134,10 @@ class Seat:
         self._rounds = rounds
         self._last = -1  # round that was worked on; earlier ones are over
         self._again = 0  # messages that were answered anew, to another letter
+        self._every, self._rules = evaluate_every, rules
         self._scored = 0, b""  # the round after which a model was scored, and the letter's name
+        self._scores = 0  # models that were scored
+        self._used = self._unused()  # points behind what a peer mixes next
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -196,6 +217,8 @@ class Seat:
 
     def _put(self, turn: Turn, upload: Any) -> None:
         assert turn.me is not None
+        if self._rules is not None:
+            self._rules.check_upload(turn.me.records, self.rows)
         form = self.anatomy.messages[len(turn.outbox)].upload
         found = zip(leaves(upload), leaves(form), strict=True)
         turn.outbox.append([leaf.detach().expand(one.shape) for leaf, one in found])
@@ -211,7 +234,15 @@ class Seat:
 
     def alone(self, t: int, mixing: Callable[[Tensor], Tensor]) -> tuple[Own, int]:
         """A round without a server: the own state after it, and the gradients it took."""
-        self.me = me = self._me(t, self.own.buffers, mixing)
+
+        def checked(x: Tensor) -> Tensor:
+            used, self._used[:] = int(self._used.sum()), False
+            if self._rules is not None and used:
+                self._rules.check_upload(used, self.rows)
+            return mixing(x)
+
+        self.me = me = self._me(t, self.own.buffers, checked)
+        me.used = self._used
         state = self.algorithm.party(me, self.own.state)
         same_form(f"{type(self.algorithm).__name__}.party", self.anatomy.own, state)
         buffers = None if me.buffers is None else me.buffers[0].clone()
@@ -236,13 +267,22 @@ class Seat:
             draws=self._draws,
             separable=self._separable,
             mixing=mixing,
+            used=self._unused(),
         )
+
+    def _unused(self) -> Tensor:
+        return torch.zeros(len(self.data.x), dtype=torch.bool)
+
+    @property
+    def rows(self) -> int:
+        """Training points."""
+        return int(self.data.n[self.party])
 
     @property
     def n(self) -> float:
         """Training points, where the server weighs by them; 0 where it need not know."""
         asks = {ask for message in self.anatomy.messages for ask in message.asks}
-        return float(self.data.n[self.party]) if "mean by examples" in asks else 0.0
+        return float(self.rows) if "mean by examples" in asks else 0.0
 
     # -- models ------------------------------------------------------------------------------------
 
@@ -269,14 +309,22 @@ class Seat:
         return has_personal(self.algorithm)
 
     def may_score(self, t: int, name: bytes, arrays: list[Tensor]) -> None:
-        """Refuse a second model after the same rounds: every score says something of the data."""
+        """Refuse more models than were agreed to: every score says something of the data.
+
+        One after each round that the study evaluates, and no more than the owner allows.
+        """
         before, last = self._scored
         if not before <= t <= (inf if self._rounds is None else self._rounds):
             raise Refused(f"no model is scored after round {t} any more.")
+        if t % self._every and t != self._rounds:
+            raise Refused(f"the study scores no model after round {t}.")
         if t == before and last not in (b"", name):
             raise Refused(f"another model was scored after round {t}.")
+        again = (t, name) == self._scored
+        if not again and self._rules is not None and self._scores >= self._rules.scores:
+            raise Refused(f"{self._scores} models were scored, and this site scores no more.")
         self.learnt(arrays[:1])
-        self._scored = t, name
+        self._scored, self._scores = (t, name), self._scores + (not again)
 
     def learnt(self, arrays: list[Tensor]) -> Tensor:
         """The model that came."""
@@ -291,10 +339,34 @@ class Seat:
 
     def score(self, w: Tensor, t: int, own: bool = False) -> dict[str, float]:
         """Metrics of a model on this party's test points; empty where it has none."""
-        data, k = self.data, self.party
-        x, y = (part[data.test_from[k] : data.offsets[k + 1]] for part in (data.x, data.y))
+        x, y = self._test()
         if len(x) == 0:
             return {}
+        return metrics.pool(self.data.task, self._outputs(w, t, own, x), y, self._loss)
+
+    def told(self, w: Tensor, t: int, own: bool = False) -> dict[str, float]:
+        """The same as it may leave: what its owner allows, and as exactly as that."""
+        x, y = self._test()
+        if len(x) == 0:
+            return {}
+        outputs = self._outputs(w, t, own, x)
+        found = metrics.pool(self.data.task, outputs, y, self._loss)
+        if self._rules is None:
+            return found
+        moved = metrics.influence(self.data.task, outputs, y, self._loss)
+        return self._rules.rounded(found, moved, len(x))
+
+    @property
+    def _loss(self) -> Any:
+        return self.model.loss_function
+
+    def _test(self) -> tuple[Tensor, Tensor]:
+        data, k = self.data, self.party
+        rows = slice(int(data.test_from[k]), int(data.offsets[k + 1]))
+        return data.x[rows], data.y[rows]
+
+    def _outputs(self, w: Tensor, t: int, own: bool, x: Tensor) -> Tensor:
+        data, k = self.data, self.party
         buffers = self.own.buffers
         if buffers is not None and not self.own.trained:
             start, stop = int(data.offsets[k]), int(data.test_from[k])
@@ -302,7 +374,7 @@ class Seat:
         outputs = self.model.one.outputs(w, x, None if buffers is None else buffers.clone())
         if own and hasattr(self.algorithm, "predict"):
             outputs = self.algorithm.predict(self._me(t, buffers), w, x, False)
-        return metrics.pool(data.task, outputs, y, self.model.loss_function)
+        return outputs
 
     # -- what survives the process -----------------------------------------------------------------
 
@@ -310,6 +382,8 @@ class Seat:
         """The own state and the open round, as tensors by name."""
         found = {"own.trained": torch.tensor([int(self.own.trained)])}
         found["last"] = torch.tensor([self._last, self._again])
+        found["scored"] = torch.tensor([self._scored[0], self._scores])
+        found["scored.name"] = torch.tensor(list(self._scored[1]), dtype=torch.uint8)
         found |= _named("own", self.own)
         if self.turn is not None:
             turn = self.turn
@@ -327,6 +401,8 @@ class Seat:
         self.own = self._own(state, "own", bool(state["own.trained"]))
         self.turn = None
         self._last, self._again = state["last"].tolist()
+        scored, self._scores = state["scored"].tolist()
+        self._scored = scored, state["scored.name"].numpy().tobytes()
         if "turn.round" not in state:
             return
         messages = self.anatomy.messages
