@@ -103,13 +103,12 @@ def _moves_r2(squares: Tensor, targets: Tensor, value: float) -> float:
 def _moves_pairs(task: str, targets: Tensor) -> float:
     """The share of comparable pairs that one point is in, at most, of those without it."""
     if task == "survival":
-        time, event = targets[:, 0], targets[:, 1] > 0
-        ends = time[event].sort().values
-        after = len(time) - torch.searchsorted(time.sort().values, time, right=True)
-        mine = torch.where(event, after, 0) + torch.searchsorted(ends, time)
-        total = int(torch.where(event, after, 0).sum())
-        most = int(mine.max())
-        return most / (total - most) if total > most else float("inf")
+        time, event = targets[:, 0].contiguous(), targets[:, 1] > 0
+        times, ends = time.sort().values, time[event].sort().values
+        pairs = int((len(time) - torch.searchsorted(times, ends, right=True)).sum())
+        mine = torch.where(event, len(time) - torch.searchsorted(times, time), 0)
+        most = int((mine + torch.searchsorted(ends, time, right=True)).max())  # with all ties
+        return most / (pairs - most) if pairs > most else float("inf")
     up = int((targets > 0).sum())
     fewest = min(up, len(targets) - up)
     return 1 / (fewest - 1) if fewest > 1 else float("inf")
