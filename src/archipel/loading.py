@@ -79,7 +79,8 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     standardise = data.standardise and "standardise" not in takes
     if data.standardise is None:
         standardise = data.name is None and fed.x.is_floating_point()  # tables
-    fed = fed.standardised() if standardise else fed
+    plain = None if data.schema is None else schema_of(data).plain
+    fed = fed.standardised(plain) if standardise else fed
     return fed if data.schema is None else fed.filled().single()
 
 

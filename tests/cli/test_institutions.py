@@ -113,11 +113,15 @@ def found(folder):
         home = ("--home", site)
         (folder / f"{site}.token").write_text(one.json("coordinator", "invite", site)["token"])
         kept[site] = one.json("site", "join", f"{site}.token", "--yes", *home)
+        kept["unseen"] = one("site", "approve", "heart", *home)
+        kept["review"] = one.json("site", "review", "heart", *home)
         kept["no table"] = one("site", "approve", "heart", *home)
         table = ("--csv", f"tables/{site}.csv")
         kept["table"] = one.json("site", "data", "add", "--schema", "heart", *table, *home)
-        kept["review"] = one.json("site", "review", "heart", *home)
-        kept["told"] = one.json("site", "approve", "heart", "--counts", *home)["told"]
+        yes = ("site", "approve", kept["study"][:12], "--yes", *home)
+        kept["policy"] = one(*yes)
+        one.json("site", "policy", "set", "counts=true", "least_sites=2", "digits=15", *home)
+        kept["told"] = one.json(*yes)["told"]
         one.up(site, "site", "up", *home)
     kept["start"] = one.json("coordinator", "start", "heart")
     kept["again"] = one("coordinator", "start", "heart")
@@ -164,12 +168,18 @@ def test_what_was_said_on_the_way(federation):
     assert kept["table"]["ignored"] == ["patient"]
     assert kept["table"]["rows"] == 200 and kept["table"]["used"] == 130
     assert kept["review"]["study"] == kept["start"]["study"] == kept["study"]
-    assert "13 features" in kept["review"]["text"]
+    assert "5 columns" in kept["review"]["text"]
     assert kept["review"]["members"] == ["cleveland"]
     assert kept["told"] and kept["start"]["up"]
     for name, sentence in {
         "too soon": "study heart: no site has approved it yet.",
         "again": "study heart: is running already.",
+        "unseen": "study 'heart': was not reviewed here; read 'archipel site review "
+        f"{kept['study'][:12]}' first.",
+        "policy": "study heart: this site's policy is not met: least_sites = 3: a round counts "
+        "with 2 sites, at least 3 (round.quorum); counts = false: numbers of rows leave, for the "
+        "algorithm weighs sites by them. Ask for another study, or change the "
+        "policy with 'archipel site policy set least_sites=... counts=...'.",
         "no table": "study heart: no table of this site is bound to its columns; run 'archipel "
         "site data add --schema heart --csv FILE'.",
     }.items():

@@ -51,7 +51,8 @@ def test_peers_learn_from_their_own_tables(tmp_path):
             one.json("site", "data", "add", "--schema", "heart", *table, *home)
             review = one.json("site", "review", "heart", *home)["text"]
             assert "to each neighbour on the graph complete, every round" in review
-            one.json("site", "approve", "heart", "--counts", *home)
+            one.json("site", "policy", "set", "counts=true", "neighbours=true", *home)
+            one.json("site", "approve", digest[:12], "--yes", *home)
             one.up(site, "peer", "up", *home)
         one.json("coordinator", "start", "heart")
         for site in SITES:

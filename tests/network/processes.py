@@ -32,6 +32,7 @@ from archipel.federation import approval, audit, binding
 from archipel.federation.authority import Invitation
 from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
+from archipel.federation.policy import Policy
 from archipel.federation.site import Site
 from archipel.store.folder import Folder
 from archipel.store.roll import Roll
@@ -176,6 +177,7 @@ class Drill:
         await coordinator.up(self.home.address)
         for k in range(self.sites):
             await Site.join(self.path(k), Invitation.read(self.home.invite(f"site-{k}").token()))
+            Policy.open().write(self.path(k))
             site = self.approve(k)
             if k not in untold:
                 link = site.link()

@@ -183,7 +183,8 @@ def _scored(rng, n, task, size):
         return outputs, torch.tensor(rng.integers(0, 2, n)), LOSSES["cross_entropy"]
     outputs = torch.tensor(size * rng.normal(size=(n, 1)), dtype=torch.float32)
     if task == "regression":
-        return outputs, torch.tensor(rng.normal(size=n), dtype=torch.float32), LOSSES["squared_error"]
+        targets = torch.tensor(rng.normal(size=n), dtype=torch.float32)
+        return outputs, targets, LOSSES["squared_error"]
     times = np.stack([rng.permutation(n) + 1.0, rng.integers(0, 2, n)], axis=1)
     return outputs, torch.tensor(times, dtype=torch.float32), LOSSES["cox"]
 
@@ -276,9 +277,7 @@ def released(site, text, file):
     study = approval.read(text)
     binding.bind(site.home / "data", study, file)
     records = binding.records(site.home / "data", study)
-    rows = records.x[~records.is_test]
-    releases = Releases(site.home / "data" / "sums")
-    return releases.sums(records.schema.columns, rows, records.table, site.policy)
+    return Releases(site.home / "data" / "sums").sums(records, site.policy)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +332,7 @@ def test_a_table_that_grew_by_one_patient_gives_the_sums_it_gave(tmp_path):
     much_later = released(site, text, tmp_path / "later.csv")
 
     assert all(torch.equal(a, b) for a, b in zip(first, fewer, strict=True))
-    assert much_later.counts.tolist() == [360.0, 360.0, 360.0]
+    assert much_later.counts.tolist() == [360.0, 360.0, 0.0]
 
 
 def test_small_cells_do_not_leave(tmp_path):
@@ -344,10 +343,21 @@ def test_small_cells_do_not_leave(tmp_path):
     frame["weight"] = np.where(np.arange(300) < 298, 0.0, 1.0)  # as a number, it is one, too
     frame.to_csv(file, index=False)
 
-    sums = released(site, study_text(data={"test": 0.0}), file)
+    for missing in ("error", "mean"):
+        sums = released(site, study_text(data={"test": 0.0, "missing": missing}), file)
 
-    assert sums.counts.tolist() == [300.0, 0.0, 0.0]
-    assert sums.totals.tolist()[1:] == sums.squares.tolist()[1:] == [0.0, 0.0]
+        assert sums.counts.tolist() == [300.0, 0.0, 0.0]
+        assert sums.totals.tolist()[1:] == sums.squares.tolist()[1:] == [0.0, 0.0]
+
+
+def test_numbers_of_patients_with_a_value_leave_only_to_fill_in_means(tmp_path):
+    site, file = made_site(tmp_path / "ulm"), table(tmp_path / "t.csv", 300)
+
+    plain = released(site, study_text(data={"test": 0.0}), file)
+    to_fill = released(site, study_text(data={"test": 0.0, "missing": "mean"}), file)
+
+    assert plain.counts.tolist() == [300.0, 300.0, 0.0]
+    assert to_fill.counts.tolist() == [300.0, 300.0, 300.0]
 
 
 def test_only_keyed_hashes_of_values_are_kept(tmp_path):

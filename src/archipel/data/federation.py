@@ -241,16 +241,18 @@ class Federation:
         party = np.concatenate([party, test_party])
         return self._lay_out(rows, party, is_test, parties, parties, None)
 
-    def standardised(self) -> Federation:
-        """Give every feature mean 0 and variance 1 over the training points of training parties.
+    def standardised(self, plain: Tensor | None = None) -> Federation:
+        """Give features mean 0 and variance 1 over the training points of training parties.
 
-        Mean and variance are sums of per-party sums, which parties can compute together without
-        showing their points. Test points and new parties do not count. Constant features stay 0.
+        Those of the mask `plain` stay as they are. Mean and variance are sums of per-party sums,
+        which parties can compute together without showing their points. Test points and new parties do not count. Constant features stay 0.
         Empty cells (NaN, see `archipel.data.schema`) get the mean.
         """
         if not self.x.is_floating_point():
             raise ArchipelError("x holds symbols; only features can be standardised.")
-        return replace(self, x=self._scaling().apply(self.x), scan=False)
+        scaling = self._scaling()
+        scaling = scaling if plain is None else scaling.without(plain)
+        return replace(self, x=scaling.apply(self.x), scan=False)
 
     def filled(self) -> Federation:
         """Put the mean over the training points of training parties in empty cells, NaN."""

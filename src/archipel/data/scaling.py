@@ -20,6 +20,10 @@ class Scaling(NamedTuple):
     mean: Tensor  # float64, of the shape of a point
     scale: Tensor  # the same
 
+    def without(self, plain: Tensor) -> Scaling:
+        """The same, but for features that stay as they are: a mask of the shape of a point."""
+        return Scaling(self.mean.where(~plain, 0.0), self.scale.where(~plain, 1.0))
+
     def fill(self, x: Tensor) -> Tensor:
         """Put the mean in empty cells (NaN)."""
         return torch.where(x.isnan(), self.mean.to(x.dtype), x)

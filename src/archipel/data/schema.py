@@ -103,6 +103,7 @@ class Records(NamedTuple):
         """
         x = self.x
         if scaling is not None:
+            scaling = scaling.without(self.schema.plain)
             x = scaling.apply(x) if standardise else scaling.fill(x)
         party = Federation.from_rows(
             x,
@@ -179,6 +180,16 @@ class Schema:
     def columns(self) -> list[str]:
         """Names of the features as a model sees them."""
         return [name for column in self.features for name in column.encoded]
+
+    @property
+    def plain(self) -> Tensor:
+        """Which features are not scaled, bool [d]: the 0/1 ones of values.
+
+        Their sums would be numbers of patients. Only to fill in means for empty cells they are
+        needed, and then these features are scaled as numbers are.
+        """
+        values = [bool(column.values) for column in self.features for _ in column.encoded]
+        return torch.tensor(values) & (self.missing != "mean")
 
     @property
     def shape(self) -> tuple[int, ...]:

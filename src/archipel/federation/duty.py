@@ -150,9 +150,7 @@ async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:
     if binding.needs_scale(described):
         path = site.shelf.folder(study) / "scale.safetensors"
         if not path.exists() or not site.shelf.has_begun(study):  # until then it may be made anew
-            given = Releases(site.home / "data" / "sums").sums(
-                records.schema.columns, records.x[~records.is_test], records.table, policy
-            )
+            given = Releases(site.home / "data" / "sums").sums(records, policy)
             scale.keep(path, await _scaling(site, link, study, given, records.sums()))
         scaling = scale.read(path)
     return records.federation(scaling, site.name, standardise)

@@ -66,7 +66,7 @@ def exposure(
     sent = [message.upload for message in anatomy.messages]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)
-    sums = 3 * len(schema_of(study).columns) if needs_scale(study) else 0
+    sums = 3 * scaled(study)
     each_round = anatomy.bytes_up + nbytes(tuple(mixed))
     asks = {ask for message in anatomy.messages for ask in message.asks}
     return Exposure(
@@ -89,6 +89,11 @@ def exposure(
         counts="mean by examples" in asks,
         neighbours=is_peer(algorithm),
     )
+
+
+def scaled(study: Study) -> int:
+    """Features whose sums are asked for."""
+    return int((~schema_of(study).plain).sum()) if needs_scale(study) else 0
 
 
 def _records(algorithm: Any, rows: int | None) -> tuple[int | None, int | None, int | None]:

@@ -138,9 +138,7 @@ class Policy:
         """Say which rules a study does not meet."""
         broken = [rule for rule in self.judge(study) if not rule.met]
         if broken:
-            why = "; ".join(
-                f"{rule.said} ({rule.key} = {self._shown(rule.key)})" for rule in broken
-            )
+            why = "; ".join(f"{rule.key} = {self._shown(rule.key)}: {rule.said}" for rule in broken)
             keys = " ".join(f"{rule.key}=..." for rule in broken)
             raise Withheld(
                 f"study {clean(study.name)}: this site's policy is not met: {why}. Ask for another "
@@ -171,9 +169,9 @@ class Policy:
         if study.neighbours:
             said = "neighbours see this site's vectors as they are"
             return Rule("neighbours", self.neighbours, said)
-        said = f"a round counts with {study.sites} site{'' if study.sites == 1 else 's'}"
-        return Rule("least_sites", study.sites >= self.least_sites, f"{said}, at least "
-                    f"{self.least_sites}: round.quorum as a whole number")  # fmt: skip
+        sites = f"{study.sites} site{'' if study.sites == 1 else 's'}"
+        said = f"a round counts with {sites}, at least {self.least_sites} (round.quorum)"
+        return Rule("least_sites", study.sites >= self.least_sites, said)
 
     def _among(self, key: str, name: str) -> Rule | None:
         allowed = getattr(self, key)

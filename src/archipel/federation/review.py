@@ -17,8 +17,8 @@ from archipel import fields
 from archipel.data.schema import TEST
 from archipel.errors import clean
 from archipel.exchange import Anatomy, Message
-from archipel.federation.binding import needs_scale, schema_of
-from archipel.federation.exposure import Exposure
+from archipel.federation.binding import schema_of
+from archipel.federation.exposure import Exposure, scaled
 from archipel.federation.policy import Policy
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
@@ -100,10 +100,9 @@ class Review:
     def leaving(self) -> Iterator[str]:
         """What a site sends, a line each."""
         anatomy, exposure, study = self.anatomy, self.exposure, self.study
-        if needs_scale(study):
-            columns = len(schema_of(study).columns)
+        if columns := scaled(study):
             yield (
-                f"once, before the first round: of each of {columns} features the count, the sum "
+                f"once, before the first round: of each of {columns} columns the count, the sum "
                 "and the sum of squares over your training rows, unless they were given before; "
                 "the coordinator sees them site by site"
             )

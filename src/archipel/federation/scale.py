@@ -52,6 +52,8 @@ class Scale:
         total = Sums(*(torch.zeros(self._columns, dtype=torch.float64) for _ in range(3)))
         for party in sorted(self.sent):
             total = total + self.sent[party]
+        nowhere = total.counts < 1  # nobody's sums were large enough to leave: it stays as it is
+        total = total + Sums(*(nowhere.double(), 0 * nowhere, nowhere.double()))
         made = total.scaling()
         self._path.parent.mkdir(exist_ok=True)
         keep(self._path, made)

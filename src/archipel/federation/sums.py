@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from archipel.data.scaling import Sums
+from archipel.data.schema import Records
 from archipel.federation.authority import write_secret
 from archipel.federation.policy import Policy
 
@@ -61,11 +62,13 @@ class Releases:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def sums(self, columns: Sequence[str], x: Tensor, table: str, policy: Policy) -> Sums:
-        """Sums of the columns of training rows x [n, d], as they may leave; they are kept first."""
+    def sums(self, records: Records, policy: Policy) -> Sums:
+        """Sums of the training rows' columns, as they may leave; they are kept first."""
+        x, schema = records.x[~records.is_test].double(), records.schema
+        none = torch.zeros(3, dtype=torch.float64)
         found = [
-            self._column(name, x[:, j].double().numpy(), table, policy)
-            for j, name in enumerate(columns)
+            none if plain else self._column(name, x[:, j].numpy(), records.table, policy)
+            for j, (name, plain) in enumerate(zip(schema.columns, schema.plain, strict=True))
         ]
         return Sums(*torch.stack(found, dim=1))
 
