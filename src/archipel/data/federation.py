@@ -245,8 +245,9 @@ class Federation:
         """Give features mean 0 and variance 1 over the training points of training parties.
 
         Those of the mask `plain` stay as they are. Mean and variance are sums of per-party sums,
-        which parties can compute together without showing their points. Test points and new parties do not count. Constant features stay 0.
-        Empty cells (NaN, see `archipel.data.schema`) get the mean.
+        which parties can compute together without showing their points. Test points and new
+        parties do not count. Constant features stay 0. Empty cells (NaN, see
+        `archipel.data.schema`) get the mean.
         """
         if not self.x.is_floating_point():
             raise ArchipelError("x holds symbols; only features can be standardised.")
