@@ -22,6 +22,7 @@ _LONG = 60.0  # seconds that a party waits at most before it asks again
 
 T = TypeVar("T")
 Sign = Callable[[Letter], bytes]
+Doing = tuple[str, int]  # what a party does, and how far it is: a number that grows
 
 
 class Attendance:
@@ -135,14 +136,14 @@ class Attendance:
         """
         before = self._link.pieces
 
-        def doing() -> str | None:
+        def doing() -> Doing | None:
             nonlocal before
             last, before = before, self._link.pieces
-            return f"receives, {before} pieces" if before > last else None
+            return self._far(f"receives, {before} pieces") if before > last else None
 
         return await self._beating(self._link.ask(letter), doing)
 
-    async def _beating(self, work: Coroutine[Any, Any, T], doing: Callable[[], str | None]) -> T:
+    async def _beating(self, work: Coroutine[Any, Any, T], doing: Callable[[], Doing | None]) -> T:
         """Wait for something, and say from time to time what it does, where there is a word."""
         task, beat = asyncio.create_task(work), None
         try:
@@ -150,23 +151,32 @@ class Attendance:
                 done, _ = await asyncio.wait([task], timeout=_BEAT)
                 if done:
                     return task.result()
-                if text := doing():
-                    beat = asyncio.create_task(self._beat(text))
+                if said := doing():
+                    beat = asyncio.create_task(self._beat(said))
         finally:
             task.cancel()
             if beat is not None:
                 beat.cancel()
 
-    async def _beat(self, doing: str) -> None:
+    async def _beat(self, said: Doing) -> None:
         """Say what this party does; whether it is heard is seen by what comes next."""
         with suppress(ArchipelError, TimeoutError):
-            letter = self._letter("next", (), pending=-1, busy=doing)
+            letter = self._letter("next", (), pending=-1, busy=said[0], reached=said[1])
             await asyncio.wait_for(self._link.ask(letter), _BEAT)
 
-    def _progress(self) -> str:
+    def _progress(self) -> Doing:
+        gradients = self._gradients
+        return self._far("evaluates" if gradients is None else f"trains, {gradients} gradients")
+
+    def _far(self, text: str) -> Doing:
+        """What this party does, with all that has come and was computed so far."""
+        return text, self._link.pieces + (self._gradients or 0)
+
+    @property
+    def _gradients(self) -> int | None:
+        """Of the round that is computed now."""
         turn = self._seat.turn
-        me = None if turn is None else turn.me
-        return "evaluates" if me is None else f"trains, {me.gradients} gradients"
+        return None if turn is None or turn.me is None else turn.me.gradients
 
     def _letter(self, kind: str, arrays: Any, **fields: Any) -> Letter:
         return Letter(kind, {"study": self._study, **fields}, arrays)

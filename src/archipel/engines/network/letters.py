@@ -57,7 +57,12 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "hello": {"version": (str,), "approved": (list,)},
     "study": {"study": (str,)},
     "approve": {"study": (str,), "decision": (str,), "facts": (dict,), "signature": (bytes,)},
-    "next": {"study": (str,), "pending": (int,), "busy": (str, type(None))},
+    "next": {
+        "study": (str,),
+        "pending": (int,),
+        "busy": (str, type(None)),  # what a party does that asks for nothing
+        "reached": (int, type(None)),  # how far it is with it: a number that grows
+    },
     "upload": {
         "study": (str,),
         "round": (int,),

@@ -135,6 +135,8 @@ class Seat:
 
     def work(self, t: int, number: int, arrays: list[Tensor]) -> tuple[list[Tensor], int]:
         """Upload number `number` of round t, and the gradients it took."""
+        if not 0 <= number < len(self.anatomy.messages):
+            raise Refused(f"round {t + 1}: message {number + 1} is none of the algorithm's.")
         turn = self.turn
         if turn is None or turn.round != t:
             self._begin(t)
