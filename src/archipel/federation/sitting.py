@@ -296,11 +296,12 @@ class Sitting(Loop):
         """See who was shut out since: it has left the study, and is shown as revoked."""
         out = self.revoked()
         self._out = {site: why for site, why in self._out.items() if site in out}  # or came back
-        for site, why in out.items():
-            if self.sites.get(site) is not None and site not in self._out:
-                self._out[site] = why
-                self.engine.gone(list(self.sites).index(site), f"revoked: {clean(why)}"[:80])
-                self._changes.append((site, None))
+        for party, (site, facts) in enumerate(list(self.sites.items())):
+            if site in out and site not in self._out:
+                self._out[site] = out[site]
+                self.engine.gone(party, f"revoked: {clean(out[site])}"[:80])
+                if facts is not None:
+                    self._changes.append((site, None))
 
     def _change(self) -> None:
         """Take those in who came since the last round, and those out who left."""
