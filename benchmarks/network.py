@@ -40,6 +40,7 @@ from archipel.engines.network.engine import NetworkEngine, Opened
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed, decode, encode
 from archipel.engines.network.seat import Seat, anatomy_of
+from archipel.engines.network.step import Steps
 from archipel.federation import approval
 from archipel.federation.authority import (
     COORDINATOR,
@@ -491,6 +492,8 @@ def aggregation(options: argparse.Namespace) -> list[Row]:
     anatomy = anatomy_of(algorithm, data, net, 0, 0)
     engine = NetworkEngine(algorithm, net, anatomy, UPLOADS, "s")
     sealed, me, parties = Sealed(Letter("thanks")), Identity.create(), list(range(UPLOADS))
+    steps = Steps(algorithm, anatomy, engine.shared, UPLOADS, 0)
+    steps.heard = parties
     fields = {"study": "s", "round": 0, "number": 0, "attempt": 0, "n": 5.0, "gradients": 1}
     letters = [
         Letter("upload", {**fields, "answers": sealed.name}, [torch.randn(PARAMETERS)])
@@ -505,7 +508,7 @@ def aggregation(options: argparse.Namespace) -> list[Row]:
             for k in parties:
                 engine.upload(k, decode(came[k]))
         with clock(times["add"], UPLOADS):
-            engine._received(0, parties, opened.uploads)
+            steps._received(0, opened.uploads)
         with clock(times["pass"], UPLOADS):
             for k in parties:
                 total.add_(arrays[k], alpha=5.0)

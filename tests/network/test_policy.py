@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ import archipel as ar
 from archipel import metrics
 from archipel.data.federation import Federation
 from archipel.data.scaling import Scaling, Sums
-from archipel.engines.network.attend import Attendance
+from archipel.engines.network.attend import Attendance, Rescaled
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import Refused
@@ -387,11 +388,57 @@ def test_a_scale_that_has_nothing_to_do_with_the_data_is_refused(mean, scale):
         duty._checked(Letter("scaling", {"study": "s"}, list(absurd)), own)
 
 
+@pytest.mark.parametrize("number", [1e30, float("nan"), float("-inf")])
+def test_a_model_that_is_absurd_is_neither_trained_nor_scored(number):
+    seat = seat_of(patients(), Policy(), ar.FedSGD(lr=0.1))
+    absurd = torch.full_like(seat.model.w, number)
+
+    with pytest.raises(Refused, match="not finite, or beyond 1e"):
+        seat.work(0, 0, [absurd])
+    with pytest.raises(Refused, match="not finite, or beyond 1e"):
+        seat.may_score(1, b"absurd", [absurd])
+
+
 def test_a_column_that_is_constant_here_takes_the_scale_of_the_others():
     own = Sums.of(torch.zeros(100, 1, dtype=torch.float64))
     others = Scaling(torch.tensor([0.3]).double(), torch.tensor([0.46]).double())
 
     duty._checked(Letter("scaling", {"study": "s"}, list(others)), own)
+
+
+def test_a_site_that_counted_in_no_round_yet_takes_a_scale_made_anew_a_few_times(tmp_path):
+    site, text = made_site(tmp_path / "ulm"), study_text()
+    digest = site.shelf.put(text)
+    path = site.shelf.folder(digest) / "state.safetensors"
+    seat = seat_of(patients(), None, ar.FedSGD(lr=0.1))
+    seat.work(0, 0, [seat.model.w])
+    for _ in range(3):
+        path.write_bytes(safetensors.torch.save(seat.state()))
+        assert not site.shelf.has_counted(digest)
+
+        site.rescaled(digest)
+
+        again = seat_of(patients(), None, ar.FedSGD(lr=0.1))
+        again.restore(safetensors.torch.load_file(path))
+        assert again.turn is None
+        again.work(0, 0, [seat.model.w])  # once more, on the new scale
+    with pytest.raises(Refused, match="its scale was made anew 3 times"):
+        site.rescaled(digest)
+    seat.verdict(0, True)
+    path.write_bytes(safetensors.torch.save(seat.state()))
+    assert site.shelf.has_counted(digest)  # from now on the scale that it has
+
+
+def test_a_site_hears_that_the_scale_was_made_anew():
+    class Link:
+        most = pieces = 0
+
+        async def ask(self, letter):
+            assert letter["scale"] == "old"
+            return Letter("rescaled", {"study": "s"})
+
+    with pytest.raises(Rescaled, match="made anew"):
+        asyncio.run(Attendance(seat_of(patients()), Link(), "s", scale="old").run())
 
 
 # -- studies ---------------------------------------------------------------------------------------

@@ -375,3 +375,31 @@ def stopping() -> Any:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
+
+
+@app.command()
+def rescale(
+    study: Study,
+    without: Annotated[
+        list[str] | None, typer.Option(help="A site whose sums were wrong; may be repeated.")
+    ] = None,
+    home: Where = _HOME,
+    as_json: o.Json = False,
+) -> None:
+    """Have the scale of a study's features made anew, before its first round is done.
+
+    \b
+    Example:
+      archipel coordinator rescale heart --without cleveland
+    """
+    from archipel.federation import rescale as scales
+
+    found = scales.rescale(_home(home), study, without or [])
+    if as_json:
+        o.print_json({"study": found.hash, "name": found.name, "without": without or []})
+        return
+    but = f" without those of {', '.join(without)}" if without else ""
+    say(
+        f"Study {found.name}: sites are asked for their sums again{but} once it is started; "
+        f"'archipel coordinator start {found.name}'."
+    )

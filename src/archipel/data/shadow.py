@@ -15,6 +15,7 @@ from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, clean
 from archipel.metrics import PRIMARY
 
+MOST_ROWS = 10**9  # of one site; no memory is set aside for them
 _MOST_VALUES, _MOST_CLASSES = 1 << 24, 1 << 20  # of one example: memory is set aside for it
 
 
@@ -50,8 +51,8 @@ class Facts:
             task = str(facts["task"])
         except (KeyError, ValueError, TypeError, OverflowError):
             raise ArchipelError("facts: not those of a site's data.") from None
-        if any(number < 0 or number > 1 << 40 for number in (*numbers, *shape)):
-            raise ArchipelError("facts: a count below 0, or too large.")
+        if any(not 0 <= number <= MOST_ROWS for number in (*numbers, *shape)):
+            raise ArchipelError(f"facts: a count below 0, or above {MOST_ROWS:,}.")
         if math.prod(shape) > _MOST_VALUES or numbers[0] > _MOST_CLASSES or task not in PRIMARY:
             raise ArchipelError(
                 f"facts: {clean(task[:40])} data of shape {shape} with {numbers[0]} classes is "

@@ -28,12 +28,12 @@ from archipel.federation.authority import (
     serial,
     verify,
 )
-from archipel.federation.binding import needs_scale
+from archipel.federation.binding import needs_scale, schema_of
 from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
 from archipel.federation.reception import Reception
 from archipel.federation.refusals import Refusals
-from archipel.federation.scale import Scale
+from archipel.federation.scale import Scale, path_of
 from archipel.federation.site import signed
 from archipel.federation.sitting import Adjourned, Sitting
 from archipel.plugins import reason
@@ -97,6 +97,8 @@ class Coordinator:
                         running[study.hash] = task
                     elif study.state == "stopped" and study.hash in self.sittings:
                         self.sittings[study.hash].engine.adjourn()
+                for sitting in self.sittings.values():
+                    sitting.look()
             for digest in [digest for digest, task in running.items() if task.done()]:
                 del running[digest]
             with suppress(TimeoutError):
@@ -262,7 +264,7 @@ class Coordinator:
         events = asyncio.get_running_loop()
         scale = None
         if needs_scale(study):
-            scale = Scale(self.home.path / "scales" / f"{digest}.safetensors", digest, fed.shape[0])
+            scale = Scale(path_of(self.home.path, digest), digest, schema_of(study))
         is_among_peers = is_peer(study.algorithm_object)
         sitting = (Gathering if is_among_peers else Sitting)(
             study.algorithm_object,
@@ -275,11 +277,16 @@ class Coordinator:
             self._silence,
             scale,
         )
+        sitting.revoked = self._revoked
         if isinstance(sitting, Gathering):
             sitting.roster = self._roster(study, digest)
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)
         return sitting, self.home.run_of(digest)
+
+    def _revoked(self) -> dict[str, str]:
+        """The sites that were shut out, and why."""
+        return {each.name: each.reason or "" for each in self.roll.sites() if each.revoked}
 
     def _roster(self, study: Study, digest: str) -> roster.Signed:
         """Who takes part in a study between peers: those who approved when it first started."""

@@ -13,6 +13,7 @@ import torch
 
 from archipel.data.federation import Federation
 from archipel.data.scaling import Scaling, Sums
+from archipel.engines.network.attend import Rescaled
 from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
@@ -104,6 +105,8 @@ class Duty:
             self._say(f"{name}: done, {rounds} rounds")
         except Left as left:
             self._say(str(left))
+        except Rescaled as anew:
+            self._say(f"{name}: {anew}")
         except Withheld as no:
             self._say(f"{name}: {no}")
             await site.decline(self._link, study)
@@ -145,15 +148,24 @@ async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:
     records = binding.records(site.home / "data", described)
     rows = int((~records.is_test).sum())
     policy.check_upload(rows, rows)
-    standardise = described.data.standardise is not False
     scaling = None
     if binding.needs_scale(described):
-        path = site.shelf.folder(study) / "scale.safetensors"
-        if not path.exists() or not site.shelf.has_begun(study):  # until then it may be made anew
-            given = Releases(site.home / "data" / "sums").sums(records, policy)
-            scale.keep(path, await _scaling(site, link, study, given, records.sums()))
-        scaling = scale.read(path)
-    return records.federation(scaling, site.name, standardise)
+        given = Releases(site.home / "data" / "sums").sums(records, policy)
+        scaling = await _shared_scale(site, link, study, given, records.sums())
+    return records.federation(scaling, site.name, described.data.standardise is not False)
+
+
+async def _shared_scale(site: Site, link: GrpcLink, study: str, given: Sums, own: Sums) -> Scaling:
+    """The study's scale: asked for until this site has counted in a round, then the one it has."""
+    path = site.shelf.folder(study) / "scale.safetensors"
+    if path.exists() and site.shelf.has_counted(study):
+        return scale.read(path)
+    before = scale.name_at(path)
+    found = await _scaling(site, link, study, given, own)
+    if before is not None and before != scale.digest(found):
+        site.rescaled(study)
+    scale.keep(path, found)
+    return found
 
 
 async def _scaling(site: Site, link: GrpcLink, study: str, given: Sums, own: Sums) -> Scaling:

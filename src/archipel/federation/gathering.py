@@ -21,7 +21,7 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.local import Outcome
-from archipel.engines.network.desk import check_scores
+from archipel.engines.network.bounds import check_scores
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import anatomy_of
 from archipel.engines.network.transport import Refused

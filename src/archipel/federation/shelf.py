@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors.torch
+
 from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.store.files import write
@@ -113,10 +115,23 @@ class Shelf:
         """The site has heard that the study is over."""
         write(self.folder(study) / "rounds", str(rounds).encode())
 
-    def has_begun(self, study: str) -> bool:
-        """Whether the site has computed something for the study."""
+    def has_counted(self, study: str) -> bool:
+        """Whether the site has taken part in a round of the study that counted."""
         folder = self.folder(study)
-        return (folder / "state.safetensors").exists() or (folder / "peer").exists()
+        if (folder / "peer").exists():
+            return True
+        path = folder / "state.safetensors"
+        return path.exists() and bool(safetensors.torch.load_file(path)["own.trained"])
+
+    def drop_round(self, study: str) -> None:
+        """Forget the round that is open, which was computed on another scale; all else stays."""
+        path = self.folder(study) / "state.safetensors"
+        if path.exists():
+            state = safetensors.torch.load_file(path)
+            kept = {name: each for name, each in state.items() if not name.startswith("turn.")}
+            again = kept["last"].clone()
+            again[0] = -1
+            write(path, safetensors.torch.save({**kept, "last": again}))
 
     def is_open(self, study: str) -> bool:
         """Whether the site took part and has not heard how it ended."""

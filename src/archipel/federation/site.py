@@ -30,7 +30,7 @@ from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy
-from archipel.federation import approval
+from archipel.federation import approval, scale
 from archipel.federation.audit import Audit
 from archipel.federation.authority import (
     COORDINATOR,
@@ -51,6 +51,7 @@ from archipel.federation.shelf import Decision, Shelf
 from archipel.store.files import locked, write
 from archipel.study import Study
 
+_RESCALED = 3  # times that a study's scale may be made anew
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -337,6 +338,20 @@ class Site:
 
     # -- taking part -------------------------------------------------------------------------------
 
+    def rescaled(self, study: str) -> None:
+        """The scale was made anew before this site counted: its open round is of the old one.
+
+        What was computed for that round may have left, so this is allowed a few times only.
+        """
+        before = sum(
+            entry.what == "rescaled" and entry.detail["study"] == study
+            for entry in self.audit.entries()
+        )
+        if before >= _RESCALED:
+            raise Refused(f"study {study[:12]}: its scale was made anew {before} times; leave it.")
+        self.audit.append("rescaled", study=study)
+        self.shelf.drop_round(study)
+
     def sign(self, letter: Letter) -> bytes:
         """Write down that a letter leaves, and sign it."""
         size = sum(array.numel() * array.element_size() for array in letter.arrays)
@@ -384,7 +399,7 @@ class Site:
 
         attendance = Attendance(
             seat, link, study, sign=self.sign, keep=keep, say=say, may=may,
-            counts=self.policy.counts,
+            counts=self.policy.counts, scale=scale.name_at(path.with_name("scale.safetensors")),
         )  # fmt: skip
         rounds = await attendance.run()
         self.shelf.end(study, rounds)

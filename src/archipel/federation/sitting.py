@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,10 +32,10 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import anatomy_of
 from archipel.engines.network.transport import POLL, Refused
 from archipel.engines.plan import Plan
-from archipel.errors import ArchipelError, BelowQuorum, RunFailed, clean
+from archipel.errors import ArchipelError, BelowQuorum, RunFailed, clean, unknown
 from archipel.exchange import has_personal, is_peer
 from archipel.federation.scale import Scale
-from archipel.metrics import PRIMARY
+from archipel.metrics import PRIMARY, pool
 from archipel.model import Model
 from archipel.participation import Cohort, Participation
 from archipel.rng import Ints
@@ -54,12 +55,15 @@ _AGAIN = 2.0  # seconds until a round below the quorum is tried again
 class Remote:
     """The network engine as the loop wants it: calls that return when all is done."""
 
+    metric = ""  # by which the study is judged
+
     def __init__(
         self, engine: NetworkEngine, desk: Desk, loop: asyncio.AbstractEventLoop, task: str
     ) -> None:
         self.engine, self.desk, self._loop, self._task = engine, desk, loop, task
         self.anatomy, self.plan = engine.anatomy, Plan("one", 1, 1)
         self.has_own = has_personal(engine.algorithm)
+        self._weighs = any("mean by examples" in m.asks for m in engine.anatomy.messages)
         self.asked: dict[int, float] = {}  # party -> when it last asked for work
         self.away: dict[int, str] = {}  # party -> why it said that it would be
         self._done = 0
@@ -112,6 +116,15 @@ class Remote:
         self.away[party] = why
         self.engine.lose(party, why)
 
+    def knows(self, party: int, facts: Facts) -> None:
+        """A party told how much data it has, or keeps it to itself: it says the same later on."""
+        self.engine.rows.pop(party, None)
+        self.desk.points.pop(party, None)
+        if facts.n > 0:
+            self.desk.points[party] = facts.n_test
+            if self._weighs:
+                self.engine.rows[party] = float(facts.n)
+
     def round(self, t: int, parties: Ints, patience: Patience) -> tuple[Outcome, dict[int, str]]:
         self._done = t + 1
         outcome, missing = self._wait(self.engine.round(t, parties, patience))
@@ -138,9 +151,10 @@ class Remote:
 
     def _evaluation(self, field: str) -> Evaluation:
         total = self.engine.parties
-        names = sorted({name for letter in self._letters.values() for name in letter[field] or ()})
-        names = names or [PRIMARY[self._task]]
-        scores = {name: torch.full((total,), torch.nan, dtype=torch.float64) for name in names}
+        names = {name for letter in self._letters.values() for name in letter[field] or ()}
+        names |= {self.metric or PRIMARY[self._task]}
+        nothing = torch.full((total,), torch.nan, dtype=torch.float64)
+        scores = {name: nothing.clone() for name in sorted(names)}
         weights = torch.zeros(total, dtype=torch.float64)
         untold = any(each["points"] <= 0 and each["metrics"] for each in self._letters.values())
         for k, letter in self._letters.items():
@@ -188,7 +202,12 @@ class Sitting(Loop):
         self.sites, self._scale = dict(sites), scale
         self._changes: deque[tuple[str, Facts | None]] = deque()  # from the next round on
         self._began = False  # sites have had time to come
+        self.waiting = ""  # what the study waits for, in words; empty while it goes on
+        self._since: datetime | None = None  # when it began to wait
+        self.revoked: Callable[[], Mapping[str, str]] = dict  # who was shut out, and why
+        self._out: dict[str, str] = {}  # those that were noticed
         super().__init__(algorithm, fed, model, {}, options)
+        self.engine.metric = self.runs[0].metric
         left = (k for k, facts in enumerate(self.sites.values()) if facts is None)
         self.engine.away |= dict.fromkeys(left, "left")
 
@@ -205,8 +224,16 @@ class Sitting(Loop):
             )
         anatomy = anatomy_of(algorithm, fed, model, 0, self.seed)
         engine = NetworkEngine(algorithm, model, anatomy, fed.training, self._study)
-        desk = Desk(engine, self.judged, self._silence)
-        return Remote(engine, desk, self._events, fed.task)
+        metric = self.options.get("metric") or PRIMARY[fed.task]
+        if metric not in (known := metrics_of(fed, model)):
+            raise unknown("metric", metric, known)
+        limit = Patience(self.who.deadline).limit
+        desk = Desk(engine, self.judged, self._silence, limit, metric)
+        remote = Remote(engine, desk, self._events, fed.task)
+        for party, facts in enumerate(self.sites.values()):
+            if facts is not None:
+                remote.knows(party, facts)
+        return remote
 
     @property
     def desk(self) -> Desk:
@@ -230,7 +257,11 @@ class Sitting(Loop):
         if letter.kind in ("scale", "sums"):
             if self._scale is None:
                 raise Refused("the study needs no scale.")
-            return self._scale.answer(party, letter)
+            known = list(self.sites)
+            site = known[party] if party < len(known) else ""  # one that comes late
+            return self._scale.answer(party, letter, site)
+        if letter.kind == "next" and self._scale is not None and not self._scale.is_(letter):
+            return Letter("rescaled", {"study": self._study})
         return await self.desk.answer(party, letter)
 
     def moved(self, site: str) -> None:
@@ -262,15 +293,31 @@ class Sitting(Loop):
                 found[run.data.name(k)] = "here" if here else self.engine.away.get(k, "away")
         return found
 
+    def look(self) -> None:
+        """See who was shut out since: it has left the study, and is shown as revoked."""
+        out = self.revoked()
+        self._out = {site: why for site, why in self._out.items() if site in out}  # or came back
+        for party, (site, facts) in enumerate(list(self.sites.items())):
+            if site in out and site not in self._out:
+                self._out[site] = out[site]
+                self.engine.gone(party, f"revoked: {clean(out[site])}"[:80])
+                if facts is not None:
+                    self._changes.append((site, None))
+
     def _change(self) -> None:
         """Take those in who came since the last round, and those out who left."""
+        self.look()
         if not self._changes:
             return
         (run,) = self.runs
         while self._changes:
             site, facts = self._changes.popleft()
             text = f"{site} {'takes part' if facts is not None else 'left'}"
+            if site in self._out and facts is None:
+                text = f"{site} was revoked: {self._out[site]}"
             self.sites[site] = facts
+            if facts is not None:
+                self.engine.knows(list(self.sites).index(site), facts)
             if self.recorder is not None:
                 self.recorder.event("left" if facts is None else "joined", text)
         if not any(self.sites.values()):
@@ -304,9 +351,12 @@ class Sitting(Loop):
             patience = Patience(who.deadline, self._silence, who.count(len(self.eligible)), needed)
             outcome = Outcome(sampled[:0], sampled[:0], 0)
             if int(here.sum()) >= max(1, needed):
+                self.waiting = ""
                 outcome, lost = self.engine.round(t, sampled[here], patience)
                 missing |= lost
             counted = len(outcome.arrived) >= max(1, needed)
+            answered = f"{len(outcome.arrived)} of {len(sampled)} sites answer, {needed} are needed"
+            self._waits("" if counted else "below quorum", answered)
             if counted or who.on_missing == "continue":
                 effort = np.broadcast_to(1.0, outcome.arrived.shape)
                 return (
@@ -336,15 +386,31 @@ class Sitting(Loop):
         """
         if self._scale is None or self._scale.made is not None:
             return
-        needed, until = max(1, self._policy()[1]), time.monotonic() + self._silence
-        while len(sent := self._scale.sent) < len(self.eligible):
-            if time.monotonic() >= until and len(sent) >= needed:
-                break
-            self.engine.pause(0.1)
+        until = time.monotonic() + self._silence
+        while True:
             self._change()
-        self._scale.make()
+            asked = [k for k in self.eligible.tolist() if not self._left_out(k)]
+            sent = [k for k in asked if k in self._scale.sent]
+            if not asked:
+                raise RunFailed("the scale: no site is left whose sums it could be made of.")
+            enough = min(len(asked), max(1, self._policy()[1]))
+            if len(sent) == len(asked) or (time.monotonic() >= until and len(sent) >= enough):
+                break
+            self._waits("waits for sums", f"{len(sent)} of {len(asked)} sites have sent theirs")
+            self.engine.pause(0.1)
+        self._scale.make(sent)
+        self._waits("")
         if self.recorder is not None:
             self.recorder.event("note", f"features are scaled by sums of {len(sent)} sites")
+
+    def _left_out(self, party: int) -> bool:
+        """Whether the operator said to make the scale without a site's sums."""
+        return self._scale is not None and [*self.sites][party] in self._scale.without
+
+    def _waits(self, why: str, detail: str = "") -> None:
+        """Say what the study waits for; nothing where it goes on."""
+        self._since = (self._since or datetime.now(UTC)) if why else None
+        self.waiting = f"{why} since {self._since:%Y-%m-%d %H:%M} UTC: {detail}" if why else ""
 
     def _wait_for(self, sites: int) -> None:
         """Give sites that are away some time to come: as long as one may be silent.
@@ -352,6 +418,15 @@ class Sitting(Loop):
         The first time it is all of them that are waited for.
         """
         sites = max(1, sites) if self._began else len(self.eligible)
+        why = "below quorum" if self._began else "waits for sites"
         self._began, until = True, time.monotonic() + self._silence
-        while time.monotonic() < until and self.engine.here(self.eligible).sum() < sites:
+        while time.monotonic() < until and (here := self.engine.here(self.eligible).sum()) < sites:
+            self._waits(why, f"{here} of {len(self.eligible)} sites are here, {sites} are needed")
             self.engine.pause(0.1)
+
+
+def metrics_of(fed: Federation, model: Model) -> list[str]:
+    """Names of the metrics that parties measure."""
+    buffers = model.buffers.clone() if model.buffer_spec.size else None
+    outputs = model.one.outputs(model.w, fed.x[:2], buffers)
+    return sorted(pool(fed.task, outputs, fed.y[:2], model.loss_function))

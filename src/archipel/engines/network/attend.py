@@ -22,6 +22,11 @@ _LONG = 60.0  # seconds that a party waits at most before it asks again
 
 T = TypeVar("T")
 Sign = Callable[[Letter], bytes]
+Doing = tuple[str, int]  # what a party does, and how far it is: a number that grows
+
+
+class Rescaled(ArchipelError):
+    """The party's data is on a scale that the study has no more."""
 
 
 class Attendance:
@@ -38,23 +43,26 @@ class Attendance:
         say: Callable[[str], None] = lambda _: None,
         may: Callable[[], Awaitable[None]] | None = None,
         counts: bool = True,
+        scale: str | None = None,
         pause: float = 1.0,
     ) -> None:
         """`keep` is called before anything leaves, so that a restart sends the same again.
 
         `may` is awaited before every letter: it returns when the party may go on, or raises.
+        `scale` names the scale of the party's data; where it was made anew, `Rescaled` is raised.
         Without `counts` the party does not tell how many points it has, trained on or measured on.
         """
         self._seat, self._link, self._study = seat, link, study
         link.most = max(link.most, SMALL + seat.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
-        self._may, self._counts = may, counts
-        self._beats = 0, 0  # gradients at the last beat, and how often they had moved on
+        self._may, self._counts, self._scale = may, counts, scale
+        self._grown = 0, 0  # how far the work was at the last beat, and how often it had grown
 
     async def run(self) -> int:
         """Take part until the study is done; return its number of rounds."""
         while True:
-            letter = await self._ask("next", pending=self._seat.pending, busy=None)
+            asked = {"pending": self._seat.pending, "busy": None, "scale": self._scale}
+            letter = await self._ask("next", **asked)
             match letter.kind:
                 case "verdict":
                     self._seat.verdict(letter["round"], letter["counted"])
@@ -68,6 +76,8 @@ class Attendance:
                     await asyncio.sleep(seconds if 0 <= seconds < _LONG else _LONG)
                 case "done":
                     return int(letter["rounds"])
+                case "rescaled":
+                    raise Rescaled("the scale of the features was made anew: asking for it.")
                 case kind:
                     raise Refused(f"a {kind} is no answer to a party that asks for work.")
 
@@ -137,14 +147,14 @@ class Attendance:
         """
         before = self._link.pieces
 
-        def doing() -> str | None:
+        def doing() -> Doing | None:
             nonlocal before
             last, before = before, self._link.pieces
-            return f"receives, {before} pieces" if before > last else None
+            return self._far(f"receives, {before} pieces") if before > last else None
 
         return await self._beating(self._link.ask(letter), doing)
 
-    async def _beating(self, work: Coroutine[Any, Any, T], doing: Callable[[], str | None]) -> T:
+    async def _beating(self, work: Coroutine[Any, Any, T], doing: Callable[[], Doing | None]) -> T:
         """Wait for something, and say from time to time what it does, where there is a word."""
         task, beat = asyncio.create_task(work), None
         try:
@@ -152,30 +162,42 @@ class Attendance:
                 done, _ = await asyncio.wait([task], timeout=_BEAT)
                 if done:
                     return task.result()
-                if text := doing():
-                    beat = asyncio.create_task(self._beat(text))
+                if said := doing():
+                    beat = asyncio.create_task(self._beat(said))
         finally:
             task.cancel()
             if beat is not None:
                 beat.cancel()
 
-    async def _beat(self, doing: str) -> None:
+    async def _beat(self, said: Doing) -> None:
         """Say what this party does; whether it is heard is seen by what comes next."""
         with suppress(ArchipelError, TimeoutError):
-            letter = self._letter("next", (), pending=-1, busy=doing)
+            letter = self._letter("next", (), pending=-1, busy=said[0], reached=said[1])
             await asyncio.wait_for(self._link.ask(letter), _BEAT)
 
-    def _progress(self) -> str:
-        """What this party does; it changes as long as the work moves on."""
-        turn = self._seat.turn
-        me = None if turn is None else turn.me
-        if me is None:
-            return "evaluates"
+    def _progress(self) -> Doing:
+        if (gradients := self._gradients) is None:
+            return self._far("evaluates")
+        return self._far(f"trains, {gradients} gradients" if self._counts else "trains")
+
+    def _far(self, text: str) -> Doing:
+        """What this party does, with a number that grows as long as that moves on.
+
+        It is all that has come and was computed so far, or where counts must not leave how often
+        that had grown when this was asked.
+        """
+        reached = self._link.pieces + (self._gradients or 0)
         if self._counts:
-            return f"trains, {me.gradients} gradients"
-        gradients, moved = self._beats
-        self._beats = me.gradients, moved + (me.gradients != gradients)
-        return f"trains, step {self._beats[1]}"
+            return text, reached
+        before, grown = self._grown
+        self._grown = reached, grown + (reached != before)
+        return text, self._grown[1]
+
+    @property
+    def _gradients(self) -> int | None:
+        """Of the round that is computed now."""
+        turn = self._seat.turn
+        return None if turn is None or turn.me is None else turn.me.gradients
 
     def _letter(self, kind: str, arrays: Any, **fields: Any) -> Letter:
         return Letter(kind, {"study": self._study, **fields}, arrays)

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, check_scores, defined
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
 from archipel.exchange import broadcast, has_personal
-from archipel.metrics import METRICS
 from archipel.tree import leaves
 
 _NOTHING = Letter("wait", {"seconds": 0.0})  # ask again
@@ -28,16 +30,22 @@ class Desk:
         engine: NetworkEngine,
         judged: Callable[[int, int], bool | None] | None = None,
         silence: float = 60.0,
+        limit: float = LONGEST,
+        metric: str | None = None,
     ) -> None:
         """`judged(round, party)`: whether it counted, or None while the round is open.
 
-        A party of which nothing is heard for `silence` seconds is not waited for.
+        In an evaluation, a party of which nothing is heard for `silence` seconds is not waited for,
+        and nobody longer than `limit` seconds. Scores have the study's `metric`.
         """
-        self.engine, self._silence = engine, silence
+        self.engine, self._silence, self._limit = engine, silence, limit
+        self._metric = metric
         self.judged = judged or self._judged
         self.verdicts: dict[int, frozenset[int]] = {}  # round -> who counted
         self.rounds_done: int | None = None  # set when the study is over
         self.scores: dict[int, dict[int, Letter]] = {}  # round -> party -> what it measured
+        self.points: dict[int, int] = {}  # party -> test points that it told
+        self._refused = Counter[int]()  # scores of this evaluation that were none, by party
         self._scored: tuple[int, Sealed] | None = None
         self._given: Sealed | None = None  # what was learnt, to all who ask
         self._heard: dict[int, float] = {}  # party -> when it last gave a sign of life
@@ -60,12 +68,7 @@ class Desk:
                 self.engine.upload(party, letter)
                 return Letter("thanks")
             case "scores":
-                if self._scored is None or self._scored[0] != letter["round"]:
-                    raise Refused(f"nobody evaluates after round {letter['round']} now.")
-                check_scores(letter["metrics"], letter["points"])
-                check_scores(letter["own"], letter["points"])
-                self.scores[letter["round"]][party] = letter
-                self._came.set()
+                self._score(party, letter)
                 return Letter("thanks")
             case "model":
                 if self.rounds_done is None:
@@ -84,7 +87,7 @@ class Desk:
 
     async def _next(self, party: int, letter: Letter) -> Letter | Sealed:
         if letter["busy"] is not None:
-            self.engine.note(party, letter["busy"])
+            self.engine.note(party, letter["busy"], letter.fields.get("reached"))
             return _NOTHING
         found = self._due(party, letter["pending"])
         if found is None:
@@ -97,7 +100,7 @@ class Desk:
         study, counted = self.engine.study, None if pending < 0 else self.judged(pending, party)
         if counted is not None:
             return Letter("verdict", {"study": study, "round": pending, "counted": counted})
-        if self._scored is not None and party not in self.scores[self._scored[0]]:
+        if self._scored is not None and self._lacks(party):
             return self._scored[1]
         if self.rounds_done is not None:
             return Letter("done", {"study": study, "rounds": self.rounds_done})
@@ -117,11 +120,44 @@ class Desk:
             return leaves(broadcast(engine.algorithm, engine.shared))
         return [engine.vector()]
 
+    def _score(self, party: int, letter: Letter) -> None:
+        """Take a party's scores: for the evaluation that is open."""
+        if self._scored is None or self._scored[0] != letter["round"]:
+            raise Refused(f"nobody evaluates after round {letter['round']} now.")
+        try:
+            self._check_scores(party, letter)
+        except Refused:
+            self._refused[party] += 1
+            self._came.set()
+            raise
+        found = {name: letter[name] and defined(letter[name]) for name in ("metrics", "own")}
+        self.scores[letter["round"]][party] = replace(letter, fields={**letter.fields, **found})
+        self._came.set()
+
+    def _check_scores(self, party: int, letter: Letter) -> None:
+        """Refuse scores that are none, or that lack what the study is judged by."""
+        points, told = letter["points"], self.points.get(party)
+        if points and told is not None and points != told:
+            raise Refused(f"the scores are not of the {told} points that the party told before.")
+        if letter["own"] is not None and not has_personal(self.engine.algorithm):
+            raise Refused("the scores are not those of this algorithm: parties have no own model.")
+        own = ["own"] if has_personal(self.engine.algorithm) else []
+        for scores in (letter[name] for name in ("metrics", *own)):
+            check_scores(scores, points)
+            has_points = points > 0 or bool(letter["metrics"]) or bool(letter["own"])
+            if has_points and self._metric is not None and self._metric not in (scores or {}):
+                raise Refused(f"the scores are not whole: {self._metric} is missing.")
+
+    def _lacks(self, party: int) -> bool:
+        """Whether a party's scores are still to come."""
+        assert self._scored is not None
+        return party not in self.scores[self._scored[0]] and self._refused[party] < MOST_REFUSED
+
     async def evaluate(self, t: int, parties: list[int]) -> dict[int, Any]:
         """Have parties score the model after t rounds; those that fall silent are left out."""
         engine = self.engine
         parties = [k for k in parties if k < engine.parties]  # without those who come later
-        self.scores = {t: {}}
+        self.scores, self._refused = {t: {}}, Counter()
         made_of = self._learnt() if has_personal(engine.algorithm) else []
         arrays = [engine.vector(), *made_of]
         sealed = Sealed(Letter("evaluate", {"study": engine.study, "round": t}, arrays))
@@ -129,21 +165,12 @@ class Desk:
         engine.bell.ring()
         while True:
             self._came.clear()
-            waits_for = [k for k in parties if k not in self.scores[t]]
+            waits_for = [k for k in parties if self._lacks(k)]
             ends = [max(began, self._heard.get(k, began)) + self._silence for k in waits_for]
-            left = max(ends, default=0.0) - engine.clock()
+            left = min(max(ends, default=0.0), began + self._limit) - engine.clock()
             if left <= 0:
                 break
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), left)
         self._scored = None
         return {k: self.scores[t][k] for k in parties if k in self.scores[t]}
-
-
-def check_scores(scores: Mapping[str, Any] | None, points: int) -> None:
-    """Refuse what is no metric: it would be shown to people, and averaged."""
-    for name, value in (scores or {}).items():
-        if name not in METRICS or type(value) is not float:
-            raise Refused("the scores are not numbers by the names of metrics.")
-    if not 0 <= points < 1 << 53:
-        raise Refused("the scores are not of a number of points.")

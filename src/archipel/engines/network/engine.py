@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,14 +23,17 @@ from torch import Tensor
 
 from archipel.core import Each, ServerAlgorithm
 from archipel.engines.local import Outcome, Received
+from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.step import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError, RunFailed, clean
-from archipel.exchange import Anatomy, Ask, Message, broadcast, same_form
+from archipel.errors import ArchipelError, clean
+from archipel.exchange import Anatomy, Ask, Message, broadcast
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import fill, first, fits, leaves, tree_map
 
+DIVERGED = "diverged"  # the cause of those whose numbers others cannot use
 _WORDS = 80  # characters of what a party says that it does
 
 
@@ -62,14 +66,6 @@ class Bell:
         return len(self._waiting)
 
 
-class Upload(NamedTuple):
-    """What one party sent."""
-
-    arrays: Sequence[Tensor]
-    n: float
-    gradients: int
-
-
 @dataclass
 class Opened:
     """A message of a round that some parties work on."""
@@ -81,7 +77,9 @@ class Opened:
     uploads: dict[int, Upload] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)  # party -> cause
     seen: dict[int, float] = field(default_factory=dict)  # when it last made progress
+    reached: dict[int, int] = field(default_factory=dict)  # how far it said that it is
     doing: dict[int, str] = field(default_factory=dict)
+    refused: Counter[int] = field(default_factory=Counter)  # uploads that were none
     moved: asyncio.Event = field(default_factory=asyncio.Event)  # an upload came, or a party went
 
     @property
@@ -98,6 +96,20 @@ class Patience:
     enough: int | None = None  # uploads after which the others are not needed
     needed: int = 1  # uploads without which the round changes nothing
 
+    @property
+    def limit(self) -> float:
+        """Seconds after which nobody is waited for, whatever it says."""
+        return LONGEST if self.deadline is None else self.deadline
+
+
+class _Tried(NamedTuple):
+    """What came of asking for a round's uploads."""
+
+    shared: Any  # None: the round changes nothing
+    arrived: list[int]
+    missing: dict[int, str]  # party -> cause
+    gradients: int
+
 
 class NetworkEngine:
     """Runs the server's side of an algorithm with parties that are elsewhere."""
@@ -109,6 +121,8 @@ class NetworkEngine:
         self.parties, self.study = parties, study
         self.shared = tree_map(Tensor.clone, anatomy.shared)
         self.opened: Opened | None = None
+        self.rows: dict[int, float] = {}  # party -> training points that it told, once and for all
+        self._barred: set[int] = set()  # who made a round begin anew
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
 
@@ -119,18 +133,18 @@ class NetworkEngine:
         opened = self.opened
         if opened is None or party not in opened.waits_for:
             return None
-        self.note(party, "asked for work")
+        opened.seen[party], opened.reached[party] = self.clock(), -1  # it may have been restarted
+        opened.doing[party] = "asked for work"
         return opened.letters[party]
 
-    def note(self, party: int, doing: str) -> None:
-        """A party says what it does: it is alive if that changes, or if it asks for work."""
+    def note(self, party: int, doing: str, reached: int | None = None) -> None:
+        """A party says what it does, and how far it is: it is alive as long as that grows."""
         opened = self.opened
         if opened is None or party not in opened.letters:
             return
-        doing = clean(doing[:_WORDS])  # people read it, and a party may say anything
-        if doing == "asked for work" or opened.doing[party] != doing:
-            opened.seen[party] = self.clock()
-        opened.doing[party] = doing
+        opened.doing[party] = clean(doing[:_WORDS])  # people read it, and a party may say anything
+        if reached is not None and reached > opened.reached[party]:
+            opened.seen[party], opened.reached[party] = self.clock(), reached
 
     def moved(self, party: int) -> None:
         """Bytes of a large letter pass to or from a party: it is alive, and on a slow line."""
@@ -150,19 +164,35 @@ class NetworkEngine:
             raise Refused(f"round {t + 1}: the upload answers another letter.")
         if party in opened.uploads or party in opened.lost:
             return
-        if not fits(self.anatomy.messages[opened.number].upload, letter.arrays):
-            raise Refused(f"round {t + 1}: the upload has another form than the algorithm's.")
-        if not (0 <= letter["n"] < 1e15 and letter["gradients"] >= 0):
-            raise Refused(f"round {t + 1}: n or gradients are no counts.")
-        weighs = "mean by examples" in self.anatomy.messages[opened.number].asks
-        if weighs and letter["n"] < 1:
-            raise Refused(f"round {t + 1}: n = {letter['n']:g} is no number of training points.")
+        message = self.anatomy.messages[opened.number]
+        try:
+            weighs = self._check(t, party, letter, message)
+        except Refused:
+            opened.refused[party] += 1
+            if opened.refused[party] >= MOST_REFUSED:
+                self.lose(party, "its uploads are refused")
+            raise
         weight = self.parties * (letter["n"] if weighs else 1.0)
-        if not all(_adds_up(leaf, weight) for leaf in letter.arrays):
-            opened.lost[party] = "diverged"
+        if not all(adds_up(leaf, weight) for leaf in letter.arrays):
+            opened.lost[party] = DIVERGED
         else:
             opened.uploads[party] = Upload(letter.arrays, letter["n"], letter["gradients"])
+            self.rows.setdefault(party, letter["n"])
         opened.moved.set()
+
+    def _check(self, t: int, party: int, letter: Letter, message: Message) -> bool:
+        """Refuse an upload of another form, and counts that cannot be; whether n is its weight."""
+        if not fits(message.upload, letter.arrays):
+            raise Refused(f"round {t + 1}: the upload has another form than the algorithm's.")
+        weighs = "mean by examples" in message.asks
+        n, told = letter["n"], self.rows.get(party)
+        check_counts(t, n, letter["gradients"], weighs)
+        if told is not None and n != told:
+            raise Refused(
+                f"round {t + 1}: n = {n:g}, where this party told {told:g} training points: a "
+                "party's table stays the same in a study; leave it and approve it again."
+            )
+        return weighs
 
     def lose(self, party: int, cause: str) -> None:
         """Go on without a party."""
@@ -179,64 +209,52 @@ class NetworkEngine:
 
         The shared state changes only with the last message, all at once.
         """
-        patience = patience or Patience()
-        attempt, began = secrets.randbelow(1 << 53), self.clock()
+        patience, began = patience or Patience(), self.clock()
         asked = sorted(int(k) for k in parties)
-        missing: dict[int, str] = {}
+        missing = {k: "diverged before" for k in asked if k in self._barred}
+        while True:
+            there = [k for k in asked if k not in missing]
+            try:
+                tried = await self._try(t, there, patience, began)
+                break
+            except Spoilt as spoilt:  # others have answered it: begin anew, and never again for it
+                self._barred |= set(spoilt.parties)
+                missing |= dict.fromkeys(spoilt.parties, DIVERGED)
+        missing |= tried.missing
+        if tried.shared is None:
+            none = np.array([], np.int64)
+            return Outcome(none, _diverged(missing), tried.gradients), missing
+        self.shared = tried.shared
+        arrived = np.array(tried.arrived, np.int64)
+        return Outcome(arrived, _diverged(missing), tried.gradients), missing
+
+    async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
+        """Ask for the round's uploads, message by message."""
+        attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, str](), 0
+        steps = Steps(self.algorithm, self.anatomy, self.shared, self.parties, t)
         sent = leaves(broadcast(self.algorithm, self.shared))
         letter = await asyncio.to_thread(Sealed, self._letter(t, 0, attempt, sent))
         letters = dict.fromkeys(asked, letter)
-        gradients, number, heard = 0, 0, asked
-        result: Any = None
-        steps: Generator[Any, Any, Any] | None = None
-        try:
-            while True:
-                last = number == len(self.anatomy.messages) - 1
-                opened = Opened(t, number, attempt, letters)
-                await self._gather(opened, patience, began)
-                self.opened = None  # who is late now is refused
-                missing |= opened.lost
-                gradients += sum(upload.gradients for upload in opened.uploads.values())
-                if number == 0:
-                    heard = sorted(opened.uploads)
-                if len(opened.uploads) < max(1, patience.needed):
-                    none = np.array([], np.int64)
-                    return Outcome(none, none, gradients), missing
-                steps, result = await asyncio.to_thread(
-                    self._step, steps, number, heard, opened.uploads
-                )
-                if last:
-                    break
-                number += 1
-                letters = await asyncio.to_thread(
-                    self._replies, t, number, attempt, result, heard, missing
-                )
-        finally:
-            self.opened = None
-        self._check(t, result, len(opened.uploads))
-        self.shared = result
-        bad = [k for k, cause in missing.items() if cause == "diverged"]
-        arrived = np.array(sorted(opened.uploads), np.int64)
-        return Outcome(arrived, np.array(sorted(bad), np.int64), gradients), missing
-
-    def _step(
-        self,
-        steps: Generator[Any, Any, Any] | None,
-        number: int,
-        heard: list[int],
-        uploads: Mapping[int, Upload],
-    ) -> tuple[Generator[Any, Any, Any] | None, Any]:
-        """Have the algorithm's server go on with the uploads: its steps, and what it says."""
-        received = self._received(number, heard, uploads)
-        if steps is not None:
+        for number in range(len(self.anatomy.messages)):
+            opened = Opened(t, number, attempt, letters)
             try:
-                return steps, steps.send(received)
-            except StopIteration as end:
-                return None, end.value
-        started = self.algorithm.server(self.shared, received)
-        if isinstance(started, Generator):
-            return started, next(started)
-        return None, started
+                await self._gather(opened, patience, began)
+            finally:
+                self.opened = None  # who is late now is refused
+            missing |= opened.lost
+            uploads = opened.uploads
+            gradients += sum(upload.gradients for upload in uploads.values())
+            result, out = None, list[int]()
+            if len(uploads) >= max(1, patience.needed):
+                result, out = await asyncio.to_thread(steps.take, uploads)
+                missing |= dict.fromkeys(out, DIVERGED)
+            if len(uploads) - len(out) < max(1, patience.needed):
+                return _Tried(None, [], missing, gradients)
+            if number < len(self.anatomy.messages) - 1:
+                letters = await asyncio.to_thread(
+                    self._replies, t, number + 1, attempt, result, steps.heard, missing
+                )
+        return _Tried(result, sorted(set(uploads) - set(out)), missing, gradients)
 
     def _letter(self, t: int, number: int, attempt: int, arrays: Sequence[Tensor]) -> Letter:
         fields = {"study": self.study, "round": t, "number": number, "attempt": attempt}
@@ -266,6 +284,7 @@ class NetworkEngine:
         """Open a message and wait for its uploads."""
         now = self.clock()
         opened.seen = dict.fromkeys(opened.letters, now)
+        opened.reached = dict.fromkeys(opened.letters, -1)
         opened.doing = dict.fromkeys(opened.letters, "has not asked for work")
         self.opened = opened
         self.bell.ring(opened.letters)
@@ -276,53 +295,19 @@ class NetworkEngine:
                 opened.lost |= dict.fromkeys(opened.waits_for, "not needed")
                 break
             now = self.clock()
-            if patience.deadline is not None and now - began >= patience.deadline:
+            if now - began >= patience.limit:
                 for k in opened.waits_for:
                     opened.lost[k] = f"too slow ({opened.doing[k]})"
                 break
             for k in opened.waits_for:
                 if now - opened.seen[k] >= patience.silence:
                     opened.lost[k] = f"silent ({opened.doing[k]})"
-            ends = [opened.seen[k] + patience.silence for k in opened.waits_for]
-            if patience.deadline is not None:
-                ends.append(began + patience.deadline)
-            if not ends or not opened.waits_for:
+            if not opened.waits_for:
                 break
+            ends = [opened.seen[k] + patience.silence for k in opened.waits_for]
+            ends.append(began + patience.limit)
             with suppress(TimeoutError):
                 await asyncio.wait_for(opened.moved.wait(), max(0.01, min(ends) - now))
-
-    def _received(self, number: int, heard: list[int], uploads: Mapping[int, Upload]) -> Received:
-        """The uploads as the server asks for them, added up in the order of the parties."""
-        message: Message = self.anatomy.messages[number]
-        there = [k for k in heard if k in uploads]
-        sums: dict[Ask, Any] = {}
-        for ask in message.asks - {"stack"}:
-            weigh = ask == "mean by examples"
-            weights = [uploads[k].n if weigh else 1.0 for k in there]
-            totals = [torch.zeros_like(leaf) for leaf in leaves(message.upload)]
-            for k, weight in zip(there, weights, strict=True):
-                for total, leaf in zip(totals, uploads[k].arrays, strict=True):
-                    total.add_(leaf, alpha=weight)
-            sums[ask] = fill(message.upload, totals)
-        rows = None
-        if "stack" in message.asks:
-            stacks = [
-                torch.stack([
-                    uploads[k].arrays[i] if k in uploads else torch.zeros_like(leaf) for k in heard
-                ])
-                for i, leaf in enumerate(leaves(message.upload))
-            ]  # fmt: skip
-            rows = fill(message.upload, stacks)
-        total_n = sum(uploads[k].n for k in there)
-        return Received(len(there), self.parties, total_n, sums, rows)
-
-    def _check(self, t: int, shared: Any, uploads: int) -> None:
-        same_form(f"{type(self.algorithm).__name__}.server", self.anatomy.shared, shared)
-        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(shared)):
-            raise RunFailed(
-                f"round {t + 1}: the shared model is no longer finite after {uploads} uploads: "
-                "lower lr or server_lr."
-            )
 
     # -- what has been learnt ----------------------------------------------------------------------
 
@@ -342,21 +327,19 @@ class NetworkEngine:
 
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""
-        return {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
+        state = {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
+        told = torch.tensor([*self.rows.items()], dtype=torch.float64).reshape(-1, 2)
+        return {**state, "rows": told}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         count = len(leaves(self.shared))
         self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
+        told = state["rows"].tolist() if "rows" in state else []  # not of an older version
+        self.rows = {int(k): n for k, n in told} | self.rows
 
 
-def _adds_up(leaf: Tensor, weight: float) -> bool:
-    """Whether the numbers are finite, and sums of so many times as much would be."""
-    if not leaf.is_floating_point():
-        return True
-    most = torch.finfo(leaf.dtype).max / weight
-    if float(torch.linalg.vector_norm(leaf)) < 0.99 * most:  # quicker, and none is larger
-        return True
-    return all(abs(float(end)) < most for end in torch.aminmax(leaf))
+def _diverged(missing: Mapping[int, str]) -> Ints:
+    return np.array(sorted(k for k, cause in missing.items() if cause == DIVERGED), np.int64)
 
 
 def _only(message: Message, upload: Upload, parties: int) -> Received:

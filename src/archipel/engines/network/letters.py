@@ -57,7 +57,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "hello": {"version": (str,), "approved": (list,)},
     "study": {"study": (str,)},
     "approve": {"study": (str,), "decision": (str,), "facts": (dict,), "signature": (bytes,)},
-    "next": {"study": (str,), "pending": (int,), "busy": (str, type(None))},
+    "next": {
+        "study": (str,),
+        "pending": (int,),
+        "busy": (str, type(None)),  # what a party does that asks for nothing
+        "reached": (int, type(None)),  # how far it is with it: a number that grows
+        "scale": (str, type(None)),  # the name of the scale that its data is on
+    },
     "upload": {
         "study": (str,),
         "round": (int,),
@@ -102,6 +108,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "wait": {"seconds": (float,)},
     "wanted": {"study": (str,)},
     "scaling": {"study": (str,)},
+    "rescaled": {"study": (str,)},
     "work": {
         "study": (str,),
         "round": (int,),

@@ -23,6 +23,7 @@ from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
+from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange import Anatomy, examine, has_personal, is_peer, same_form
@@ -156,6 +157,8 @@ class Seat:
 
     def work(self, t: int, number: int, arrays: list[Tensor]) -> tuple[list[Tensor], int]:
         """Upload number `number` of round t, and the gradients it took."""
+        if not 0 <= number < len(self.anatomy.messages):
+            raise Refused(f"round {t + 1}: message {number + 1} is none of the algorithm's.")
         turn = self.turn
         if turn is None or turn.round != t:
             self._begin(t)
@@ -441,6 +444,8 @@ def _tree(form: Any, arrays: list[Tensor], what: str) -> Any:
     """Tensors as the tree that is expected."""
     if not fits(form, arrays):
         raise Refused(f"{what} has another form than the study's algorithm gives it.")
+    if not tame(arrays):
+        raise Refused(f"{what} has a number that is not finite, or beyond {LARGEST:g}.")
     return fill(form, arrays)
 
 
