@@ -16,6 +16,7 @@ from torch import nn
 
 import archipel as ar
 from archipel.algorithms import FedAvg, FedOpt, PeFLL, Scaffold
+from archipel.algorithms.fedopt import Shared
 from archipel.cli import main
 from archipel.data.scaling import Sums
 from archipel.data.schema import Schema
@@ -27,6 +28,7 @@ from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.memory import MemoryLink
 from archipel.engines.network.seat import Seat, anatomy_of
+from archipel.engines.network.step import Steps, Upload
 from archipel.engines.network.transport import Partials, Refused
 from archipel.federation.rescale import rescale
 from archipel.federation.scale import Scale, digest, path_of, read
@@ -192,6 +194,19 @@ def test_a_member_that_is_alone_in_a_round_does_not_end_the_study():
     )
 
     assert [outcome.arrived.tolist() for outcome, _ in outcomes] == [[], [0]]
+
+
+def test_all_who_spoil_a_round_are_left_out_and_nobody_else():
+    """Two together are found as well; a large upload that does no harm stays."""
+    algorithm, model = FedOpt(server_optimiser="sgd", server_lr=1e3, **WORK), linear()
+    steps = Steps(algorithm, anatomy_of(algorithm, DATA, model, 0, 0), Shared(*[model.w] * 3), 5, 0)
+    sizes = [1e-3, 0.5 * LARGEST, 1e6, 0.6 * LARGEST, 1e-3]
+    _, out = steps.take(
+        {k: Upload([torch.full_like(model.w, size)], 9.0, 1) for k, size in enumerate(sizes)}
+    )
+
+    assert out == [1, 3]
+    assert steps.heard == [0, 2, 4]
 
 
 def test_a_study_whose_every_upload_diverges_says_so():
