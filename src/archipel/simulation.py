@@ -357,8 +357,7 @@ class Loop:
         self._clock += 1 + cohort.waited
         notes, spent = [], Spent()
         if cohort.counted:
-            reached = len(cohort.sampled) - list(cohort.missing.values()).count("away")
-            spent = Spent(outcome.gradients, *self.engine.traffic(t, outcome, reached))
+            spent = Spent(outcome.gradients, *self.engine.traffic(t, outcome, cohort.reached))
         else:
             notes.append(f"round {t + 1}: below the quorum, not counted.")
         if cohort.waited:

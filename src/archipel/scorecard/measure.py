@@ -103,9 +103,7 @@ def _efficiency(run: Run) -> Efficiency:
     flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
     counted = [cohort for cohort in run.participation if cohort.counted]
     arrived = sum(len(cohort.present) for cohort in counted)
-    asked = sum(  # who was away received nothing
-        len(cohort.sampled) - list(cohort.missing.values()).count("away") for cohort in counted
-    )
+    asked = sum(cohort.reached for cohort in counted)
     to_target = None
     if run.target is not None and run.metric in run.metrics:
         to_target = run.rounds_to(run.target)
