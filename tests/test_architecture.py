@@ -24,7 +24,7 @@ LAYERS = [
     {"engines", "store"},
     {"parts"},
     {"baselines", "conformance"},
-    {"run", "scorecard", "report"},
+    {"history", "run", "scorecard", "report"},
     {"recording", "identity"},
     {"simulation"},
     {"plugins", "fields", "sections", "loading", "study", "runs", "estimators"},

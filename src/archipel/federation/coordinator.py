@@ -279,6 +279,7 @@ class Coordinator:
             sitting.roster = self._roster(study, digest)
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)
+        run.approved = bytes(record.text)
         return sitting, self.home.run_of(digest)
 
     def _roster(self, study: Study, digest: str) -> roster.Signed:

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from archipel.exchange import Anatomy, is_peer
+from archipel.history import spread
 from archipel.metrics import larger_is_better
 from archipel.model import Model
-from archipel.run import Run, spread
+from archipel.run import Run
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
     KWH_PER_GB,

@@ -109,6 +109,7 @@ class NetworkEngine:
         self.parties, self.study = parties, study
         self.shared = tree_map(Tensor.clone, anatomy.shared)
         self.opened: Opened | None = None
+        self.points: dict[int, int] = {}  # party -> training points, where uploads tell them
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
 
@@ -157,6 +158,8 @@ class NetworkEngine:
         weighs = "mean by examples" in self.anatomy.messages[opened.number].asks
         if weighs and letter["n"] < 1:
             raise Refused(f"round {t + 1}: n = {letter['n']:g} is no number of training points.")
+        if weighs:
+            self.points[party] = round(letter["n"])
         weight = self.parties * (letter["n"] if weighs else 1.0)
         if not all(_adds_up(leaf, weight) for leaf in letter.arrays):
             opened.lost[party] = "diverged"
