@@ -18,7 +18,7 @@ LAYERS = [
     {"errors"},
     {"tree", "rng", "schedules", "optimisers", "vector", "losses", "metrics", "bounds", "limits"},
     {"core", "graphs", "data", "models"},
-    {"descent", "exchange", "model", "networks", "participation"},
+    {"descent", "exchange", "leaving", "model", "networks", "participation"},
     {"algorithms"},
     {"stacked"},
     {"engines", "store"},

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
 
 _WAITS = 1000  # of one round, at most
-_ASKED = ("dropped out", "too slow", "diverged", "not needed", "silent")  # before " (", if any
+_ASKED = ("dropped out", "too slow", "diverged", "not needed", "silent")  # and missing then
 
 
 class Cohort(NamedTuple):
@@ -42,8 +42,17 @@ class Cohort(NamedTuple):
         >>> Cohort(np.arange(3), np.arange(1), np.ones(1), {1: "paused", 2: "too slow"}).reached
         2
         """
-        asked = sum(cause.partition(" (")[0] in _ASKED for cause in self.missing.values())
+        asked = sum(kind(cause) in _ASKED for cause in self.missing.values())
         return len(self.sampled) - len(self.missing) + asked
+
+
+def kind(cause: str) -> str:
+    """Why a party is missing, without what it did last.
+
+    >>> kind("silent (trains, 512 gradients)")
+    'silent'
+    """
+    return cause.partition(" (")[0]
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,12 @@ class Study(BaseModel):
         return tomli_w.dumps(tables)
 
     @property
+    def needs_scale(self) -> bool:
+        """Whether the parties' tables are put on one scale, made of sums of theirs."""
+        data = self.data
+        return data.schema is not None and (data.standardise is not False or data.missing == "mean")
+
+    @property
     def hash(self) -> str:
         """Stands for all that the result depends on but the machine."""
         return identity.digest({"study": self.resolved()})

@@ -33,8 +33,7 @@ def schema_of(study: Study) -> Schema:
 
 def needs_scale(study: Study) -> bool:
     """Whether the sites' tables are put on one scale, made of sums of theirs."""
-    data = study.data
-    return data.schema is not None and (data.standardise is not False or data.missing == "mean")
+    return study.needs_scale
 
 
 def bind(folder: Path, study: Study, file: Path) -> Report:
