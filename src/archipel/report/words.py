@@ -69,7 +69,8 @@ def result(run: Run, card: Scorecard) -> str:
     metric = metric_name(e.metric)
     if run.between_sites:
         value = e.points if e.own is None else e.own
-        return f"{reach} a mean {metric} of {number(value)} after {rounds}{_without(e.absent)}."
+        by = ", by test points," if e.over == WEIGHTED else ""
+        return f"{reach} a mean {metric}{by} of {number(value)} after {rounds}{_without(e.absent)}."
     if e.elsewhere is not None and e.own is None and e.points is not None and count > 1:
         pooled = "" if e.central_points is None else f"; data pooled {number(e.central_points)}"
         return (
@@ -111,19 +112,20 @@ def attendance(run: Run, most: int = 8) -> str:
             rounds.setdefault(site, []).append(entry["round"])
     if not rounds:
         return ""
-    named = [f"{site} in {_spans(found)}" for site, found in list(rounds.items())[:most]]
+    named = [f"{site} ({_spans(found)})" for site, found in list(rounds.items())[:most]]
     more = f", and {len(rounds) - most} more sites in others" if len(rounds) > most else ""
     return (
-        f"Hollow: evaluations without {'; '.join(named)}{more}. They are means over other sites, "
-        "so they do not compare with the rest."
+        f"Hollow: evaluations without {', '.join(named)}{more}. They are means over fewer sites, "
+        "and do not compare with the rest."
     )
 
 
 def _spans(rounds: list[int]) -> str:
-    """Rounds in words: the first and the last, and how many evaluations in between."""
+    """Evaluated rounds in words: all where they are few, else how many and from when to when."""
     if len(rounds) <= 4:
-        return f"round {', '.join(f'{t:,}' for t in rounds)}"
-    return f"{len(rounds)} evaluations, rounds {rounds[0]:,} to {rounds[-1]:,}"
+        word = "round" if len(rounds) == 1 else "rounds"
+        return f"{word} {', '.join(f'{t:,}' for t in rounds)}"
+    return f"{len(rounds)} of them, in rounds {rounds[0]:,} to {rounds[-1]:,}"
 
 
 def _compared(e: Efficacy) -> str:
@@ -226,12 +228,11 @@ def patients(run: Run) -> list[tuple[str, str]]:
     if not run.between_sites:
         return []
     points = [run.points(k) for k in range(run.data.parties)]
-    found = [
-        ("Patients, or other records, to train", _sum(run, [each.training for each in points])),
-        ("The same to test", _sum(run, [each.test for each in points])),
-    ]
+    train = _sum(run, [each.training for each in points])
+    test = _sum(run, [each.test for each in points])
+    found = [("Patients", f"{train} to train, {test} to test; a record counts as a patient")]
     if run.data.classes == 2 or run.data.task == "survival":
-        found.append(("Events among them", "not told: sites send no count of an outcome"))
+        found.append(("Events", "not told: sites send no count of an outcome"))
     return found
 
 
@@ -243,7 +244,7 @@ def _sum(run: Run, counts: Sequence[int | None]) -> str:
         return f"{sum(told):,}" if told else "not told"
     more = f" and {len(silent) - _LISTED} more" if len(silent) > _LISTED else ""
     names = ", ".join(silent[:_LISTED]) + more
-    return f"{sum(told):,} at {plural(len(told), 'site')}; not told by {names}"
+    return f"{sum(told):,} (not told by {names})"
 
 
 def lesson(run: Run) -> str:

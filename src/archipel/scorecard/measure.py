@@ -240,9 +240,12 @@ def _privacy(run: Run) -> Privacy:
     talks = not peer or run.done == 0 or run.spent.up > 0
     asks = {ask for message in run.anatomy.messages for ask in message.asks}
     words = "means weighted by numbers of examples" if "mean by examples" in asks else "means"
+    sees = _SEES[server if talks else "nothing"].format(asks=words)
+    if run.between_sites and server == "sums":
+        sees += " The coordinator received every upload by itself."
     return Privacy(
         server,
-        _SEES[server if talks else "nothing"].format(asks=words),
+        sees,
         _messages(run.anatomy, peer) if talks else (),
         tuple(_left(run, peer)) if run.between_sites else (),
         None,
