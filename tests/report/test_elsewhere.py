@@ -31,6 +31,7 @@ from archipel.report.figures import curve, series
 from archipel.report.frame import Pace, Series, Still, standing
 from archipel.report.html import render
 from archipel.report.live import render as picture
+from archipel.report.words import over
 from archipel.runs import open_run
 from archipel.store.folder import Folder
 from archipel.store.journal import EVALUATIONS, ROSTER, RUNS
@@ -137,36 +138,44 @@ def test_a_huge_claim_costs_a_report_no_memory(played):
 
 
 @pytest.mark.parametrize(
-    ("kind", "over"), [("untold", ALIKE), ("some tell", ALIKE), ("all tell", WEIGHTED)]
+    ("kind", "mean"), [("untold", ALIKE), ("some tell", ALIKE), ("all tell", WEIGHTED)]
 )
-def test_a_mean_over_sites_is_called_one(played, kind, over):
+def test_a_mean_over_sites_is_called_one(played, kind, mean):
     """E4: weighted by test points only if all that scored tell them; never "all test points"."""
     went, read, _, _ = played(kind)
     values = read.parties["auc"].numpy()
-    weights = np.array([rows_of(k) - train_rows(k) if over == WEIGHTED else 1 for k in range(4)])
+    weights = np.array([rows_of(k) - train_rows(k) if mean == WEIGHTED else 1 for k in range(4)])
     entry = read.history[-1]
     found = entry["own" if has_personal(read.algorithm) else "metrics"]["auc"]
 
     assert found == pytest.approx((values * weights).sum() / weights.sum())
-    assert read.over == went.over == entry["over"] == read.to_json()["over"] == over
-    assert read.to_json()["scorecard"]["efficacy"]["over"] == over
+    assert read.over == went.over == entry["over"] == read.to_json()["over"] == mean
+    assert read.to_json()["scorecard"]["efficacy"]["over"] == mean
     shown = Console(file=StringIO(), width=160, record=True)
     shown.print(read.scorecard.table())
     shown.print(picture(read, 150, 30))
     said = shown.export_text()
-    assert f"mean AUC over {over}" in said
-    assert f"over {over}" in " ".join(text for text, _ in lines_of(read))
+    assert f"mean AUC over {mean}" in said
+    assert f"over {mean}" in " ".join(text for text, _ in lines_of(read))
     page = text_of(render(read))
     for claim in ("all test points", "over all at once"):
         assert claim not in said
-        assert claim not in page.replace("is not the AUC over all test points at once", "")
-    assert "the mean over sites of what they measured" in page
+        assert claim not in page.replace("is not the AUC over all test points", "")
+    assert "is the mean over sites of what they measured" in page
     assert series(read)[0] == "mean over sites"
 
 
 def lines_of(run):
     """What the live view says of the metric."""
     return standing(Still.of(run, Pace(0.0, 0.0)), Series.of(run, run.history))
+
+
+def test_a_weighted_mean_of_accuracies_is_the_accuracy_over_all_points(played):
+    _, read, _, _ = played("all tell")
+
+    assert "It is not the AUC over all test points" in over(read)
+    assert "It is not" not in over(replace(read, metric="accuracy"))
+    assert "It is not the accuracy" in over(replace(played("untold")[1], metric="accuracy"))
 
 
 # -- the hash --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 from torch import nn
 
 from archipel.errors import clean
+from archipel.exchange import is_peer
 from archipel.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report import words
 from archipel.report.figures import figures
@@ -80,6 +81,7 @@ def render(run: Run) -> str:
         before=words.before(run),
         over=words.over(run),
         sent_in_all=_sent_in_all(run, card),
+        some_tell=any(run.data.about.counts) and not all(run.data.about.counts),
         one=one,
         many=many,
         figures=pictures,
@@ -237,7 +239,8 @@ def _sent_in_all(run: Run, card: Scorecard) -> str:
     counted = [(each, times[each.when]) for each in card.privacy.left if each.when in times]
     numbers = sum(each.numbers * count for each, count in counted)
     whole = sum(each.bytes * count for each, count in counted)
-    return f"{plural(numbers, 'number')}, {size(whole)}"
+    one = " (with its vectors to one neighbour)" if is_peer(run.algorithm) else ""
+    return f"{plural(numbers, 'number')}, {size(whole)}{one}"
 
 
 def _sections(card: Scorecard) -> dict[str, list[Row]]:

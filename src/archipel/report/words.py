@@ -69,8 +69,8 @@ def result(run: Run, card: Scorecard) -> str:
     metric = metric_name(e.metric)
     if run.between_sites:
         value = e.points if e.own is None else e.own
-        by = ", by test points," if e.over == WEIGHTED else ""
-        return f"{reach} a mean {metric}{by} of {number(value)} after {rounds}{_without(e.absent)}."
+        by = ", weighted by test points," if e.over == WEIGHTED else ""
+        return f"{reach} a mean {metric} of {number(value)}{by} after {rounds}{_without(e.absent)}."
     if e.elsewhere is not None and e.own is None and e.points is not None and count > 1:
         pooled = "" if e.central_points is None else f"; data pooled {number(e.central_points)}"
         return (
@@ -97,11 +97,13 @@ def over(run: Run) -> str:
     weights = "weighted by their test points where all that scored tell them, else each the same"
     if len(kinds) == 1:
         weights = _WEIGHTS[kinds.pop()]
-    return (
-        f"Every site scores the model on its own test points; {metric} here is the mean over sites "
-        f"of what they measured, {weights}. It is not the {metric} over all test points at once, "
-        "which nobody has in one place."
+    said = (
+        f"Every site scores on its own test points; the {metric} of headline and curve is the mean "
+        f"over sites of what they measured, {weights}."
     )
+    if run.metric in ("accuracy", "mae") and weights == _WEIGHTS[WEIGHTED]:
+        return said  # a mean over points is the same
+    return f"{said} It is not the {metric} over all test points, which nobody has in one place."
 
 
 def attendance(run: Run, most: int = 8) -> str:
