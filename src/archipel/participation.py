@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
 
 _WAITS = 1000  # of one round, at most
+_ASKED = ("dropped out", "too slow", "diverged", "not needed", "silent")  # and missing then
 
 
 class Cohort(NamedTuple):
@@ -33,6 +34,25 @@ class Cohort(NamedTuple):
     counted: bool = True  # False below the quorum: the round changes nothing
     waited: int = 0  # how often the round was tried before
     blocked: Mapping[int, str] = {}  # who was missing at the last of these tries
+
+    @property
+    def reached(self) -> int:
+        """How many were sent the round's work: not who was away, paused, had left or was revoked.
+
+        >>> Cohort(np.arange(3), np.arange(1), np.ones(1), {1: "paused", 2: "too slow"}).reached
+        2
+        """
+        asked = sum(kind(cause) in _ASKED for cause in self.missing.values())
+        return len(self.sampled) - len(self.missing) + asked
+
+
+def kind(cause: str) -> str:
+    """Why a party is missing, without what it did last.
+
+    >>> kind("silent (trains, 512 gradients)")
+    'silent'
+    """
+    return cause.partition(" (")[0]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -72,7 +72,9 @@ def create(
 
 def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:
     """What the journal says of the parties, from the first of these on."""
-    sizes = zip(data.n[first:].tolist(), data.n_test[first:].tolist(), strict=True)
+    sizes: Iterable[tuple[int, int]] = (told or (-1, -1) for told in data.about.counts[first:])
+    if not data.about.elsewhere:
+        sizes = zip(data.n[first:].tolist(), data.n_test[first:].tolist(), strict=True)
     for k, (n, n_test) in enumerate(sizes, first):
         yield {
             "party": k,
@@ -225,6 +227,7 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     row = journal.row()
     run.folder, run.state, run.seconds = folder.path, row["state"], row["seconds"]
     run.environment = row["environment"]
+    run.uploaded |= {int(k): n for k, n in row["summary"].get("uploaded", {}).items()}
     run.history, run.events = journal.entries(), journal.events()
     rounds = journal.rounds()
     known = {"all": np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)}  # of version 1
@@ -318,7 +321,8 @@ def _cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    """What a list of runs shows."""
+    """What a list of runs shows, and the training points that sites told with their uploads."""
+    uploaded = {str(k): n for k, n in sorted(dict(run.uploaded).items())}
     return {
         "algorithm": type(run.algorithm).__name__,
         "data": run.data.about.name,
@@ -326,4 +330,5 @@ def _summary(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "metric": run.metric,
         "value": run.metrics.get(run.metric),
+        **({"uploaded": uploaded} if uploaded else {}),
     }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
-from archipel.engines.evaluation import Evaluation
+from archipel.engines.evaluation import ALL_POINTS, SITES, Evaluation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
 from archipel.exchange import Anatomy, has_personal, is_peer
+from archipel.history import Round, absent, rounds_to, spread
 from archipel.metrics import PRIMARY, larger_is_better
 from archipel.model import Model
 from archipel.participation import Cohort
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from archipel.scorecard import Scorecard
-
-Round = dict[str, Any]  # one entry of a run's history
 
 
 class Spent(NamedTuple):
@@ -51,6 +51,14 @@ class Joining(NamedTuple):
     parties: int  # that it was measured at: new ones, or those seen where none is new
 
 
+class Points(NamedTuple):
+    """How many points a party has, as far as that is known here."""
+
+    training: int | None
+    test: int | None
+    told: str  # "here", or by a site "on approval", "with uploads", "not told"
+
+
 class Description(Protocol):
     """What a run was asked to do: `archipel.study.Study`."""
 
@@ -62,6 +70,8 @@ class Description(Protocol):
     def hash(self) -> str: ...
     @property
     def base(self) -> Path: ...
+    @property
+    def scaled(self) -> int: ...
     def toml(self) -> str: ...
     def resolved(self) -> dict[str, Any]: ...
     def files(self) -> dict[str, bytes]: ...
@@ -91,6 +101,8 @@ class Run:
     elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
     privacy: None = None
     study: Description | None = None  # None for a run of objects made in Python
+    approved: bytes | None = None  # between sites: the study file, as every site approved it
+    uploaded: dict[int, int] = field(default_factory=dict)  # between sites: party -> its n
     folder: Path | None = None  # None for a run that is only in memory
     state: str = "running"  # or done, stopped, failed
     spent: Spent = Spent()
@@ -120,8 +132,41 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last evaluation over all training parties' test points."""
+        """The last evaluation over all training parties; `over` says how."""
         return dict(self.history[-1]["metrics"]) if self.history else {}
+
+    @property
+    def between_sites(self) -> bool:
+        """Whether the parties are sites on the network, with their data."""
+        return self.data.about.elsewhere
+
+    @property
+    def over(self) -> str:
+        """What the last evaluation is taken over: all test points, or a mean over sites."""
+        if not self.between_sites:
+            return ALL_POINTS
+        return str(self.history[-1].get("over", SITES)) if self.history else SITES
+
+    @property
+    def study_hash(self) -> str | None:
+        """SHA-256 of the study file that sites approved; None for a simulation."""
+        return None if self.approved is None else sha256(self.approved).hexdigest()
+
+    @property
+    def resolved_hash(self) -> str | None:
+        """Stands for the study with every default and each file it names; None between sites."""
+        return None if self.study is None or self.between_sites else self.study.hash
+
+    def points(self, k: int) -> Points:
+        """How many points party k has; None where it is elsewhere and does not tell."""
+        if not self.between_sites:
+            return Points(int(self.data.n[k]), int(self.data.n_test[k]), "here")
+        told = self.data.about.counts[k]
+        if told is not None:
+            return Points(*told, "on approval")
+        if k in self.uploaded:
+            return Points(self.uploaded[k], None, "with uploads")
+        return Points(None, None, "not told")
 
     @property
     def scorecard(self) -> Scorecard:
@@ -179,7 +224,7 @@ class Run:
         )
 
     def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
-        """Rounds and values of a metric over all test points.
+        """Rounds and values of a metric over all test points, or the mean over sites.
 
         Of parties' own models where they have them, but for metrics of order: scores of different
         models have none in common.
@@ -196,8 +241,18 @@ class Run:
         )
 
     def rounds_to(self, target: float, metric: str | None = None) -> float | None:
-        """Rounds to a target: the best value so far, interpolated [McMahan 2017]; None if never."""
-        return rounds_to(*self.curve(metric), target, larger_is_better(metric or self.metric))
+        """Rounds to a target: the best value so far, interpolated [McMahan 2017]; None if never.
+
+        Evaluations without a site that others have in their mean do not count.
+        """
+        rounds, values = self.curve(metric)
+        whole = [k for k, without in enumerate(absent(self.history)) if not without]
+        return rounds_to(
+            [rounds[k] for k in whole],
+            [values[k] for k in whole],
+            target,
+            larger_is_better(metric or self.metric),
+        )
 
     def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
         """Draw a metric against rounds, and the spread over parties of the last evaluation."""
@@ -232,17 +287,20 @@ class Run:
         return {
             "run": self.name,
             "folder": None if self.folder is None else str(self.folder),
-            "study": None if self.study is None else self.study.hash,
+            "study_hash": self.study_hash,
+            "resolved_hash": self.resolved_hash,
             "state": self.state,
             "algorithm": repr(self.algorithm),
             "data": self.data.about.name,
             "model": type(self.task_model.module).__name__,
-            "engine": "local",
+            "engine": "network" if self.between_sites else "local",
             "seed": self.seed,
             "rounds": self.done,
             "parties": self.data.parties,
             "metric": self.metric,
             "metrics": self.metrics,
+            "over": self.over,
+            "sites": self._sites(),
             "personal": self._personal(last),
             "baselines": {
                 name: self._baseline(self.baselines.get(name)) for name in ("local", "central")
@@ -258,6 +316,16 @@ class Run:
             "scorecard": self.scorecard.to_json(),
             "history": self.history,
         }
+
+    def _sites(self) -> list[dict[str, Any]] | None:
+        """What is known of each site; None for a simulation."""
+        if not self.between_sites:
+            return None
+        known = [(self.data.name(k), self.points(k)) for k in range(self.data.parties)]
+        return [
+            {"site": site, "training_points": n, "test_points": n_test, "told": told}
+            for site, (n, n_test, told) in known
+        ]
 
     def _personal(self, last: Round) -> dict[str, Any] | None:
         joining = self.joining
@@ -283,39 +351,6 @@ class Run:
         return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
             f"{self.done} rounds, {shown}"
         )
-
-
-def rounds_to(
-    rounds: list[int], values: list[float], target: float, larger_is_better: bool
-) -> float | None:
-    """When the best value so far reaches a target, between two evaluations by interpolation.
-
-    >>> rounds_to([10, 20], [0.5, 0.7], 0.6, larger_is_better=True)
-    15.0
-    """
-    sign = 1 if larger_is_better else -1
-    before, best = 0.0, -float("inf")
-    for t, value in zip(rounds, values, strict=True):
-        if sign * value >= sign * target:
-            if best == -float("inf"):
-                return float(t)
-            return before + (t - before) * (sign * target - best) / (sign * value - best)
-        best, before = max(best, sign * value), t
-    return None
-
-
-def spread(values: Tensor, larger_is_better: bool = True) -> dict[str, float] | None:
-    """Mean, standard deviation and mean of the worst tenth over parties that have a value."""
-    values = values[~values.isnan()].sort(descending=not larger_is_better).values
-    if len(values) == 0:
-        return None
-    tenth = values[: max(1, len(values) // 10)]
-    return {
-        "mean": float(values.mean()),
-        "sd": float(values.std(correction=0)),
-        "worst_tenth": float(tenth.mean()),
-        "parties": len(values),
-    }
 
 
 def plain(value: Any) -> Any:

@@ -64,7 +64,7 @@ def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     folder = Folder.find(str(name), Path(out))
     description = folder.journal.row()["description"]
     if "facts" in description:
-        run = _of_sites(folder, description)
+        run = _of_sites(folder)
     else:
         study = study_of(folder)
         run = recall(folder, *study.parts(), study, **study.options())
@@ -72,17 +72,22 @@ def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     return run
 
 
-def _of_sites(folder: Folder, description: dict[str, Any]) -> Run:
-    """A run between institutions: the study's text is here, and of the data its sizes."""
-    study = Study.parse(description["text"], elsewhere=True)
-    facts = Facts.of_json(description["facts"])
-    sites = {
-        row["name"]: replace(facts, n=row["training_points"], n_test=row["test_points"])
-        for row in folder.journal.roster()
-    }
+def _of_sites(folder: Folder) -> Run:
+    """A run between institutions: the study's text is here, and of the data what sites told."""
+    row = folder.journal.row()
+    text, facts = row["description"]["text"], Facts.of_json(row["description"]["facts"])
+    study = Study.parse(text, elsewhere=True)
+    least = 1 if row["version"] >= 3 else 2  # before, who did not tell had 1
+    sites = {}
+    for each in folder.journal.roster():
+        told = each["training_points"] >= least
+        n, n_test = (each["training_points"], each["test_points"]) if told else (0, 0)
+        sites[each["name"]] = replace(facts, n=n, n_test=n_test)
     fed = shadow(study.name, sites)
     parts = study.algorithm_object, fed, study.build_model(fed)
-    return recall(folder, *parts, study, elsewhere=True, **study.policy())
+    run = recall(folder, *parts, study, elsewhere=True, **study.policy())
+    run.approved = text.encode()
+    return run
 
 
 def resume(

@@ -24,6 +24,7 @@ from archipel.engines.local import LocalEngine, Outcome
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, RunFailed, unknown
 from archipel.graphs import Topology
+from archipel.history import Round, spread
 from archipel.losses import Loss
 from archipel.metrics import larger_is_better
 from archipel.model import Model
@@ -31,7 +32,7 @@ from archipel.participation import Cohort, Floats, Participation
 from archipel.parts import build_away, build_model, build_topology, federation
 from archipel.recording import Recorder
 from archipel.rng import Ints
-from archipel.run import Description, Round, Run, Spent, spread
+from archipel.run import Description, Run, Spent
 from archipel.store.folder import Folder
 
 __all__ = ["Options", "Run", "Watch", "simulate", "sweep"]
@@ -357,8 +358,7 @@ class Loop:
         self._clock += 1 + cohort.waited
         notes, spent = [], Spent()
         if cohort.counted:
-            reached = len(cohort.sampled) - list(cohort.missing.values()).count("away")
-            spent = Spent(outcome.gradients, *self.engine.traffic(t, outcome, reached))
+            spent = Spent(outcome.gradients, *self.engine.traffic(t, outcome, cohort.reached))
         else:
             notes.append(f"round {t + 1}: below the quorum, not counted.")
         if cohort.waited:
@@ -448,7 +448,7 @@ def _entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Roun
     """One evaluated round: over all points, and over parties (mean, worst tenth, spread)."""
     training, better = run.data.training, larger_is_better(run.metric)
     per_party = (own or scores).parties[run.metric]
-    return {
+    found: Round = {
         "round": t,
         "metrics": scores.pooled,
         "new": scores.new or None,
@@ -457,3 +457,7 @@ def _entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Roun
         "seen_parties": spread(per_party[:training], better),
         "new_parties": spread(per_party[training:], better),
     }
+    if run.between_sites:
+        there = torch.nonzero(per_party.isfinite())[:, 0].tolist()
+        found |= {"over": scores.over, "sites": [run.data.name(k) for k in there]}
+    return found

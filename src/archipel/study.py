@@ -198,6 +198,14 @@ class Study(BaseModel):
         return tomli_w.dumps(tables)
 
     @property
+    def scaled(self) -> int:
+        """Features of the parties' tables that are put on one scale, made of sums of theirs."""
+        data = self.data
+        if data.schema is None or (data.standardise is False and data.missing != "mean"):
+            return 0
+        return int((~schema_of(data).plain).sum())
+
+    @property
     def hash(self) -> str:
         """Stands for all that the result depends on but the machine."""
         return identity.digest({"study": self.resolved()})

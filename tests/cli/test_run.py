@@ -101,7 +101,7 @@ def test_the_file_that_is_kept_runs_the_same_again(archipel, tmp_path):
     again = archipel("run", "runs/mine-001/study.toml", "--no-baselines", "--workers", "1",
                      "--json").json  # fmt: skip
 
-    assert again["metrics"] == first["metrics"] and again["study"] == first["study"]
+    assert again["metrics"] == first["metrics"] and again["resolved_hash"] == first["resolved_hash"]
 
 
 def test_resume_flag_finds_the_same_study(archipel):

@@ -16,8 +16,9 @@ from archipel.data.federation import Federation
 from archipel.engines.evaluation import Evaluation
 from archipel.engines.pool import Pool, cores, each_block
 from archipel.errors import RunFailed
+from archipel.history import spread
 from archipel.metrics import PRIMARY, larger_is_better
-from archipel.run import plain, spread
+from archipel.run import plain
 from archipel.study import Study
 from archipel.tree import nbytes
 

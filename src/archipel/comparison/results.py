@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.history import Round, rounds_to
 from archipel.metrics import larger_is_better
-from archipel.run import Round, rounds_to
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

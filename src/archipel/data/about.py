@@ -15,4 +15,5 @@ class About:
     licence: str = ""
     citation: str = ""
     note: str = ""
-    elsewhere: bool = False  # the points are at the parties; here are only their numbers
+    elsewhere: bool = False  # the points are at the parties, and none is here
+    counts: tuple[tuple[int, int] | None, ...] = ()  # elsewhere: training and test points, if told

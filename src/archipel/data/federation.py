@@ -273,10 +273,12 @@ class Federation:
     def __repr__(self) -> str:
         new = self.parties - self.training
         kind = f"{self.classes} {'symbols' if self.task == 'text' else 'classes'}"
+        points = f"{int(self.n.sum())} training and {int(self.n_test.sum())} test points"
+        if self.about.elsewhere:
+            points = "points elsewhere"
         return (
             f"Federation '{self.about.name}': {self.parties} parties"
-            f"{f' ({new} new)' if new else ''}, {int(self.n.sum())} training and "
-            f"{int(self.n_test.sum())} test points of shape {self.shape}, "
+            f"{f' ({new} new)' if new else ''}, {points} of shape {self.shape}, "
             f"{kind if self.classes else self.task}"
         )
 

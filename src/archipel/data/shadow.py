@@ -77,10 +77,11 @@ def shadow(name: str, sites: Mapping[str, Facts | None]) -> Federation:
                 f"classes, the others {first.task} data of shape {first.shape} with "
                 f"{first.classes}: have it bind the data that the study describes."
             )
-    told = [facts or gone for facts in sites.values()]
-    counts = [0 if facts.n < 0 else max(1, facts.n) for facts in told]
-    trains = torch.tensor(counts, dtype=torch.int64)
-    sizes = trains + torch.tensor([facts.n_test for facts in told], dtype=torch.int64)
+    known = [facts or gone for facts in sites.values()]
+    told = tuple((facts.n, facts.n_test) if facts.n > 0 else None for facts in known)
+    # who does not tell trains all the same: a point stands for its points
+    trains = torch.tensor([0 if each.n < 0 else max(1, each.n) for each in known])
+    sizes = trains + torch.tensor([facts.n_test for facts in known])
     offsets = torch.cat([trains.new_zeros(1), sizes.cumsum(0)])
     total = int(offsets[-1])
     kind = torch.int64 if first.task == "text" else torch.float32
@@ -90,5 +91,6 @@ def shadow(name: str, sites: Mapping[str, Facts | None]) -> Federation:
     y = torch.zeros(1, *y_shape, dtype=y_kind).expand(total, *y_shape)
     return Federation(
         x, y, offsets, offsets[:-1] + trains, len(sites), first.task, first.classes, list(sites),
-        About(name, note="Every site's data is at the site.", elsewhere=True), scan=False,
+        About(name, note="Every site's data is at the site.", elsewhere=True, counts=told),
+        scan=False,
     )  # fmt: skip

@@ -21,13 +21,20 @@ from archipel.rng import Ints
 _CHUNK_BYTES = 64 << 20  # outputs kept at a time
 
 
+ALL_POINTS = "all test points at once"
+WEIGHTED = "sites, weighted by test points"  # a mean of their metrics: nobody has all points
+ALIKE = "sites, each the same"
+SITES = "sites"  # a mean of which the weights are not on record
+
+
 class Evaluation(NamedTuple):
-    """Metrics of each party `[K]` (NaN where it has no such points) and over all points at once."""
+    """Metrics of each party `[K]` (NaN where it has no such points) and over all of them."""
 
     parties: dict[str, Tensor]
     pooled: dict[str, float]  # training parties
     new: dict[str, float]  # new parties; empty where there are none
     costs: personal.Costs | None = None  # of the models of their own that parties made
+    over: str = ALL_POINTS  # what `pooled` is taken over
 
 
 def chunk_of(data: Federation, output: Tensor) -> int:

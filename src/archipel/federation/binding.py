@@ -31,12 +31,6 @@ def schema_of(study: Study) -> Schema:
     return sections.schema_of(study.data)
 
 
-def needs_scale(study: Study) -> bool:
-    """Whether the sites' tables are put on one scale, made of sums of theirs."""
-    data = study.data
-    return data.schema is not None and (data.standardise is not False or data.missing == "mean")
-
-
 def bind(folder: Path, study: Study, file: Path) -> Report:
     """Check a table against a study, and use it for all studies that describe it so."""
     schema = schema_of(study)

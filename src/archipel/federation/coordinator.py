@@ -28,7 +28,7 @@ from archipel.federation.authority import (
     serial,
     verify,
 )
-from archipel.federation.binding import needs_scale, schema_of
+from archipel.federation.binding import schema_of
 from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
 from archipel.federation.reception import Reception
@@ -263,7 +263,7 @@ class Coordinator:
         model = study.build_model(fed)
         events = asyncio.get_running_loop()
         scale = None
-        if needs_scale(study):
+        if study.scaled:
             scale = Scale(path_of(self.home.path, digest), digest, schema_of(study))
         is_among_peers = is_peer(study.algorithm_object)
         sitting = (Gathering if is_among_peers else Sitting)(
@@ -282,6 +282,7 @@ class Coordinator:
             sitting.roster = self._roster(study, digest)
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)
+        run.approved = bytes(record.text)
         return sitting, self.home.run_of(digest)
 
     def _revoked(self) -> dict[str, str]:

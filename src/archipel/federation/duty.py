@@ -149,7 +149,7 @@ async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:
     rows = int((~records.is_test).sum())
     policy.check_upload(rows, rows)
     scaling = None
-    if binding.needs_scale(described):
+    if described.scaled:
         given = Releases(site.home / "data" / "sums").sums(records, policy)
         scaling = await _shared_scale(site, link, study, given, records.sums())
     return records.federation(scaling, site.name, described.data.standardise is not False)

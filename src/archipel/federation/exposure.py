@@ -16,7 +16,6 @@ from torch import Tensor
 from archipel import models
 from archipel.data.federation import Federation
 from archipel.exchange import Anatomy, is_peer
-from archipel.federation.binding import needs_scale, schema_of
 from archipel.model import Model
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
@@ -66,7 +65,7 @@ def exposure(
     sent = [message.upload for message in anatomy.messages]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)
-    sums = 3 * scaled(study)
+    sums = 3 * study.scaled
     each_round = anatomy.bytes_up + nbytes(tuple(mixed))
     asks = {ask for message in anatomy.messages for ask in message.asks}
     return Exposure(
@@ -89,11 +88,6 @@ def exposure(
         counts="mean by examples" in asks,
         neighbours=is_peer(algorithm),
     )
-
-
-def scaled(study: Study) -> int:
-    """Features whose sums are asked for."""
-    return int((~schema_of(study).plain).sum()) if needs_scale(study) else 0
 
 
 def _records(algorithm: Any, rows: int | None) -> tuple[int | None, int | None, int | None]:

@@ -41,7 +41,9 @@ class Hearing(Remote):
         self, anatomy: Anatomy, parties: int, loop: asyncio.AbstractEventLoop, task: str
     ) -> None:
         self.anatomy, self.plan, self._loop, self._task = anatomy, Plan("one", 1, 1), loop, task
-        self.engine: Any = SimpleNamespace(opened=None, parties=parties, lose=lambda *_: None)
+        self.engine: Any = SimpleNamespace(
+            opened=None, parties=parties, lose=lambda *_: None, points={}
+        )
         self.desk: Any = SimpleNamespace(end=lambda _: None, moved=lambda _: None)
         self.has_own = False  # the models that are scored are the peers' own
         self.asked: dict[int, float] = {}  # party -> when it last told something

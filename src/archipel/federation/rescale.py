@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 from archipel.errors import ArchipelError, unknown
 from archipel.federation import approval
-from archipel.federation.binding import needs_scale
 from archipel.federation.home import Home
 from archipel.federation.scale import forget, path_of
 from archipel.store.folder import Folder
@@ -24,7 +23,7 @@ def rescale(home: Home, study: str, without: Sequence[str] = ()) -> Submission:
     with Roll.read(home.database) as roll:
         found = home._find(roll, study)
         members = {d.site for d in roll.decisions(found.hash) if d.decision == "approved"}
-    if not needs_scale(approval.read(bytes(found.text))):
+    if not approval.read(bytes(found.text)).scaled:
         raise ArchipelError(f"study {found.name}: has no common scale, so none is made anew.")
     for site in without:
         if site not in members:

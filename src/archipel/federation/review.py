@@ -18,7 +18,7 @@ from archipel.data.schema import TEST
 from archipel.errors import clean
 from archipel.exchange import Anatomy, Message
 from archipel.federation.binding import schema_of
-from archipel.federation.exposure import Exposure, scaled
+from archipel.federation.exposure import Exposure
 from archipel.federation.policy import Policy
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
@@ -100,7 +100,7 @@ class Review:
     def leaving(self) -> Iterator[str]:
         """What a site sends, a line each."""
         anatomy, exposure, study = self.anatomy, self.exposure, self.study
-        if columns := scaled(study):
+        if columns := study.scaled:
             yield (
                 f"once, before the first round: of each of {columns} columns the count, the sum "
                 "and the sum of squares over your training rows, unless they were given before; "

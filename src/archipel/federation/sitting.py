@@ -24,7 +24,7 @@ from torch import Tensor
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts, shadow
-from archipel.engines.evaluation import Evaluation
+from archipel.engines.evaluation import ALIKE, WEIGHTED, Evaluation
 from archipel.engines.local import Outcome
 from archipel.engines.network.desk import Desk
 from archipel.engines.network.engine import NetworkEngine, Patience
@@ -70,6 +70,11 @@ class Remote:
         self._letters: dict[int, Letter] = {}
         self._waiting: Future[Any] | None = None
         self._adjourned = False
+
+    @property
+    def uploaded(self) -> dict[int, int]:
+        """Training points that parties told with their uploads."""
+        return self.engine.points
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Have the event loop do something, and wait for it."""
@@ -139,17 +144,17 @@ class Remote:
         return anatomy.bytes_up * len(outcome.arrived), anatomy.bytes_down * sampled
 
     def evaluate(self, w: Tensor | None = None, *, own: bool = False) -> Evaluation:
-        """Have the sites that are there score the model, and with `own` their own ones.
-
-        Over all points at once a metric is the mean over sites, weighted by their test points;
-        where a site does not tell how many it has, every site weighs the same.
-        """
+        """Have the sites that are there score the model, and with `own` their own ones."""
         if not own:
             parties = [k for k in self.asked if self.here(np.array([k]))[0]]
             self._letters = self._wait(self.desk.evaluate(self._done, parties))
         return self._evaluation("own" if own else "metrics")
 
     def _evaluation(self, field: str) -> Evaluation:
+        """The mean over sites of what they measured, weighted by their test points.
+
+        Where a site that scored does not tell how many it has, every site weighs the same.
+        """
         total = self.engine.parties
         names = {name for letter in self._letters.values() for name in letter[field] or ()}
         names |= {self.metric or PRIMARY[self._task]}
@@ -166,7 +171,7 @@ class Remote:
             there = torch.isfinite(values) & (weights > 0)
             share = weights[there] / weights[there].sum()
             pooled[name] = float((values[there] * share).sum()) if there.any() else float("nan")
-        return Evaluation(scores, pooled, {})
+        return Evaluation(scores, pooled, {}, over=ALIKE if untold else WEIGHTED)
 
     def vector(self, setting: int | None = None) -> Tensor:
         return self.engine.vector()
@@ -208,6 +213,7 @@ class Sitting(Loop):
         self._out: dict[str, str] = {}  # those that were noticed
         super().__init__(algorithm, fed, model, {}, options)
         self.engine.metric = self.runs[0].metric
+        self.runs[0].uploaded = self.engine.uploaded  # grows with the uploads
         left = (k for k, facts in enumerate(self.sites.values()) if facts is None)
         self.engine.away |= dict.fromkeys(left, "left")
 

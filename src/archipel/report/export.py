@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 
+from archipel.engines.evaluation import SITES
 from archipel.errors import ArchipelError
+from archipel.history import absent
 from archipel.report.tables import text_cell
 from archipel.store.files import write
 
@@ -49,6 +51,8 @@ def contents(run: Run) -> dict[str, bytes]:
         files["model.safetensors"] = safetensors.torch.save(state)
     if run.study is not None:
         files |= run.study.files()
+    if run.approved is not None:
+        files["study.toml"] = run.approved  # byte for byte: its SHA-256 is the study's hash
     files["scorecard.json"] = json.dumps(run.scorecard.to_json(), indent=1).encode()
     files["history.csv"] = _csv(_history(run))
     files["parties.csv"] = _csv(_parties(run))
@@ -58,11 +62,15 @@ def contents(run: Run) -> dict[str, bytes]:
 
 def _history(run: Run) -> Iterable[Sequence[Any]]:
     names = sorted({name for entry in run.history for name in entry["metrics"]})
-    yield ["round", *names, "sampled", "missing", "bytes_up", "bytes_down", "gradients", "seconds"]
-    for e in run.history:
+    between = run.between_sites
+    who = ["over", "sites", "absent"] if between else []
+    costs = ["sampled", "missing", "bytes_up", "bytes_down", "gradients", "seconds"]
+    yield ["round", *names, *who, *costs]
+    for e, without in zip(run.history, absent(run.history), strict=True):
         yield [
             e["round"],
             *(e["metrics"].get(name) for name in names),
+            *([e.get("over", SITES), len(e.get("sites", ())), "; ".join(without)] * between),
             e["sampled"],
             e["missing"],
             e["bytes"]["up"],
@@ -74,10 +82,13 @@ def _history(run: Run) -> Iterable[Sequence[Any]]:
 
 def _parties(run: Run) -> Iterable[Sequence[Any]]:
     data, names = run.data, sorted(run.parties)
-    yield ["party", "trains", "training_points", "test_points", *names]
+    told = ["told"] if run.between_sites else []
+    yield ["party", "trains", "training_points", "test_points", *told, *names]
     for k in range(data.parties):
         values = [float(run.parties[name][k]) for name in names]
-        yield [data.name(k), k < data.training, int(data.n[k]), int(data.n_test[k]), *values]
+        points = run.points(k)  # None, an empty cell, where a site does not tell
+        said = [points.told] if run.between_sites else []
+        yield [data.name(k), k < data.training, points.training, points.test, *said, *values]
 
 
 def _participation(run: Run) -> Iterable[Sequence[Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.data.plot import draw as draw_data
+from archipel.history import absent
 from archipel.metrics import larger_is_better
 from archipel.report import grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
@@ -25,6 +27,7 @@ from archipel.store import files
 
 WIDTH = 9.0  # inches
 NAMED = 30  # parties with a line each; more make a histogram
+_MARKS, _NOTES = 80, 5  # evaluations with another set of sites: marked one by one, and named
 Floats = npt.NDArray[np.float64]
 
 
@@ -69,7 +72,7 @@ def encode(figure: Figure, form: str, background: str = "none") -> bytes:
 def series(run: Run) -> tuple[str, dict[str, Floats], dict[str, float]]:
     """What the curve shows: of what, lines over evaluated rounds by name, and levels by name.
 
-    All test points at once or, where `Run.by_party` says so, means over parties.
+    All test points at once; means over parties where `Run.by_party` says so, or over sites.
     """
     metric = run.metric
     if not run.history or run.history[-1]["seen_parties"] is None:
@@ -80,7 +83,7 @@ def series(run: Run) -> tuple[str, dict[str, Floats], dict[str, float]]:
         what = "mean over parties"
         found = {"together": "seen_parties", "new parties": "new_parties"}
     else:
-        what = "all test points"
+        what = "mean over sites" if run.between_sites else "all test points"
         together = "own" if run.history[-1]["own"] else "metrics"
         found = {"together": together, "new parties": "new"}
     key = "mean" if run.by_party else metric
@@ -129,6 +132,7 @@ def curve(run: Run) -> Figure | None:
     for name, line in lines.items():
         axes.plot(rounds, line, **_LOOK[name], marker="o" if len(rounds) == 1 else None, zorder=3)
         ends.append((float(line[~np.isnan(line)][-1]), name, _LOOK[name]["color"]))
+    _mark_absent(axes, run, rounds, lines.get("together"))
     drawn = np.concatenate(list(lines.values()))
     low, high = scale(drawn)
     for name, level in levels.items():
@@ -144,6 +148,29 @@ def curve(run: Run) -> Figure | None:
     below.set_xlabel("round")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
+
+
+def _mark_absent(axes: Axes, run: Run, rounds: npt.NDArray[np.int64], line: Floats | None) -> None:
+    """Hollow marks on evaluations that lack a site which others have in their mean; few are named.
+
+    Where there are many in a row, the first and the last are marked.
+    """
+    without = absent(run.history)
+    if line is None or not any(without):
+        return
+    stretches = [list(group) for _, group in groupby(range(len(without)), key=without.__getitem__)]
+    stretches = [group for group in stretches if without[group[0]]]
+    few = sum(map(len, stretches)) <= _MARKS
+    marked = [k for group in stretches for k in (group if few else (group[0], group[-1]))]
+    axes.plot(
+        rounds[marked], line[marked], "o", ms=6.5, mfc="#ffffff", mec=BLUE, mew=1.6, lw=0, zorder=4
+    )
+    for group in stretches if len(stretches) <= _NOTES else []:
+        k = group[len(group) // 2]
+        axes.annotate(
+            f"without {short(', '.join(without[k]), 24)}", (rounds[k], line[k]), (0, -11),
+            textcoords="offset points", ha="center", va="top", fontsize=8, color=GREY,
+        )  # fmt: skip
 
 
 def _missing(axes: Axes, missing: npt.NDArray[np.int64]) -> None:
@@ -307,7 +334,8 @@ def _within(values: Floats, low: float, high: float) -> Floats:
 
 def _on_own_points(run: Run) -> str:
     better = "" if larger_is_better(run.metric) else " (smaller is better)"
-    return f"{metric_name(run.metric)} on a party's own test points{better}"
+    whose = "a site's" if run.between_sites else "a party's"
+    return f"{metric_name(run.metric)} on {whose} own test points{better}"
 
 
 # -- the data --------------------------------------------------------------------------------------

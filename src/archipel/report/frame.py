@@ -12,7 +12,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.filesize import decimal
 
 from archipel.errors import clean
+from archipel.history import absent
 from archipel.metrics import larger_is_better
+from archipel.participation import kind
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
 from archipel.scorecard.words import metric_name, number
 
@@ -28,6 +30,8 @@ CAUSES = {  # why a party is missing: mark and colour
     "diverged": ("!", BAD),
     "too slow": ("~", ALONE),
     "away": ("-", NEW),
+    "paused": ("-", NEW),
+    "left": ("-", AXIS),
     "not needed": ("o", AXIS),
 }
 OTHER = ("?", BAD)
@@ -144,6 +148,7 @@ class Series(NamedTuple):
     values: list[float]  # the curve
     new: list[float]  # the same at new parties
     points: list[float]  # over all test points at once
+    absent: list[list[str]]  # sites that this evaluation lacks and another has
 
     @classmethod
     def of(cls, run: Run, history: list[dict[str, Any]]) -> Series:
@@ -156,7 +161,7 @@ class Series(NamedTuple):
             [entry[part].get(key, nan) if entry[part] else nan for entry in history]
             for part in parts
         )
-        return cls([entry["round"] for entry in history], curve, new, points)
+        return cls([entry["round"] for entry in history], curve, new, points, absent(history))
 
 
 def fit(line: Line, width: int) -> Line:
@@ -222,12 +227,16 @@ def standing(still: Still, series: Series) -> Line:
     if not known:
         none = "no value" if still.evaluated else "not evaluated yet"
         return [(f"{metric_name(run.metric)}: {none}", AXIS)]
-    (last, now), (best, when) = known[-1], (max if up else min)(known, key=lambda pair: pair[0])
+    last, now = known[-1]
     name = metric_name(run.metric)
-    what = f"mean {name}" if run.by_party else name
+    what = f"mean {name}" if run.by_party or run.between_sites else name
     phrases = [(f"{what} {number(last)}", f"bold {TOGETHER}")]
     if now < series.rounds[-1]:
         phrases = [(f"{what} diverged", f"bold {BAD}")]
+    if run.between_sites:
+        without = series.absent[-1]
+        less = f", without {clean(', '.join(without))}" if without else ""
+        phrases.append((f"over {run.over}{less}", ALONE if without else ""))
     for alone in (level.value for level in levels(run) if level.label == "alone"):
         gain = (last - alone) * (1 if up else -1)
         word, style = ("better", POOLED) if gain > 0 else ("worse", ALONE)
@@ -237,11 +246,22 @@ def standing(still: Still, series: Series) -> Line:
         phrases.append((f"all test points {number(series.points[-1])}", ""))
     if run.target is not None:
         phrases.append((_target(run.target, series, up), ""))
-    return [*phrases, (f"best {number(best)} in round {when:,}", "")]
+    return [*phrases, *_best(series, up)]
+
+
+def _best(series: Series, up: bool) -> Line:
+    """The best value: of evaluations that have the same sites in their mean, all of them."""
+    parts = zip(series.values, series.rounds, series.absent, strict=True)
+    known = [(value, t) for value, t, without in parts if isfinite(value) and not without]
+    if not known:
+        return []
+    best, when = (max if up else min)(known, key=lambda pair: pair[0])
+    return [(f"best {number(best)} in round {when:,}", "")]
 
 
 def _target(target: float, series: Series, up: bool) -> str:
-    points = zip(series.points, series.rounds, strict=True)
+    parts = zip(series.points, series.rounds, series.absent, strict=True)
+    points = [(value, t) for value, t, without in parts if not without]
     reached = next((t for v, t in points if (v >= target if up else v <= target)), None)
     when = "not reached yet" if reached is None else f"reached in round {reached:,}"
     return f"target {number(target)} {when}"
@@ -252,7 +272,7 @@ def _difference(metric: str, gap: float) -> str:
 
 
 def _curve(still: Still, series: Series, width: int, height: int) -> list[Line]:
-    run, (rounds, values, new, _) = still.run, series
+    run, (rounds, values, new, *_) = still.run, series
     if still.evaluated and not still.history[still.evaluated - 1]["metrics"]:
         return [[(" no party has a test point to score", AXIS)]] if height > 0 else []
     curves = [Curve("together", TOGETHER, rounds, values)]
@@ -292,24 +312,27 @@ def _each(still: Still, width: int) -> list[Line]:
         for style, run in groupby(marks, key=lambda mark: mark[1]):
             line.append(("".join(mark for mark, _ in run), style))
         line.append((" " * (strip - len(marks) + 1), ""))
-        found.append([*line, _state(k, recent[-1], asked[-1], int(data.n[k]))])
+        idle = "no training point" if data.n[k] == 0 else "not sampled"
+        if still.run.between_sites and data.n[k] == 0:
+            idle = "has left"
+        found.append([*line, _state(k, recent[-1], asked[-1], idle)])
     return found
 
 
 def _mark(k: int, cohort: Cohort, asked: set[int]) -> tuple[str, str]:
     if k in cohort.missing:
-        return CAUSES.get(cohort.missing[k], OTHER)
+        return CAUSES.get(kind(cohort.missing[k]), OTHER)
     if k not in asked:
         return _UNASKED
     return _HERE if cohort.counted else _UNUSED
 
 
-def _state(k: int, cohort: Cohort, asked: set[int], n: int) -> tuple[str, str]:
+def _state(k: int, cohort: Cohort, asked: set[int], idle: str) -> tuple[str, str]:
     if k in cohort.missing:
         cause = cohort.missing[k]
-        return f"missing: {clean(cause)}", CAUSES.get(cause, OTHER)[1]
+        return f"missing: {clean(cause)}", CAUSES.get(kind(cause), OTHER)[1]
     if k not in asked:
-        return ("not sampled" if n else "no training point"), AXIS
+        return idle, AXIS
     return ("present", TOGETHER) if cohort.counted else ("below quorum", ALONE)
 
 
@@ -319,7 +342,7 @@ def _counts(still: Still, width: int) -> list[Line]:
         (f"sampled {len(last.sampled):,} of {_parties(data.training)}", ""),
         (f"present {_present(last):,}", TOGETHER),
     ]
-    for cause, count in Counter(last.missing.values()).most_common(3):
+    for cause, count in Counter(map(kind, last.missing.values())).most_common(3):
         phrases.append((f"{clean(cause)} {count:,}", CAUSES.get(cause, OTHER)[1]))
     if not last.counted:
         phrases.append(("below quorum: not counted", f"bold {BAD}"))

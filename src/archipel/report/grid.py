@@ -13,6 +13,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
+from archipel.participation import kind
 from archipel.report.style import AMBER, GREY, INK, ORANGE, PINK, RULE, SKY, bare, short
 from archipel.run import Run
 
@@ -50,7 +51,7 @@ def participation(run: Run) -> Figure | None:
 def _cells(run: Run) -> Figure:
     """One cell per party and round, coloured by what happened."""
     count, rounds = run.data.training, run.done
-    seen = Counter(cause for cohort in run.participation for cause in cohort.missing.values())
+    seen = Counter(kind(cause) for cohort in run.participation for cause in cohort.missing.values())
     known = [cause for cause in _CAUSES if cause in seen]
     others = sorted(set(seen) - set(known))
     kinds = ["present", *known, *others]
@@ -58,14 +59,14 @@ def _cells(run: Run) -> Figure:
     for t, cohort in enumerate(run.participation):
         code[cohort.sampled, t] = 0
         for k, cause in cohort.missing.items():
-            code[k, t] = kinds.index(cause)
+            code[k, t] = kinds.index(kind(cause))
     figure, axes = _canvas(count, rounds)
     axes.hlines(np.arange(count), 0.5, rounds + 0.5, color=RULE, lw=0.8, zorder=0)
     colours = {"present": SKY, **_CAUSES}
-    for kind, name in enumerate(kinds):
-        _fill(axes, code == kind, colours.get(name, GREY))
+    for number, name in enumerate(kinds):
+        _fill(axes, code == number, colours.get(name, GREY))
     labels = {"present": "took part"} | {cause: cause for cause in (*known, *others)}
-    legend = [Patch(color=colours.get(kind, GREY), label=labels[kind]) for kind in kinds]
+    legend = [Patch(color=colours.get(name, GREY), label=labels[name]) for name in kinds]
     if (code == -1).any():
         legend.append(Patch(facecolor="none", edgecolor=RULE, label="not sampled"))
     unused = [t + 1 for t, cohort in enumerate(run.participation) if not cohort.counted]

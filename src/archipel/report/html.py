@@ -19,8 +19,9 @@ import jinja2
 from markupsafe import Markup, escape
 from torch import nn
 
-from archipel.data.federation import Federation
 from archipel.errors import clean
+from archipel.exchange import is_peer
+from archipel.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report import words
 from archipel.report.figures import figures
 from archipel.report.svg import inline
@@ -42,6 +43,7 @@ class PartyRow(NamedTuple):
     new: bool
     train: str
     test: str
+    told: str
     together: str
     alone: str
     pooled: str
@@ -77,6 +79,9 @@ def render(run: Run) -> str:
         verdict=words.verdict(run, card),
         lesson=words.lesson(run),
         before=words.before(run),
+        over=words.over(run),
+        sent_in_all=_sent_in_all(run, card),
+        some_tell=any(run.data.about.counts) and not all(run.data.about.counts),
         one=one,
         many=many,
         figures=pictures,
@@ -86,6 +91,7 @@ def render(run: Run) -> str:
         notes=_notes(run),
         unnoted=max(0, len(run.events) + len(run.notes) - NOTED),
         commands=_commands(run),
+        study_text=_study_text(run),
         needs=_needs(run),
         environment={k: v for k, v in run.environment.items() if k in ENVIRONMENT},
         script=Markup(script),
@@ -139,8 +145,8 @@ def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
     points = f"{int(n.sum()):,} training and {int(fed.n_test.sum()):,} test points"
     least, most = int(n.min()), int(n.max())
     each = f", {least:,} to {most:,} training points each" if fed.parties > 1 else ""
-    if about.elsewhere:
-        points, each = f"{points}, where told", ""
+    if run.between_sites:
+        points, each = "", ""
     who = f"{fed.training:,} {many if fed.training != 1 else one}"
     if new:
         who += f", and {new:,} new {many if new != 1 else one} for testing only"
@@ -152,9 +158,9 @@ def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
         (
             "Data",
             ("" if about.name == "unnamed" else f"{about.name}: ")
-            + points
-            + (f". {about.note}" if about.note else ""),
+            + ". ".join(filter(None, (points, about.note))),
         ),
+        *words.patients(run),
         ("Source", about.source),
         ("Licence", about.licence),
         ("Cite", about.citation),
@@ -179,9 +185,9 @@ def _algorithm(run: Run) -> str:
     return " ".join(filter(None, (paper or kind.__name__, does)))
 
 
-def _told(fed: Federation, points: int) -> str:
-    """How many points, which a party elsewhere may keep to itself."""
-    return "not told" if fed.about.elsewhere and points <= 1 else f"{points:,}"
+def _told(points: int | None) -> str:
+    """How many points, which a site may keep to itself."""
+    return "not told" if points is None else f"{points:,}"
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -210,12 +216,14 @@ def _parties(run: Run) -> list[PartyRow]:
         if run.metric in scores
     }
     none = [""] * fed.parties
+    points = [run.points(k) for k in range(fed.parties)]
     return [
         PartyRow(
             clean(fed.name(k)),
             k >= fed.training,
-            _told(fed, int(fed.n[k])),
-            _told(fed, int(fed.n_test[k])),
+            _told(points[k].training),
+            _told(points[k].test),
+            points[k].told,
             cells["together"][k],
             cells.get("local", none)[k],
             cells.get("central", none)[k],
@@ -223,6 +231,16 @@ def _parties(run: Run) -> list[PartyRow]:
         )
         for k in range(fed.parties)
     ]
+
+
+def _sent_in_all(run: Run, card: Scorecard) -> str:
+    """Numbers and bytes that left a site which took part in all that was done."""
+    times = {ONCE: 1, EVERY_ROUND: run.done, EVERY_EVALUATION: len(run.history)}
+    counted = [(each, times[each.when]) for each in card.privacy.left if each.when in times]
+    numbers = sum(each.numbers * count for each, count in counted)
+    whole = sum(each.bytes * count for each, count in counted)
+    one = " (with its vectors to one neighbour)" if is_peer(run.algorithm) else ""
+    return f"{plural(numbers, 'number')}, {size(whole)}{one}"
 
 
 def _sections(card: Scorecard) -> dict[str, list[Row]]:
@@ -250,10 +268,19 @@ def _needs(run: Run) -> list[str]:
     return [Path(name).name if name.startswith("..") else name for name in named]
 
 
+def _study_text(run: Run) -> str:
+    """The study file: between sites byte for byte, so that its hash can be checked."""
+    if run.approved is not None:
+        return run.approved.decode()
+    return "" if run.study is None else run.study.toml()
+
+
 def _commands(run: Run) -> str:
     """What to type to have the same again."""
     version = run.environment.get("archipel")
     install = f"pip install archipel=={version}" if version else "pip install archipel"
+    if run.between_sites:
+        return f"{install}\narchipel coordinator submit study.toml"
     if run.study is not None:
         return f"{install}\narchipel run study.toml"
     algorithm: Any = run.algorithm

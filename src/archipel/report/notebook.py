@@ -18,6 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from archipel.errors import ArchipelError
+from archipel.participation import kind
 from archipel.report.frame import (
     ALONE,
     CAUSES,
@@ -154,6 +155,10 @@ def figure(still: Still) -> Figure:
 def _curve(axes: Axes, still: Still, series: Series) -> None:
     run = still.run
     axes.plot(series.rounds, series.values, color=TOGETHER, lw=2, label="together")
+    fewer = [k for k, without in enumerate(series.absent) if without]
+    if fewer:
+        rounds, values = ([each[k] for k in fewer] for each in (series.rounds, series.values))
+        axes.plot(rounds, values, "o", mfc="white", mec=TOGETHER, ms=5, label="fewer sites")
     if not np.isnan(series.new).all():
         axes.plot(series.rounds, series.new, color=NEW, lw=2, label="new parties")
     for level in levels(run):
@@ -207,7 +212,8 @@ def _codes(cohorts: list[Cohort], parties: int, kinds: list[str]) -> NDArray[np.
     for t, cohort in enumerate(cohorts):
         codes[cohort.sampled, t] = 1
         for k, cause in cohort.missing.items():
-            codes[k, t] = kinds.index(cause) if cause in kinds else len(kinds)
+            why = kind(cause)
+            codes[k, t] = kinds.index(why) if why in kinds else len(kinds)
     return codes
 
 

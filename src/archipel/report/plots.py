@@ -53,7 +53,7 @@ def curve_and_spread(run: Run, metric: str, path: str | Path | None = None) -> F
     with styled():
         figure = Figure(figsize=(9, 3.4), layout="constrained", facecolor="white")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        left.plot(rounds, values, color=BLUE, lw=2, label="all test points")
+        left.plot(rounds, values, color=BLUE, lw=2, label=run.over)
         if run.history and run.history[-1]["new"]:
             new = [entry["new"][metric] for entry in run.history]
             left.plot(rounds, new, color=GREEN, lw=2, label="parties never seen")

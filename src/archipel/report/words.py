@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from archipel.data.federation import Federation
+from archipel.engines.evaluation import ALIKE, SITES, WEIGHTED
 from archipel.exchange import has_personal, is_peer
+from archipel.history import absent
 from archipel.report.figures import series
 from archipel.run import Run
 from archipel.scorecard import Efficacy, Scorecard
@@ -23,9 +27,19 @@ _PEOPLE = {  # what the parties of known data are, as long as they have names
 }
 
 
+_LISTED = 8  # sites named in a sentence
+_WEIGHTS = {
+    WEIGHTED: "weighted by their test points",
+    ALIKE: "each counting the same, since not every site tells its number of test points",
+    SITES: "of which the weights are not on record",
+}
+
+
 def nouns(run: Run) -> tuple[str, str]:
     """Return what one party is called, and several."""
     fed = run.data
+    if run.between_sites:
+        return "site", "sites"
     known = fed.names is not None and fed.training > 1
     return _PEOPLE.get(fed.about.name if known else "", ("party", "parties"))
 
@@ -53,6 +67,10 @@ def result(run: Run, card: Scorecard) -> str:
         return f"After {rounds} there is a model, but no test point to score it with."
     reach = f"Together {who} reach" if count > 1 else f"{who.capitalize()} reaches"
     metric = metric_name(e.metric)
+    if run.between_sites:
+        value = e.points if e.own is None else e.own
+        by = ", weighted by test points," if e.over == WEIGHTED else ""
+        return f"{reach} a mean {metric} of {number(value)}{by} after {rounds}{_without(e.absent)}."
     if e.elsewhere is not None and e.own is None and e.points is not None and count > 1:
         pooled = "" if e.central_points is None else f"; data pooled {number(e.central_points)}"
         return (
@@ -64,6 +82,52 @@ def result(run: Run, card: Scorecard) -> str:
         return f"{reach} {metric} {number(e.parties.mean)}; {compared}."
     value = points if points is not None or e.parties is None else e.parties.mean
     return f"{reach} {metric} {number(value)} after {rounds}."
+
+
+def _without(sites: Sequence[str]) -> str:
+    return f", without {', '.join(sites)}" if sites else ""
+
+
+def over(run: Run) -> str:
+    """Return what the mean over sites is; empty for a simulation."""
+    if not run.between_sites or not run.history:
+        return ""
+    metric = metric_name(run.metric)
+    kinds = {entry.get("over", SITES) for entry in run.history}
+    weights = "weighted by their test points where all that scored tell them, else each the same"
+    if len(kinds) == 1:
+        weights = _WEIGHTS[kinds.pop()]
+    said = (
+        f"Every site scores on its own test points; the {metric} of headline and curve is the mean "
+        f"over sites of what they measured, {weights}."
+    )
+    if run.metric in ("accuracy", "mae") and weights == _WEIGHTS[WEIGHTED]:
+        return said  # a mean over points is the same
+    return f"{said} It is not the {metric} over all test points, which nobody has in one place."
+
+
+def attendance(run: Run, most: int = 8) -> str:
+    """Return which evaluations lack a site that others have; empty where all have the same."""
+    rounds: dict[str, list[int]] = {}
+    for entry, without in zip(run.history, absent(run.history), strict=True):
+        for site in without:
+            rounds.setdefault(site, []).append(entry["round"])
+    if not rounds:
+        return ""
+    named = [f"{site} ({_spans(found)})" for site, found in list(rounds.items())[:most]]
+    more = f", and {len(rounds) - most} more sites in others" if len(rounds) > most else ""
+    return (
+        f"Hollow: evaluations without {', '.join(named)}{more}. They are means over fewer sites, "
+        "and do not compare with the rest."
+    )
+
+
+def _spans(rounds: list[int]) -> str:
+    """Evaluated rounds in words: all where they are few, else how many and from when to when."""
+    if len(rounds) <= 4:
+        word = "round" if len(rounds) == 1 else "rounds"
+        return f"{word} {', '.join(f'{t:,}' for t in rounds)}"
+    return f"{len(rounds)} of them, in rounds {rounds[0]:,} to {rounds[-1]:,}"
 
 
 def _compared(e: Efficacy) -> str:
@@ -117,6 +181,7 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
     curve = f"{metric} ({what}) after each evaluated round."
     if levels.keys() & {"each alone", "data pooled"}:
         curve += " Dashed: the same training without the others, and with all data in one place."
+    curve += f" {gone}" if (gone := attendance(run)) else ""
     if card.robustness.missing:
         curve += f" Below: how many sampled {many} were missing from the round."
     local = "local" in run.baselines
@@ -145,8 +210,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
         f": mean {number(s.mean)}, worst tenth {number(s.worst_tenth)}, best {number(s.best)}"
     )  # fmt: skip
     missing = ", ".join(f"{count} {cause}" for cause, count in r.missing.items()) or "none"
-    n = run.data.n.numpy()
-    low, middle, high = np.quantile(n, [0, 0.5, 1])
+    low, middle, high = np.quantile(run.data.n.numpy(), [0, 0.5, 1])
     return {
         "curve": f"Line chart of {metric_name(e.metric)} by round: {'; '.join(parts)}.",
         "parties": f"{metric_name(e.metric)} at each party{spread}.",
@@ -161,6 +225,30 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
     }
 
 
+def patients(run: Run) -> list[tuple[str, str]]:
+    """Return how many records sites have and how many events, as far as they told."""
+    if not run.between_sites:
+        return []
+    points = [run.points(k) for k in range(run.data.parties)]
+    train = _sum(run, [each.training for each in points])
+    test = _sum(run, [each.test for each in points])
+    found = [("Patients", f"{train} to train, {test} to test; a record counts as a patient")]
+    if run.data.classes == 2 or run.data.task == "survival":
+        found.append(("Events", "not told: sites send no count of an outcome"))
+    return found
+
+
+def _sum(run: Run, counts: Sequence[int | None]) -> str:
+    """What was told in all, and by whom it was not."""
+    told = [count for count in counts if count is not None]
+    silent = [run.data.name(k) for k, count in enumerate(counts) if count is None]
+    if not told or not silent:
+        return f"{sum(told):,}" if told else "not told"
+    more = f" and {len(silent) - _LISTED} more" if len(silent) > _LISTED else ""
+    names = ", ".join(silent[:_LISTED]) + more
+    return f"{sum(told):,} (not told by {names})"
+
+
 def lesson(run: Run) -> str:
     """Return what left each party, in a sentence."""
     one, _ = nouns(run)
@@ -172,6 +260,8 @@ def lesson(run: Run) -> str:
 def before(run: Run) -> str:
     """Return what parties told before the first round, to scale features or to fill gaps."""
     fed, (one, many) = run.data, nouns(run)
+    if run.between_sites:  # in the table of what left
+        return ""
     asked = {} if run.study is None else run.study.resolved().get("data", {})
     tables = "name" not in asked and bool(asked)
     if fed.training == 1 or not fed.x.is_floating_point():
@@ -180,9 +270,10 @@ def before(run: Run) -> str:
     if asked.get("standardise", tables) or (not fed.about.elsewhere and _standardised(fed)):
         said.append(
             f"Before the first round, features were given mean 0 and variance 1 over the training "
-            f"points of all {many}. This is an exchange too: each {one} tells how many training "
-            f"points it has and, for each of {plural(features, 'feature')}, the sum and the sum of "
-            f"squares ({1 + 2 * features:,} numbers), and is told the means and variances."
+            f"points of all {many}. This is an exchange too: each {one} tells, for each of "
+            f"{plural(features, 'feature')}, how many training points have a value, their sum and "
+            f"the sum of their squares ({3 * features:,} numbers), and is told the means and "
+            "variances."
         )
     if tables and asked.get("missing") == "mean":
         said.append(

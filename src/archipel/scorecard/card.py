@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from archipel.leaving import Outgoing
 from archipel.run import plain
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class Efficacy:
     metric: str
     larger_is_better: bool
     unit: str  # "points" (hundredths) or the metric's own
-    points: float | None  # over all training parties' test points at once
-    own: float | None  # peers: the same with each party's own model
+    over: str  # what the next two are taken over: all test points at once, or a mean over sites
+    points: float | None  # of the common model at training parties
+    own: float | None  # the same with each party's own model
     elsewhere: Spread | None  # each party's own model, trained alone, on these points
     central_points: float | None  # a model of all data in one place, on these points
     parties: Spread | None
@@ -71,6 +73,7 @@ class Efficacy:
     gap_to_central: float | None  # what pooling the data would add
     parties_that_gain: int | None  # over their own model
     target: float | None
+    absent: tuple[str, ...] = ()  # sites that earlier evaluations had in their mean
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ class Privacy:
     server: str  # what its code asks for: "sums", "individuals", or "none" where there is no server
     sees: str
     messages: tuple[Sent, ...]
+    left: tuple[Outgoing, ...]  # between sites: all numbers that left one that told its counts
     epsilon: float | None
     guarantee: str
 

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from archipel.exchange import Anatomy, is_peer
+from archipel.exchange import Anatomy, has_personal, is_peer
+from archipel.history import absent, spread
+from archipel.leaving import Outgoing, outgoing
 from archipel.metrics import larger_is_better
 from archipel.model import Model
-from archipel.run import Run, spread
+from archipel.participation import kind
+from archipel.run import Run
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
     KWH_PER_GB,
@@ -65,6 +68,7 @@ def _efficacy(run: Run) -> Efficacy:
         metric,
         up,
         "points" if share else metric,
+        run.over,
         _get(last, "metrics", metric),
         _get(last, "own", metric),
         over(run.elsewhere, seen),
@@ -78,6 +82,7 @@ def _efficacy(run: Run) -> Efficacy:
         None if central is None or together is None else scale * (central.mean - together.mean),
         gaining,
         run.target,
+        tuple(absent(run.history)[-1]) if run.history else (),
     )
 
 
@@ -103,9 +108,7 @@ def _efficiency(run: Run) -> Efficiency:
     flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
     counted = [cohort for cohort in run.participation if cohort.counted]
     arrived = sum(len(cohort.present) for cohort in counted)
-    asked = sum(  # who was away received nothing
-        len(cohort.sampled) - list(cohort.missing.values()).count("away") for cohort in counted
-    )
+    asked = sum(cohort.reached for cohort in counted)
     to_target = None
     if run.target is not None and run.metric in run.metrics:
         to_target = run.rounds_to(run.target)
@@ -173,14 +176,20 @@ def flops_of_one_gradient(model: Model, x: Tensor) -> tuple[int, str]:
 
 
 def _robustness(run: Run) -> Robustness:
-    causes = Counter(cause for cohort in run.participation for cause in cohort.missing.values())
+    causes = Counter(
+        kind(cause) for cohort in run.participation for cause in cohort.missing.values()
+    )
     spare = causes.pop(SPARE, 0)
     sampled = sum(len(cohort.sampled) for cohort in run.participation)
     absence, who = _longest_absence(run)
     below, fell_back = None, None
     if run.target is not None:
         sign = 1 if larger_is_better(run.metric) else -1
-        values = [_get(entry, "metrics", run.metric) for entry in run.history]
+        values = [
+            _get(entry, "metrics", run.metric)
+            for entry, without in zip(run.history, absent(run.history), strict=True)
+            if not without  # a mean over others is no measure of the target
+        ]
         reached = [value is not None and sign * value >= sign * run.target for value in values]
         first = reached.index(True) if any(reached) else len(reached)
         below, fell_back = reached.count(False), reached[first:].count(False)
@@ -231,12 +240,29 @@ def _privacy(run: Run) -> Privacy:
     talks = not peer or run.done == 0 or run.spent.up > 0
     asks = {ask for message in run.anatomy.messages for ask in message.asks}
     words = "means weighted by numbers of examples" if "mean by examples" in asks else "means"
+    sees = _SEES[server if talks else "nothing"].format(asks=words)
+    if run.between_sites and server == "sums":
+        sees += " The coordinator received every upload by itself."
     return Privacy(
         server,
-        _SEES[server if talks else "nothing"].format(asks=words),
+        sees,
         _messages(run.anatomy, peer) if talks else (),
+        tuple(_left(run, peer)) if run.between_sites else (),
         None,
         "none: no differential privacy was asked for",
+    )
+
+
+def _left(run: Run, peer: bool) -> list[Outgoing]:
+    """All numbers that left a site, its counts among them where a site told them."""
+    return outgoing(
+        run.anatomy,
+        run.data.shape,
+        columns=0 if run.study is None else run.study.scaled,
+        metrics=len(run.metrics),
+        own=has_personal(run.algorithm),
+        told=any(run.data.about.counts),
+        mixed=leaves(run.anatomy.own)[:1] if peer else (),
     )
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from archipel.engines.evaluation import ALIKE, ALL_POINTS
 from archipel.errors import clean
 from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
 
@@ -161,14 +162,20 @@ Lines = list[tuple[str, str, str]]
 
 def _efficacy(e: Efficacy) -> Lines:
     better = "larger is better" if e.larger_is_better else "smaller is better"
-    lines = [(f"{metric_name(e.metric)} over all test points", number(e.points), better)]
+    if e.absent:
+        better += f"; without {', '.join(e.absent)}"
+    name = f"{metric_name(e.metric)} over all test points"
+    if e.over != ALL_POINTS:
+        name = f"mean {metric_name(e.metric)} over {e.over}"
+    lines = [(name, number(e.points), better)]
     if e.own is not None:
-        lines[0] = (lines[0][0], number(e.own), f"each party's own model; {better}")
+        lines[0] = (name, number(e.own), f"each party's own model; {better}")
         lines.append(("  the common model", number(e.points), "shared, or the mean of the peers'"))
     lines += _spread("  a party's own model there", e.elsewhere)
     if e.central_points is not None:
         lines.append(("  data pooled, there", number(e.central_points), ""))
-    lines += _spread("mean over parties", e.parties)
+    alike = e.over == ALIKE  # the same number once more: only how sites differ is new
+    lines += _spread("  how sites differ" if alike else "mean over parties", e.parties, alike)
     lines += _spread("each alone, mean", e.local)
     lines += _spread("data pooled, mean", e.central)
     if e.gain_over_local is not None and e.local is not None:
@@ -184,11 +191,12 @@ def _efficacy(e: Efficacy) -> Lines:
     return lines + _spread("new parties, mean", e.new_parties)
 
 
-def _spread(name: str, s: Spread | None) -> Lines:
+def _spread(name: str, s: Spread | None, told: bool = False) -> Lines:
+    """A line with the mean, which may be told already, and a note on how parties differ."""
     if s is None:
         return []
     note = f"sd {number(s.sd)}, worst tenth {number(s.worst_tenth)}, best {number(s.best)}"
-    return [(name, number(s.mean), note if s.parties > 1 else "one party")]
+    return [(name, "" if told else number(s.mean), note if s.parties > 1 else "one party")]
 
 
 def _efficiency(e: Efficiency) -> Lines:

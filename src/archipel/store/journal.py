@@ -22,7 +22,9 @@ from torch import Tensor
 
 from archipel.errors import ArchipelError, RunFailed
 
-VERSION = 2  # of what is in the tables; 1 wrote "all" where everybody was sampled
+# of what is in the tables; 1 wrote "all" where everybody was sampled, and up to 2 a site that does
+# not tell its points had 1
+VERSION = 3
 
 METADATA = sa.MetaData()
 
@@ -87,8 +89,8 @@ ROSTER = sa.Table(
     _run(),
     sa.Column("party", sa.Integer, primary_key=True),
     sa.Column("name", sa.String, nullable=False),
-    sa.Column("training_points", sa.BigInteger, nullable=False),
-    sa.Column("test_points", sa.BigInteger, nullable=False),
+    sa.Column("training_points", sa.BigInteger, nullable=False),  # -1: not told
+    sa.Column("test_points", sa.BigInteger, nullable=False),  # -1: not told
     sa.Column("trains", sa.Boolean, nullable=False),  # False: a new party
 )
 ROUNDS = sa.Table(

@@ -123,6 +123,7 @@ class NetworkEngine:
         self.opened: Opened | None = None
         self.rows: dict[int, float] = {}  # party -> training points that it told, once and for all
         self._barred: set[int] = set()  # who made a round begin anew
+        self.points: dict[int, int] = {}  # party -> training points, where uploads tell them
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
 
@@ -178,6 +179,8 @@ class NetworkEngine:
         else:
             opened.uploads[party] = Upload(letter.arrays, letter["n"], letter["gradients"])
             self.rows.setdefault(party, letter["n"])
+            if weighs:
+                self.points[party] = int(letter["n"])
         opened.moved.set()
 
     def _check(self, t: int, party: int, letter: Letter, message: Message) -> bool:
