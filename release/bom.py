@@ -8,14 +8,13 @@ for whom come from the installed packages, which must be the locked ones.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
+import tomllib
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -44,7 +43,9 @@ def pins(lock: Path) -> dict[str, Pin]:
     """Read a lock file: name to pin."""
     joined = re.sub(r"\\\n", " ", lock.read_text())
     lines = [line for line in joined.splitlines() if line and not line.lstrip().startswith("#")]
-    found = [re.fullmatch(r"([\w.-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})*)", s) for s in lines]
+    found = [
+        re.fullmatch(r"([\w.-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})*)", s) for s in lines
+    ]
     for line, match in zip(lines, found, strict=True):
         if match is None:
             raise SystemExit(f"{lock.name}: {line!r} is not a pinned version; run `make lock`.")
@@ -157,7 +158,7 @@ def write(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(bill, indent=1) + "\n")
-    os.replace(part, path)
+    part.replace(path)
 
 
 if __name__ == "__main__":

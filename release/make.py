@@ -79,7 +79,7 @@ def build(into: Path) -> list[Path]:
 
 def check_contents(sdist: Path, wheel: Path) -> None:
     """Refuse an archive that holds anything but the committed sources, or not all of them."""
-    source = set(_git("ls-files", "src").splitlines())
+    source = set(_git("ls-tree", "-r", "--name-only", "HEAD", "src").splitlines())
     with tarfile.open(sdist) as tar:
         packed = {name.split("/", 1)[1] for name in tar.getnames()}
     _same(sdist, packed, source | BESIDE | {"PKG-INFO", ".gitignore"})
@@ -88,7 +88,7 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         wanted = {name.removeprefix("src/") for name in source} | {info + name for name in MADE}
         _same(wheel, set(archive.namelist()), wanted)
         metadata = Metadata.from_email(archive.read(info + "METADATA"), validate=True)
-    if metadata.description != (ROOT / "README.md").read_text():
+    if (metadata.description or "").strip() != _git("show", "HEAD:README.md"):
         raise SystemExit(f"No release: the description in {wheel.name} is not README.md.")
 
 
