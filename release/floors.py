@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run tests with the lowest versions that pyproject.toml allows (`make test-floors`).
 
-The environment `.venv-floors` has each dependency, and pandas and pyarrow, at exactly its floor;
-what these ask for in turn is the newest that fits, as an installation would have it.
+The environment `.venv-floors` has each dependency, also of the extras `frames` and `postgres`, at
+exactly its floor; what these ask for in turn is the newest that fits, as an installation has it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ def floors() -> list[str]:
     """Return each dependency at the lowest version allowed: `numpy>=1.26` as `numpy==1.26`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [Requirement(text) for text in project["dependencies"] + extras["frames"]]
+    texts = project["dependencies"] + extras["frames"] + extras["postgres"]
+    asked = [Requirement(text) for text in texts]
     for requirement in asked:
         if [bound.operator for bound in requirement.specifier] != [">="]:
             raise SystemExit(f"pyproject.toml: {requirement} needs one floor, such as >=1.0.")
-    return [f"{r.name}=={next(iter(r.specifier)).version}" for r in asked]
+    return [str(r).replace(">=", "==") for r in asked]
 
 
 def main() -> int:

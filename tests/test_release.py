@@ -154,7 +154,11 @@ def test_tests_install_the_rest():
 
 
 def test_a_floor_is_one_version():
-    assert len(floors.floors()) == len(ASKED["run.txt"]) + len(EXTRAS["frames"])
+    pinned = [Requirement(text).specifier for text in floors.floors()]
+
+    extras = len(EXTRAS["frames"]) + len(EXTRAS["postgres"])
+    assert len(pinned) == len(ASKED["run.txt"]) + extras
+    assert all(re.fullmatch(r"==[\d.]+", str(bound)) for bound in pinned)
 
 
 def test_each_peer_of_the_benchmarks_is_free_of_our_versions():
