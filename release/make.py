@@ -63,18 +63,19 @@ def refuse_changes() -> None:
         )
 
 
-def build(into: Path) -> list[Path]:
+def build(into: Path) -> tuple[Path, Path]:
     """Build sdist and wheel twice and compare the bytes; return the two files."""
     made = []
     for name, targets in (("first", ["--sdist", "--wheel"]), ("second", [])):
         clone, out = into / name / "clone", into / name / "out"
         run("git", "clone", "--quiet", ROOT, clone)
         run(sys.executable, "-m", "build", "--no-isolation", *targets, "--outdir", out, clone)
-        made.append(sorted(out.iterdir()))
+        made.append((*out.glob("*.tar.gz"), *out.glob("*.whl")))
     for one, other in zip(*made, strict=True):
         if one.name != other.name or one.read_bytes() != other.read_bytes():
             raise SystemExit(f"No release: two builds of {one.name} differ.")
-    return made[0]
+    sdist, wheel = made[0]
+    return sdist, wheel
 
 
 def check_contents(sdist: Path, wheel: Path) -> None:
@@ -131,7 +132,7 @@ def main() -> None:
     refuse_changes()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wheel, sdist = sorted(build(folder), key=lambda file: file.suffix, reverse=True)
+        sdist, wheel = build(folder)
         check_contents(sdist, wheel)
         python = try_out(wheel, folder)
         bill = folder / f"{sdist.name.removesuffix('.tar.gz')}.cdx.json"
