@@ -35,7 +35,7 @@ for module in pkgutil.walk_packages(archipel.__path__, "archipel."):
     if not module.name.endswith("__main__"):
         __import__(module.name)
 """
-TRIAL = ["run", "fedavg", "--data", "heart_disease", "--rounds", "3", "--quiet"]
+TRIAL = ["run", "fedavg", "--data", "heart_disease", "--rounds", "3"]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
