@@ -35,7 +35,7 @@ for module in pkgutil.walk_packages(archipel.__path__, "archipel."):
     if not module.name.endswith("__main__"):
         __import__(module.name)
 """
-TRIAL = ["run", "fedavg", "--data", "heart_disease", "--rounds", "3"]
+SHORT_RUN = ["run", "fedavg", "--data", "heart_disease", "--rounds", "3"]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -111,7 +111,7 @@ def try_out(wheel: Path, folder: Path) -> Path:
     empty = folder / "empty"
     empty.mkdir()
     run(python, "-c", EVERY_NAME, cwd=empty)
-    run(python.with_name("archipel"), *TRIAL, cwd=empty)
+    run(python.with_name("archipel"), *SHORT_RUN, cwd=empty)
     return python
 
 
