@@ -19,11 +19,14 @@ VENV = ROOT / ".venv-floors"
 # what touches a dependency; not pages of documentation, which show the locked versions' output
 TESTS = [
     "tests/algorithms/test_identities.py",
+    "tests/cli/test_institutions.py",
     "tests/cli/test_listing.py",
     "tests/cli/test_run.py",
     "tests/cli/test_usage.py",
     "tests/data",
     "tests/engines/test_local.py",
+    "tests/network/test_audit.py",
+    "tests/network/test_federation.py",
     "tests/network/test_grpc.py",
     "tests/network/test_letters.py",
     "tests/report/test_figures.py",
