@@ -43,7 +43,7 @@ def install(peer: str) -> None:
     pip = [str(python(peer)), "-m", "pip", "install", "--quiet"]
     steps = [
         [sys.executable, "-m", "venv", str(ENVS / peer)],
-        [*pip, "--constraint", "constraints.txt", "-r", str(REQUIREMENTS / f"{peer}.txt")],
+        [*pip, "-r", str(REQUIREMENTS / f"{peer}.txt")],
     ]
     alone = REQUIREMENTS / f"{peer}-nodeps.txt"
     if alone.exists():  # its dependencies are those of the first file
