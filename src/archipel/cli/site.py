@@ -42,22 +42,25 @@ def _site(path: Path) -> Site:
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The one loop of a command's conversations: gRPC complains of loops that were closed."""
+def _runner() -> asyncio.Runner:
+    """Of all of a command's conversations: gRPC complains of loops that were closed.
+
+    What is still under way when the command ends is cancelled, not dropped.
+    """
     import asyncio
     import atexit
 
-    loop = asyncio.new_event_loop()
-    atexit.register(loop.close)
-    return loop
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return runner
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    return _loop().run_until_complete(work)
+    return _runner().run(work)
 
 
 def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
-    """Talk to the coordinator; whether it answered."""
+    """Talk to the coordinator; whether it answered. Why not is said beside."""
     import asyncio
 
     from archipel.engines.network.transport import Cut
@@ -71,7 +74,8 @@ def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
 
     try:
         _run(main())
-    except (Cut, TimeoutError):
+    except (Cut, TimeoutError) as error:
+        say(str(error) or f"no connection: no answer within {_PATIENCE:.0f} s.", err=True)
         return False
     return True
 
