@@ -71,8 +71,9 @@ async def explain(details: str, goal: Goal) -> str:
 async def _dates(goal: Goal, when: str) -> str:
     """A certificate that does not hold now: whose, its dates, and this machine's clock."""
     now = datetime.now(UTC)
-    whose, certificate = "the federation's authority", _read(goal.authority)
-    if _holds(certificate, now):
+    whose, found = "the federation's authority", _read(goal.authority)
+    certificate: x509.Certificate | None = found
+    if _holds(found, now):
         whose, certificate = f"{goal.who} at {goal.address}", await _shown(goal)
     dates = "" if certificate is None else f", it holds from {_span(certificate)}"
     return (
