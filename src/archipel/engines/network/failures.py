@@ -55,7 +55,7 @@ class Goal:
 async def explain(details: str, goal: Goal) -> str:
     """Say why a connection was not made; words that nobody knows here are left as they are."""
     if not _CONNECTING.match(details):
-        return f"no connection: {details.rstrip('.')}."
+        return f"no connection: {goal.who} cut it off ({details.rstrip('.')})."
     for pattern, say in _SENTENCES.items():
         if found := re.search(pattern, details):
             return f"no connection: {say(goal, found)}"
