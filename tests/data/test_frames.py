@@ -65,6 +65,18 @@ def test_a_table_in_any_usual_dialect_is_read_and_said(
     assert frames.read_table(path)["dose"].tolist() == [0.5, 12.25]
 
 
+def test_an_encoding_that_was_guessed_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put(tmp_path, written(ROWS).encode("cp1252"))
+
+    for said in (Written(), Written(), Written(encoding="cp1252")):
+        frames.read_table(path, said)
+
+    (record,) = caplog.records
+    assert "is not UTF-8 and is read as cp1252; if that is wrong, say" in record.getMessage()
+
+
 def test_a_compressed_table_is_read(tmp_path: Path) -> None:
     path = put(tmp_path, gzip.compress(written(ROWS, ";", ",").encode()), "lille.csv.gz")
     fed = SCHEMA.federation([path], test=0.0)
@@ -143,6 +155,16 @@ def test_a_column_of_numbers_has_one_decimal_mark(tmp_path: Path) -> None:
     assert schema.read(other, 0.0).x.tolist() == [[70.5], [80]]
     with pytest.raises(ArchipelError, match=r"'70,5' is no number where data\.decimal"):
         replace(schema, written=Written(decimal=".")).read(other)
+
+
+def test_the_column_that_says_whose_row_it_is_stays_as_it_is(tmp_path: Path) -> None:
+    schema = Schema.of({"age": "number", "y": [0, 1]}, "y")
+    path = put(tmp_path, "site;age;y\nLille, Nord;70,5;0\n1.5;80;1\nLille, Nord;1,5;1\n")
+
+    fed = schema.federation([path], by="site", test=0.0)
+
+    assert list(fed.names or ()) == ["1.5", "Lille, Nord"]
+    assert fed.party("Lille, Nord")[0].tolist() == [[70.5], [1.5]]
 
 
 @pytest.mark.parametrize(

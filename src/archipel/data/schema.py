@@ -261,7 +261,7 @@ class Schema:
         self._check_header(path, source.header, named)
         known = (*self.features, *self.targets)
         texts = {c.name: c.values for c in known}
-        frame = source.columns({name: texts.get(name, ()) for name in named})
+        frame = source.columns({name: texts.get(name) for name in named})
         total = len(frame)
         empty = frame.isna()
         missing = {name: int(empty[name].sum()) for name in named if empty[name].any()}

@@ -6,8 +6,10 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
+import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 _EMPTY = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "#NA")
-Values = Mapping[str, Sequence[int | str]]  # of each column, none for numbers
+Values = Mapping[str, Sequence[int | str] | None]  # of each column: () numbers, None anything
 
 
 class Source(Protocol):
@@ -61,6 +63,8 @@ class Text:
     def __init__(self, file: Path, written: Written) -> None:
         self._file, self._said = file, written
         self._text, encoding = dialect.decoded(str(file), _content(file), written.encoding)
+        if encoding == "cp1252" and not written.encoding:
+            _guessed(str(file))
         self._sep = ","
         if self._text.strip():
             self._sep = dialect.separator(str(file), self._text, written.sep)
@@ -74,9 +78,12 @@ class Text:
 
     def columns(self, values: Values) -> pd.DataFrame:
         places = {name: self.header.index(name) for name in values}
-        texts = {name for name, known in values.items() if isinstance([*known, 0][0], str)}
-        decimal = self._decimal(values.keys() - texts)
-        empty = {at: [e for e in _EMPTY if e not in values[name]] for name, at in places.items()}
+        texts = {name for name, known in values.items() if known and isinstance(known[0], str)}
+        numbers = {name for name, known in values.items() if known is not None} - texts
+        decimal = self._decimal(numbers)
+        empty = {
+            at: [e for e in _EMPTY if e not in (values[name] or ())] for name, at in places.items()
+        }
 
         def read(pd: Any, text: io.StringIO) -> Any:
             return pd.read_csv(
@@ -87,7 +94,7 @@ class Text:
 
         found = self._read(read)[list(places.values())].set_axis(list(values), axis=1)
         if decimal == ",":  # where one cell is no number, pandas leaves all as text
-            for name in values.keys() - texts:
+            for name in numbers:
                 if found[name].dtype.kind not in "biuf":
                     found[name] = found[name].str.replace(",", ".")
         return found
@@ -141,6 +148,15 @@ class Parquet:
 
     def row(self, index: int) -> int:
         return index + 1
+
+
+@cache
+def _guessed(name: str) -> None:
+    """Say once per file that its encoding is a guess: bytes do not tell western ones apart."""
+    logging.getLogger("archipel").warning(
+        "'%s': is not UTF-8 and is read as cp1252; if that is wrong, say data.encoding "
+        "(--encoding).", name,
+    )  # fmt: skip
 
 
 def _content(file: Path) -> bytes:
