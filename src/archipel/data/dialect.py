@@ -14,6 +14,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 from archipel.errors import ArchipelError
@@ -36,6 +37,9 @@ _KINDS = {  # of cells that look like numbers; a "?" may be thousands just as we
     ",": re.compile(r"[+-]?(\d+,\d*|,\d+)([eE][+-]?\d+)?"),
     "grouped": re.compile(r"[+-]?\d{1,3}([.,'\u2019\s]\d{3})+([.,]\d*)?"),
 }
+
+
+_DIGITS = str.maketrans("23456789", "11111111")  # a number is told by where its digits are
 
 
 class Written(NamedTuple):
@@ -247,17 +251,16 @@ def _columns(
         at: {} for at, column in enumerate(header) if numbers is None or column in numbers
     }
     for row, cells in rows:
-        for at, kinds in list(columns.items()):
-            cell = cells[at].strip()
-            kind = None if cell in empty else _kind(cell)
-            if kind is not None and kind not in kinds:
-                kinds[kind] = _Cell(row, header[at], cell)
-            if kind == "text" and numbers is None:
-                del columns[at]
+        for at in [*columns]:
+            kind = _kind(cells[at].translate(_DIGITS))
+            if kind not in columns[at] and (cell := cells[at].strip()) not in empty:
+                columns[at][kind] = _Cell(row, header[at], cell)
+                if kind == "text" and numbers is None:
+                    del columns[at]
     return columns
 
 
+@lru_cache(1 << 12)
 def _kind(cell: str) -> str:
-    if cell.isdecimal():
-        return "whole"
-    return next((kind for kind, form in _KINDS.items() if form.fullmatch(cell)), "text")
+    """What a cell looks like, of which only the places of its digits matter (`_DIGITS`)."""
+    return next((kind for kind, form in _KINDS.items() if form.fullmatch(cell.strip())), "text")
