@@ -11,12 +11,12 @@ import torch
 
 from archipel import data as datasets
 from archipel import fields, models, plugins
-from archipel.data import frames
+from archipel.data import frames, tables
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
 from archipel.model import Model
 from archipel.parts import build_model
-from archipel.sections import Data, Network, schema_of
+from archipel.sections import Data, Network, schema_of, written_of
 
 
 def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any]) -> Federation:
@@ -34,16 +34,19 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     elif data.file is not None:
         dealt = data.by is None
         fed = Federation.from_frame(
-            frames.read_table(base / data.file),
+            frames.read_table(base / data.file, written_of(data)),
             target=data.target or "",
             by=data.by,
             partition=data.partition if dealt else None,
             parties=data.parties or 10,
-            about=datasets.About(Path(data.file).stem),
+            about=datasets.About(tables.stem(Path(data.file))),
             **table,
         )
     elif data.name is None:
-        fed = Federation.from_folder(base / str(data.folder), target=data.target or "y", **table)
+        written = written_of(data)._asdict()
+        fed = Federation.from_folder(
+            base / str(data.folder), target=data.target or "y", **table, **written
+        )
     elif data.name in datasets.DATASETS:
         dealt = True
         fed = datasets.load(
@@ -65,6 +68,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             "parties": data.parties,
             "test": data.test,
             "folder": None if data.folder is None else str(base / data.folder),
+            **written_of(data)._asdict(),
         }
         taken = {k: v for k, v in (offered | own).items() if k in takes and v is not None}
         fed = fields.build("data", make, taken | dict(options))
@@ -93,7 +97,7 @@ def _by_schema(data: Data, base: Path, seed: int, dealt: bool) -> Federation:
         partition=data.partition if dealt else None,
         parties=data.parties or 10,
         test=data.test,
-        about=datasets.About(path.stem if data.file else path.name),
+        about=datasets.About(tables.stem(path) if data.file else path.name),
         seed=seed,
     )
 

@@ -9,6 +9,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -24,6 +25,7 @@ from pydantic import (
 )
 
 from archipel import fields
+from archipel.data.dialect import Written
 from archipel.data.schema import Schema
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
@@ -34,7 +36,35 @@ from archipel.participation import Participation, absences
 Number = StrictInt | StrictFloat
 Kind = Annotated[
     Any,  # checked by archipel.data.schema
-    WithJsonSchema({"anyOf": [{"const": "number"}, {"type": "array", "minItems": 2}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "number"},
+                {"type": "array", "minItems": 2},
+                {
+                    "type": "object",
+                    "required": ["kind"],
+                    "properties": {
+                        "kind": {"const": "number"},
+                        "unit": {"type": "string"},
+                        "min": {"type": "number"},
+                        "max": {"type": "number"},
+                        "missing": {"type": "number", "minimum": 0, "maximum": 1},
+                    },
+                    "additionalProperties": False,
+                },
+                {
+                    "type": "object",
+                    "required": ["values"],
+                    "properties": {
+                        "values": {"type": "array", "minItems": 2},
+                        "missing": {"type": "number", "minimum": 0, "maximum": 1},
+                    },
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
 ]
 Rounds = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
 
@@ -84,12 +114,21 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
         target: Annotated[str | list[str] | None, Field(description="column to predict")] = None
         schema: Annotated[
             dict[str, Kind] | None,
-            Field(description='the columns of every table: "number", or a list of values'),
+            Field(description='columns of every table: "number", a list of values, or with limits'),
         ] = None  # type: ignore[assignment]
         drop: Annotated[list[str], Field(description="columns to leave out")] = []
         missing: Annotated[
             str, Field(description="empty cells of a table: error, drop (the row) or mean")
         ] = "error"
+        sep: Annotated[
+            str | None, Field(description='between cells of a text table, ";" or "tab"; found out')
+        ] = None
+        decimal: Annotated[
+            str | None, Field(description='of its numbers, "." or ","; found out')
+        ] = None
+        encoding: Annotated[
+            str | None, Field(description="of its text, such as cp1252; found out")
+        ] = None
         test: Annotated[
             float | None, Field(ge=0, lt=1, description="share of each party's points")
         ] = None
@@ -205,6 +244,11 @@ def keys(section: str) -> list[str]:
 # -- what a section says that cannot be ------------------------------------------------------------
 
 
+def written_of(data: Data) -> Written:
+    """What [data] says of how text tables are written."""
+    return Written.of(data.sep, data.decimal, data.encoding)
+
+
 def schema_of(data: Data) -> Schema:
     """What [data] says of every party's table."""
     if data.schema is None:
@@ -218,7 +262,7 @@ def schema_of(data: Data) -> Schema:
             )
     if data.by in schema.named:
         raise ArchipelError(f'data.by = "{data.by}": take it out of data.schema, or name another.')
-    return schema
+    return replace(schema, written=written_of(data))
 
 
 def check_data(data: Data, base: Path, takes: Set[str]) -> None:
@@ -251,8 +295,10 @@ def check_data(data: Data, base: Path, takes: Set[str]) -> None:
         )
     if isinstance(data.new, str) and "new" not in takes:
         raise ArchipelError(f'data.new = "{data.new}": give a number or a share of the parties.')
+    written_of(data)
     if data.name is not None:
-        for field in ("by", "target", "drop"):
+        written = {"sep", "decimal", "encoding"} - takes
+        for field in ("by", "target", "drop", *sorted(written)):
             if getattr(data, field):
                 raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
         if data.test is not None and not takes & {"test", "test_fraction"}:

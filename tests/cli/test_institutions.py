@@ -116,8 +116,7 @@ def found(folder):
         kept["unseen"] = one("site", "approve", "heart", *home)
         kept["review"] = one.json("site", "review", "heart", *home)
         kept["no table"] = one("site", "approve", "heart", *home)
-        table = ("--csv", f"tables/{site}.csv")
-        kept["table"] = one.json("site", "data", "add", "--schema", "heart", *table, *home)
+        kept["table"] = one.json("site", "data", "add", "heart", f"tables/{site}.csv", *home)
         yes = ("site", "approve", kept["study"][:12], "--yes", *home)
         kept["policy"] = one(*yes)
         one.json("site", "policy", "set", "counts=true", "least_sites=2", "digits=15", *home)
@@ -181,9 +180,46 @@ def test_what_was_said_on_the_way(federation):
         "algorithm weighs sites by them. Ask for another study, or change the "
         "policy with 'archipel site policy set least_sites=... counts=...'.",
         "no table": "study heart: no table of this site is bound to its columns; run 'archipel "
-        "site data add --schema heart --csv FILE'.",
+        "site data add heart TABLE'.",
     }.items():
         assert (kept[name].code, kept[name].sentence) == (2, sentence)
+
+
+def test_a_table_is_shown_to_its_own_site(federation):
+    """E7: what a table holds is seen before it is used, and again later; nothing of it leaves."""
+    columns = {each["name"]: each for each in federation.kept["table"]["columns"]}
+    assert len(columns["age"]["quartiles"]) == 5
+    assert columns["age"]["quartiles"] == sorted(columns["age"]["quartiles"])
+    assert sum(columns["cp"]["counts"].values()) == 130
+    assert federation.kept["table"]["read_with"]["sep"] == ","
+
+    again = federation.json("site", "data", "show", "heart", "--home", "va")
+    assert again.pop("file").endswith("tables/va.csv")
+    assert again.items() <= federation.kept["table"].items()
+    (row,) = federation.json("site", "data", "list", "--home", "va")["tables"]
+    assert row["unchanged"] and sorted(row["studies"].values()) == ["heart", "other"]
+    shown = federation("site", "data", "list", "--home", "va").out
+    assert "as it was bound" in shown and f"heart ({federation.kept['study'][:12]})" in shown
+
+
+def test_a_table_that_is_written_otherwise_is_read(federation):
+    """E12: a file with ';' and decimal commas is bound, and the screen says how it was read."""
+    text = (federation.folder / "tables" / "va.csv").read_text()
+    other = text.replace(",", ";").replace(".", ",")
+    (federation.folder / "other.csv").write_bytes(other.encode("cp1252"))
+    shutil.copytree(federation.folder / "va", federation.folder / "german")
+
+    home = ("--home", "german")
+    done = federation("site", "data", "add", "heart", "other.csv", *home)
+    assert done.code == 0, done.err
+    assert "read with ';' between cells, decimal commas, encoding utf-8" in done.out
+    assert "Bound to the columns of heart" in done.out
+    said = federation("site", "data", "add", "heart", "other.csv", "--sep", ",", *home)
+    assert "say which character does in data.sep (--sep)" in said.sentence
+    said = federation("site", "data", "add", "heart", "other.csv", "--decimal", ".", *home)
+    assert "is no number where data.decimal (--decimal) = '.'" in said.sentence
+    columns = federation.json("site", "data", "show", "heart", *home)["columns"]
+    assert columns == federation.kept["table"]["columns"]
 
 
 def test_a_site_sees_what_left(federation):
@@ -240,11 +276,11 @@ REFUSED = {
     "site join va.token --yes --home va": "home = 'va': a site has joined from there; name",
     "site studies --home no": "home = 'no': no site there; join with 'archipel site join TOKEN'.",
     "site review hart --home va": "unknown study 'hart': did you mean 'heart'? Known: heart,",
-    "site data add --schema heart --csv wrong.csv --home va": "'wrong.csv': no column 'thalach' "
+    "site data add heart wrong.csv --home va": "'wrong.csv': no column 'thalach' "
     "(is it 'thalac'?); name columns as the study does",
-    "site data add --schema heart --csv bad.csv --home va": "'bad.csv': column 'cp', row 3: '9.0' "
+    "site data add heart bad.csv --home va": "'bad.csv': column 'cp', row 3: '9.0' "
     "is not among 1, 2, 3, 4; correct the file.",
-    "site data add --schema heart --csv none.csv --home va": "'none.csv': cannot be read",
+    "site data add heart none.csv --home va": "'none.csv': cannot be read",
     "site up --home va": "home = 'va': this site is at work in another process; stop that first.",
     "coordinator init --name x --address y --home x": "address = 'y': give host:port, as sites",
     "coordinator init --name x --address y:1": "home = 'coordinator': there is a coordinator",
@@ -327,6 +363,26 @@ def test_a_site_decides_alone(alone):
     assert whats[-3:] == ["paused", "withdrawn", "resumed"]
 
 
+def test_why_nobody_answers_is_said(alone):
+    """E10: a command that goes on without the coordinator says what to check."""
+    done = alone("site", "studies", "--home", "va")
+
+    assert done.code == 0
+    assert f"no connection: nobody listens at {alone.address}; check the address" in done.err
+
+
+def test_a_command_ends_without_a_word_of_what_was_under_way():
+    """E10: "Task was destroyed but it is pending!" stood at the end of a command."""
+    code = (
+        "import asyncio\nfrom archipel.cli.site import _run\n"
+        "async def main(): asyncio.get_running_loop().create_task(asyncio.sleep(600))\n"
+        "_run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_log_that_was_changed_is_found_out(alone):
     shutil.copytree(alone.folder / "va", alone.folder / "copy")
     log = alone.folder / "copy" / "audit.jsonl"
@@ -341,8 +397,8 @@ def test_joining_needs_the_coordinator(alone):
     done = alone("site", "join", "ulm.token", "--yes", "--home", "ulm")
 
     assert done.code == 2
-    assert f"no coordinator at {alone.address}" in done.err
-    assert "is it up, and may this machine reach it?" in done.err
+    said = f"not joined: no connection: nobody listens at {alone.address}; check the address,"
+    assert done.sentence.startswith(said)
 
 
 def test_the_coordinator_hears_of_it_when_it_is_back(alone):
@@ -357,3 +413,5 @@ def test_the_coordinator_hears_of_it_when_it_is_back(alone):
     assert done.code == 2
     assert "site = 'cleveland': was revoked on" in done.sentence and "(a test)" in done.sentence
     assert alone.end("va") == alone.end("coordinator") == 0
+    for log in alone.folder.glob("*.log"):  # E10: nobody's log ends in a traceback
+        assert "Traceback" not in log.read_text() and "destroyed" not in log.read_text()

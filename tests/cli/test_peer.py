@@ -47,8 +47,7 @@ def test_peers_learn_from_their_own_tables(tmp_path):
                 one.json("coordinator", "invite", site)["token"]
             )
             one.json("peer", "join", f"{site}.token", "--address", address, "--yes", *home)
-            table = ("--csv", f"tables/{site}.csv")
-            one.json("site", "data", "add", "--schema", "heart", *table, *home)
+            one.json("site", "data", "add", "heart", f"tables/{site}.csv", *home)
             review = one.json("site", "review", "heart", *home)["text"]
             assert "to each neighbour on the graph complete, every round" in review
             one.json("site", "policy", "set", "counts=true", "neighbours=true", *home)

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,26 @@ def test_the_hash_stands_for_what_is_read() -> None:
     assert len({schema.hash, *(other.hash for other in others)}) == 6
 
 
+def test_the_hash_stays_where_nothing_new_is_said() -> None:
+    """E7: a study of the short forms finds the table that was bound before units and ranges."""
+    long = {
+        name: {"kind": kind} if kind == "number" else {"values": kind}
+        for name, kind in COLUMNS.items()
+    }
+    short = Schema.of(COLUMNS, "ill")
+    parts = [[[c.name, c.values] for c in cs] for cs in (short.features, short.targets)]
+
+    assert Schema.of(long, "ill").hash == short.hash
+    assert short.hash == sha256(json.dumps([*parts, "error"]).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("more", [{"unit": "years"}, {"min": 0}, {"max": 120}, {"missing": 0.0}])
+def test_units_and_ranges_belong_to_the_hash(more: dict[str, Any]) -> None:
+    said = {**COLUMNS, "age": {"kind": "number", **more}}
+
+    assert Schema.of(said, "ill").hash != Schema.of(COLUMNS, "ill").hash
+
+
 @pytest.mark.parametrize(
     ("columns", "target", "words"),
     [
@@ -114,6 +137,19 @@ def test_the_hash_stands_for_what_is_read() -> None:
         ({"a": "number", "t": "number", "e": "number"}, ["t", "e"], r"\[0, 1\] for e"),
         ({"a": "number", "t": [0, 1], "e": [0, 1]}, ["t", "e"], '"number" for t'),
         ({"a": "number", "t": "number"}, ["t", "t"], "one column, or"),
+        ({"a": {}, "y": [0, 1]}, "y", 'give kind = "number", or values, one of the two'),
+        ({"a": {"kind": "number", "values": [0, 1]}, "y": [0, 1]}, "y", "one of the two"),
+        ({"a": {"kind": [0, 1]}, "y": [0, 1]}, "y", 'give kind = "number", or a list of values'),
+        ({"a": {"values": "number"}, "y": [0, 1]}, "y", 'give kind = "number", or a list of'),
+        ({"a": {"kind": "number", "maxi": 1}, "y": [0, 1]}, "y", "did you mean 'max'"),
+        ({"a": {"values": [0, 1], "min": 1}, "y": [0, 1]}, "y", "key of data.schema.a 'min'"),
+        ({"a": {"kind": "number", "min": True}, "y": [0, 1]}, "y", "give min as a number"),
+        ({"a": {"kind": "number", "max": float("nan")}, "y": [0, 1]}, "y", "give max as a number"),
+        ({"a": {"kind": "number", "min": 2, "max": 2}, "y": [0, 1]}, "y", "a min below max"),
+        ({"a": {"kind": "number", "missing": 10}, "y": [0, 1]}, "y", "a share from 0 to 1"),
+        ({"a": {"kind": "number", "missing": 0.1}, "y": [0, 1]}, "y", "allows no empty cell"),
+        ({"a": {"kind": "number", "unit": "k\x1bg"}, "y": [0, 1]}, "y", "unit as a short text"),
+        ({"a": {"kind": "number", "unit": 3}, "y": [0, 1]}, "y", "unit as a short text"),
     ],
 )
 def test_a_wrong_schema_is_named(columns: dict[str, Any], target: Any, words: str) -> None:
@@ -161,8 +197,14 @@ def test_a_report_says_what_is_in_the_file(tmp_path: Path) -> None:
     dropped = Schema.of(COLUMNS, "ill", "drop").report(path)
     filled = Schema.of(COLUMNS, "ill", "mean").report(path)
 
-    assert dropped == (5, 3, {"age": 1, "cp": 2}, {"no": 1, "yes": 2}, ["name"])
-    assert filled == (5, 5, {"age": 1, "cp": 2}, {"no": 3, "yes": 2}, ["name"])
+    assert dropped[:5] == (5, 3, {"age": 1, "cp": 2}, {"no": 1, "yes": 2}, ["name"])
+    assert filled[:5] == (5, 5, {"age": 1, "cp": 2}, {"no": 3, "yes": 2}, ["name"])
+    assert filled.read_with == {"sep": ",", "decimal": ".", "encoding": "utf-8"}
+    age, sex, cp, *_ = filled.columns
+    assert age.quartiles == [50, 50, 55.5, 63.25, 70]
+    assert (age.missing, age.share, cp.missing) == (1, 0.2, 2)
+    assert sex.counts == {"0": 2, "1": 3}
+    assert cp.counts == {"typical": 1, "atypical": 1, "None": 1}
 
 
 @pytest.mark.parametrize(
@@ -179,10 +221,11 @@ def test_a_report_says_what_is_in_the_file(tmp_path: Path) -> None:
         ("yes", "maybe", r"row 3: 'maybe' is not among no, yes \(2 such rows in all\)"),
         ("61,1", ",1", 'column \'age\' is empty in row 3; fill it in, .*"drop" or "mean"'),
         ("Ann,no", "Ann,", "column 'ill' is empty in row 2; fill it in, .*\"drop\"\\."),
-        ("Bob", "Bob,Jr", r"cannot be read as a table \(.*line 3"),
-        ("Ann", "Ann,Jr", "cannot be read as a table"),
-        (ROWS[ROWS.index("Ann") :], "", "no row is left"),
-        (ROWS, "", "cannot be read as a table"),
+        ("Bob", "Bob,Jr", "cells in row 3: 7, in the header: 6, with ',' between them"),
+        ("Ann", "Ann,Jr", "cells in row 2: 7, in the header: 6"),
+        ("Bob,yes", "Bob", "cells in row 3: 5, in the header: 6"),
+        (ROWS[ROWS.index("Ann") :], "", "has a header and no rows; add rows"),
+        (ROWS, "", "is empty; add rows"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(old: str, new: str, words: str, tmp_path: Path) -> None:
@@ -201,7 +244,7 @@ def test_other_things_that_are_wrong_in_a_file(tmp_path: Path) -> None:
         survival.read(table("a,t,e\n1,-1,0\n", tmp_path))
     with pytest.raises(ArchipelError, match="column 'e' is empty in row 3"):
         survival.read(table("a,t,e\n,1,0\n1,1,\n", tmp_path))
-    with pytest.raises(ArchipelError, match=r"is no \.csv or \.parquet file"):
+    with pytest.raises(ArchipelError, match=r"is no \.csv, \.csv\.gz or \.parquet file"):
         survival.read(table("a,t,e\n1,1,0\n", tmp_path, "lille.xlsx"))
     with pytest.raises(ArchipelError, match="No such file"):
         survival.read(tmp_path / "lyon.csv")
@@ -214,6 +257,103 @@ def test_other_things_that_are_wrong_in_a_file(tmp_path: Path) -> None:
         empty.sums().scaling(survival.columns)
     with pytest.raises(ArchipelError, match="x has nan in column 'a'"):
         empty.federation()
+
+
+# -- units, ranges, shares of empty cells (E7) -----------------------------------------------------
+
+
+WEIGHT = {"kind": "number", "unit": "kg", "min": 30, "max": 150, "missing": 0.25}
+SHARED = Schema.of(
+    {"w": WEIGHT, "s": {"values": ["f", "m"], "missing": 0.5}, "y": [0, 1]}, "y", "mean"
+)
+
+
+def weights(folder: Path, *cells: object) -> Path:
+    rows = "".join(f"{cell},{'fm'[i % 2]},{i % 2}\n" for i, cell in enumerate(cells))
+    return table("w,s,y\n" + rows, folder)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (
+            (70, 500, 80, 501),
+            r"'w', row 3: '500' is out of range, 30 to 150 kg \(2 such rows in all",
+        ),
+        ((70, 29.9), r"row 3: '29.9' is out of range, 30 to 150 kg; correct the file, or have"),
+        (
+            (170, 180, 190, 200, 75),
+            r"row 2: '170' .*\(4 such rows .*looks like pounds \(x 0.4536\)",
+        ),
+        ((70000, 65000, 80000), "looks like grams"),
+        ((70, -999, 80, -999), "row 3: '-999' .*if -999 stands for nothing, leave the cell empty"),
+        ((70, "", "", 80), "column 'w' is empty in 2 of 4 rows, a share of 0.5 .* allows 0.25"),
+    ],
+)
+def test_what_was_not_agreed_is_refused(
+    cells: tuple[object, ...], words: str, tmp_path: Path
+) -> None:
+    """E7: pounds for kilograms, stand-ins and too many empty cells are refused, and named."""
+    path = weights(tmp_path, *cells)
+
+    with pytest.raises(ArchipelError, match=words):
+        SHARED.read(path)
+    with pytest.raises(ArchipelError, match=words):
+        SHARED.federation([path])
+    (refused,) = SHARED.report(path).refused
+    assert re.search(words, refused)
+
+
+def test_every_column_that_is_wrong_is_told(tmp_path: Path) -> None:
+    path = table("w,s,y\n200,f,0\n210,,1\n,,0\n,,1\n", tmp_path)
+
+    with pytest.raises(ArchipelError, match="2 more columns are wrong, too"):
+        SHARED.read(path)
+    assert len(SHARED.report(path).refused) == 3
+
+
+def test_a_share_of_empty_cells_may_be_just_what_is_allowed(tmp_path: Path) -> None:
+    report = SHARED.report(weights(tmp_path, 70, "", 80, 90))
+
+    assert report.refused == []
+    assert report.columns[0].share == 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "words"),
+    [
+        ("number", (50, 61, -9, 70), r"STANDS FOR NOTHING\? -9 in 1 cell, far from all others"),
+        ("number", (50, 61, 999, 999), r"STANDS FOR NOTHING\? 999 in 2 cells"),
+        ("number", (-50, 61, -999, 7), r"STANDS FOR NOTHING\? -999"),
+        ("number", (5, 5, 5, 5), "constant: every value is 5"),
+        (
+            {"kind": "number", "unit": "mmHg", "min": 60, "max": 250},
+            (16, 17, 18),
+            r"like kPa \(x 7.5",
+        ),
+        ({"kind": "number", "unit": "kPa", "min": 5, "max": 40}, (120, 130, 140), "like mmHg"),
+        ({"kind": "number", "unit": "mg/dl", "min": 0.3, "max": 15}, (80, 90, 99), "of creatinine"),
+        ({"kind": "number", "unit": "mmol/l", "min": 2, "max": 30}, (90, 99, 120), "of glucose"),
+        ({"kind": "number", "unit": "°C", "min": 30, "max": 45}, (98, 99, 100), "Fahrenheit"),
+        ({"kind": "number", "unit": "l/min", "min": 1, "max": 15}, (4e3, 5e3), "times 0.001"),
+        ({"kind": "number", "min": 0, "max": 1}, (50, 60), "in range times 0.001 or 0.01"),
+    ],
+)
+def test_what_looks_wrong_is_told_beside_the_column(
+    kind: Any, cells: tuple[float, ...], words: str, tmp_path: Path
+) -> None:
+    schema = Schema.of({"w": kind, "s": ["f", "m"], "y": [0, 1]}, "y")
+
+    notes = schema.report(weights(tmp_path, *cells)).columns[0].notes
+
+    assert any(re.search(words, note) for note in notes), notes
+
+
+@pytest.mark.parametrize("cells", [(1, 5, 999, 2000), (-20, -9, 3), (0, 1, 1), (99, 98, 97)])
+def test_numbers_like_others_are_no_stand_ins(cells: tuple[float, ...], tmp_path: Path) -> None:
+    schema = Schema.of({"w": "number", "s": ["f", "m"], "y": [0, 1]}, "y")
+
+    assert schema.report(weights(tmp_path, *cells)).columns[0].notes == []
 
 
 # -- sums ------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ RunName = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help="A dataset, a table (.csv, .parquet), a folder of tables, or mine.py:load.",
+        help="A dataset, a table (.csv, .csv.gz, .parquet), a folder of tables, or mine.py:load.",
         autocompletion=_names("data"),
     ),
 ]
@@ -137,7 +137,7 @@ def _data(data: str | None) -> dict[str, Any]:
     """Where data comes from: a name, a table or a folder."""
     if data is None:
         return {}
-    if data.endswith((".csv", ".parquet")):
+    if data.endswith((".csv", ".csv.gz", ".parquet")):
         return {"data.file": data}
     return {"data.folder": data} if data and Path(data).is_dir() else {"data.name": data}
 

@@ -48,22 +48,25 @@ def _site(path: Path) -> Site:
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The one loop of a command's conversations: gRPC complains of loops that were closed."""
+def _runner() -> asyncio.Runner:
+    """Of all of a command's conversations: gRPC complains of loops that were closed.
+
+    What is still under way when the command ends is cancelled, not dropped.
+    """
     import asyncio
     import atexit
 
-    loop = asyncio.new_event_loop()
-    atexit.register(loop.close)
-    return loop
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return runner
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    return _loop().run_until_complete(work)
+    return _runner().run(work)
 
 
 def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
-    """Talk to the coordinator; whether it answered."""
+    """Talk to the coordinator; whether it answered. Why not is said beside."""
     import asyncio
 
     from archipel.engines.network.transport import Cut
@@ -77,7 +80,8 @@ def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
 
     try:
         _run(main())
-    except (Cut, TimeoutError):
+    except (Cut, TimeoutError) as error:
+        say(str(error) or f"no connection: no answer within {_PATIENCE:.0f} s.", err=True)
         return False
     return True
 
@@ -215,36 +219,80 @@ def _known(site: Site, name: str) -> tuple[str, list[str]]:
 
 @data.command("add")
 def add(
-    schema: Annotated[str, typer.Option(help="The study whose columns the table has.")],
-    csv: Annotated[Path, typer.Option(help="The table: .csv or .parquet.")],
+    study: Study,
+    file: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="This site's table: .csv, .csv.gz or .parquet.")
+    ],
+    sep: Annotated[
+        str | None, typer.Option(help="What separates its cells, ; or tab; found out without.")
+    ] = None,
+    decimal: Annotated[
+        str | None, typer.Option(help="Its decimal mark, . or ,; found out without.")
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Its encoding, such as cp1252; found out without.")
+    ] = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
     """Bind a table of this site to what a study asks for; it is checked and stays where it is.
 
+    What is in it is shown here and told nobody.
+
     \b
-    Example:
-      archipel site data add --schema heart --csv patients.csv
+    Examples:
+      archipel site data add heart patients.csv
+      archipel site data add heart patients.csv --sep ";" --decimal ,
     """
+    from archipel.cli.tables import show_report
+    from archipel.data.dialect import Written
     from archipel.federation import binding
 
     site = _site(home)
-    study, _ = _known(site, schema)
-    described = site.shelf.read(study)
-    report = binding.bind(site.home / "data", described, csv)
-    site.audit.append("bound", study=study, file=str(csv.absolute()), rows=report.used)
-    if as_json:
-        o.print_json(report._asdict())
-        return
-    say(f"{csv}: {report.rows} rows, {report.used} of them used")
-    for name, count in report.missing.items():
-        say(f"  {name}: empty in {count} rows")
-    if report.classes:
-        counts = ", ".join(f"{name} in {count} rows" for name, count in report.classes.items())
-        say(f"  {described.data.target}: {counts}")
-    if report.ignored:
-        say(f"  not read, for the study does not name them: {', '.join(report.ignored)}")
-    say(f"Bound to the columns of {described.name}. Next: archipel site review {described.name}")
+    digest, _ = _known(site, study)
+    described = site.shelf.read(digest)
+    written = Written.of(sep, decimal, encoding)
+    report = binding.bind(
+        site.home / "data", described, file, written,
+        show=lambda report: show_report(file, described, report, as_json),
+    )  # fmt: skip
+    site.audit.append("bound", study=digest, file=str(file.absolute()), rows=report.used)
+    said = f"Bound to the columns of {described.name}. Next: archipel site review {described.name}"
+    say(said, err=as_json)
+
+
+@data.command("show")
+def show_data(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Show what is in the table that is bound to a study; it is told nobody.
+
+    \b
+    Example:
+      archipel site data show heart
+    """
+    from archipel.cli.tables import show_report
+    from archipel.federation import binding
+
+    site = _site(home)
+    described = site.shelf.read(site.shelf.find(study))
+    found = binding.find(site.home / "data", described)
+    report = binding.report(site.home / "data", described)
+    show_report(found.file, described, report, as_json)
+
+
+@data.command("list")
+def list_data(home: Where = _HOME, as_json: o.Json = False) -> None:
+    """List this site's tables, and the studies that they are bound to.
+
+    \b
+    Example:
+      archipel site data list
+    """
+    from archipel.cli.tables import show_bound
+    from archipel.federation import binding
+
+    site = _site(home)
+    studies = {each: site.shelf.read(each) for each in site.shelf.known()}
+    show_bound(binding.bound(site.home / "data"), studies, as_json)
 
 
 @policy.command("show")

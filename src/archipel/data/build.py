@@ -263,13 +263,18 @@ def from_folder(
     about: About | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    sep: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
 ) -> Federation:
-    """Make a federation of a folder with one .csv, .parquet or .npz file per party.
+    """Make a federation of a folder with one .csv, .csv.gz, .parquet or .npz file per party.
 
     The party has the file's name without its ending. Tables are read as `from_frame` does; an
-    .npz file holds `x` and the array named by `target`, and may hold `x_test` and `y_test`.
+    .npz file holds `x` and the array named by `target`, and may hold `x_test` and `y_test`. How
+    text is written is found out unless `sep`, `decimal` or `encoding` says it.
     """
     from archipel.data import frames
+    from archipel.data.dialect import Written
 
     files = frames.party_files(Path(path))
     if files[0].suffix == ".npz":
@@ -289,7 +294,7 @@ def from_folder(
         )
     return from_frame(
         cls,
-        frames.read_tables(files),
+        frames.read_tables(files, Written.of(sep, decimal, encoding)),
         by=frames.PARTY,
         target=target,
         test=test,

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables to arrays: categories, empty cells, targets. The only file that needs pandas."""
+"""Tables to arrays: categories, empty cells, targets. Only this file and `tables` need pandas."""
 
 from __future__ import annotations
 
-import csv
-import itertools
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from archipel.data import tables
+from archipel.data.dialect import UNSAID, Written
 from archipel.data.rows import Bools, Ints
 from archipel.data.scaling import Sums
 from archipel.errors import ArchipelError, unknown
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PARTY = "party (file name)"  # the column that tells files of one folder apart
-_READERS = {".csv": "read_csv", ".parquet": "read_parquet"}
-_EMPTY = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "#NA")
 
 
 class Table(NamedTuple):
@@ -179,11 +176,11 @@ def party_files(folder: Path) -> list[Path]:
     """Return the data files of a folder, all of one kind, in order of name."""
     if not folder.is_dir():
         raise ArchipelError(f"folder '{folder}' does not exist; give a folder of party files.")
-    kinds = [*_READERS, ".npz"]
-    files = sorted(f for f in folder.iterdir() if f.suffix in kinds)
+    kinds = [*tables.ENDINGS, ".npz"]
+    files = sorted(f for f in folder.iterdir() if f.name.endswith(tuple(kinds)))
     if not files:
         raise ArchipelError(f"folder '{folder}' has no {', '.join(kinds)} files.")
-    if len({f.suffix for f in files}) > 1:
+    if len({f.name.removeprefix(tables.stem(f)) for f in files}) > 1:
         raise ArchipelError(f"folder '{folder}' mixes {', '.join(kinds)} files; keep one kind.")
     return files
 
@@ -201,73 +198,13 @@ def read_npz(file: Path, target: str) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def read_table(file: Path) -> pd.DataFrame:
-    """Read a .csv or .parquet file."""
-    table: pd.DataFrame = _reading(file, lambda pd: getattr(pd, _READERS[file.suffix])(file))
-    return table
-
-
-def _reading(file: Path, read: Callable[[Any], Any]) -> Any:
-    """Call `read` with pandas; say of the file what goes wrong."""
-    if file.suffix not in _READERS:
-        raise ArchipelError(f"'{file}': is no {' or '.join(_READERS)} file.")
-    try:
-        import pandas as pd
-
-        return read(pd)
-    except ImportError:
-        raise ArchipelError(
-            f"'{file}': tables need pandas; install it with pip install 'archipel[frames]'."
-        ) from None
-    except (OSError, ValueError, Warning) as error:
-        reason = str(error).splitlines()[0]
-        raise ArchipelError(f"'{file}': cannot be read as a table ({reason}).") from None
-
-
-def header(file: Path) -> list[str]:
-    """Return the names of a table's columns as they are written in its file."""
-
-    def names(pd: Any) -> list[str]:
-        if file.suffix == ".parquet":
-            from pyarrow.parquet import read_schema
-
-            return list(read_schema(file).names)
-        first = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False)
-        return list(first.iloc[0])
-
-    return list(_reading(file, names))
-
-
-def read_columns(file: Path, values: Mapping[str, Sequence[int | str]]) -> pd.DataFrame:
-    """Read these columns of a table; a word for nothing that is one of its values is a value."""
-    names = list(values)
-    if file.suffix == ".parquet":
-        table = _reading(file, lambda pd: pd.read_parquet(file, columns=names))
-    else:
-        empty = {name: [e for e in _EMPTY if e not in known] for name, known in values.items()}
-        texts = {name: str for name, known in values.items() if isinstance([*known, 0][0], str)}
-
-        def read(pd: Any) -> Any:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are too long
-                return pd.read_csv(  # all columns, or else the length of rows goes unchecked
-                    file, index_col=False, low_memory=False, dtype=texts,
-                    keep_default_na=False, na_values=empty,
-                )  # fmt: skip
-
-        table = _reading(file, read)
-    chosen: pd.DataFrame = table[names].reset_index(drop=True)
-    return chosen
-
-
-def row_number(file: Path, row: int) -> int:
-    """Return the number of a table's row in its file, as a spreadsheet shows it."""
-    if file.suffix == ".parquet":
-        return row + 1
-    with file.open(newline="", encoding="utf-8-sig") as text:
-        records = enumerate(csv.reader(text), 1)
-        full = (i for i, cells in records if len(cells) > 1 or "".join(cells).strip())
-        return next(itertools.islice(full, row + 1, None), row + 2)
+def read_table(file: Path, written: Written = UNSAID) -> pd.DataFrame:
+    """Read a .csv, .csv.gz or .parquet file."""
+    source = tables.opened(file, written)
+    twice = next((name for name in source.header if source.header.count(name) > 1), None)
+    if twice is not None:
+        raise tables.called_alike(file, twice)
+    return source.frame()
 
 
 def numbers(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
@@ -290,17 +227,18 @@ def codes(column: pd.Series[Any], values: Sequence[int | str]) -> npt.NDArray[np
     return found
 
 
-def read_tables(files: Sequence[Path]) -> pd.DataFrame:
+def read_tables(files: Sequence[Path], written: Written = UNSAID) -> pd.DataFrame:
     """Read one table per party and put them under each other, in column `PARTY` the file's name."""
     import pandas as pd
 
-    tables = [read_table(file) for file in files]
-    for file, table in zip(files, tables, strict=True):
-        odd = sorted(set(map(str, table.columns)) ^ set(map(str, tables[0].columns)))
+    read = [read_table(file, written) for file in files]
+    for file, table in zip(files, read, strict=True):
+        odd = sorted(set(map(str, table.columns)) ^ set(map(str, read[0].columns)))
         if odd:
             raise ArchipelError(
-                f"party '{file.stem}': column '{odd[0]}' is not in every file; make columns equal."
+                f"party '{tables.stem(file)}': column '{odd[0]}' is not in every file; make "
+                "columns equal."
             )
-    named = [t.assign(**{PARTY: f.stem}) for f, t in zip(files, tables, strict=True)]
+    named = [t.assign(**{PARTY: tables.stem(f)}) for f, t in zip(files, read, strict=True)]
     joined: pd.DataFrame = pd.concat(named, ignore_index=True)
     return joined

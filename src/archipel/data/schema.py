@@ -21,13 +21,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from archipel.data import frames
+from archipel.data import frames, tables
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.build import fraction
+from archipel.data.cells import Cells, in_all, refusal, too_empty
+from archipel.data.column import Column
+from archipel.data.dialect import UNSAID, Written
 from archipel.data.federation import Federation
 from archipel.data.rows import Bools, draw_own_test
 from archipel.data.scaling import Scaling, Sums
+from archipel.data.summary import Summary, summary
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
@@ -39,37 +43,6 @@ TEST = 0.2  # share of a party's rows to test on, where a study does not say
 _MISSING = ("error", "drop", "mean")
 
 
-class Column(NamedTuple):
-    """A column of a table: numbers, or some values in an order."""
-
-    name: str
-    values: tuple[int, ...] | tuple[str, ...] = ()  # none for numbers
-
-    @classmethod
-    def of(cls, name: str, kind: Any) -> Column:
-        """Check what a study says of a column."""
-        field = f"data.schema.{name} = {json.dumps(kind, default=str, ensure_ascii=False)}"
-        if kind == "number":
-            return cls(name)
-        if not isinstance(kind, list | tuple):
-            raise ArchipelError(f'{field}: give "number", or a list of its values.')
-        if not (all(type(v) is int for v in kind) or all(type(v) is str for v in kind)):
-            raise ArchipelError(f"{field}: give whole numbers, or texts in quotes, not both.")
-        if len(kind) < 2:
-            raise ArchipelError(f"{field}: give two values or more.")
-        if len(set(kind)) < len(kind):
-            twice = next(v for i, v in enumerate(kind) if v in kind[:i])
-            raise ArchipelError(f"{field}: {json.dumps(twice)} is there twice; give it once.")
-        if any(isinstance(v, str) and v.strip() != (v or " ") for v in kind):
-            raise ArchipelError(f"{field}: give texts without blanks around them, none empty.")
-        return cls(name, tuple(kind))
-
-    @property
-    def encoded(self) -> list[str]:
-        """Names of the features it becomes: a 0/1 one for each value but the first."""
-        return [f"{self.name}={value}" for value in self.values[1:]] or [self.name]
-
-
 class Report(NamedTuple):
     """What there is in a party's file, for those who answer for it."""
 
@@ -78,6 +51,9 @@ class Report(NamedTuple):
     missing: dict[str, int]  # empty cells of each column that has some
     classes: dict[str, int]  # rows used of each class, or with each value of the event
     ignored: list[str]  # columns that are not read
+    columns: list[Summary]  # what is in each that is
+    read_with: dict[str, str]  # separator, decimal mark and encoding of a text file
+    refused: list[str]  # why the table cannot be used: ranges, empty cells
 
 
 class Records(NamedTuple):
@@ -132,6 +108,7 @@ class Schema:
     features: tuple[Column, ...]
     targets: tuple[Column, ...]  # one, or time and event
     missing: str = "error"  # "drop" the row, or fill in the "mean"
+    written: Written = UNSAID  # how files are; each has its own way, which no hash covers
 
     @classmethod
     def of(
@@ -151,6 +128,12 @@ class Schema:
             if name not in columns:
                 raise unknown("data.target", name, columns)
         known = {name: Column.of(name, kind) for name, kind in columns.items()}
+        if missing == "error" and any(column.missing for column in known.values()):
+            name = next(name for name, column in known.items() if column.missing)
+            raise ArchipelError(
+                f'data.schema.{name}.missing = {known[name].missing:g}: data.missing = "error" '
+                'allows no empty cell; say "drop" or "mean" there, or leave it out.'
+            )
         if len(targets) > 2 or len(set(targets)) < len(targets):
             raise ArchipelError(f"data.target = {targets}: give one column, or [time, event].")
         if len(targets) == 2 and [known[name].values for name in targets] != [(), (0, 1)]:
@@ -204,7 +187,8 @@ class Schema:
     @property
     def hash(self) -> str:
         """The same for two studies whose tables are read alike."""
-        parts = [self.features, self.targets, self.missing]
+        features, targets = ([c.identity for c in part] for part in (self.features, self.targets))
+        parts = [features, targets, self.missing]
         return sha256(json.dumps(parts).encode()).hexdigest()
 
     def empty(self) -> Federation:
@@ -223,7 +207,7 @@ class Schema:
         Which rows they are follows from the table and the share alone: a study that could choose
         them would see from sums of its choice what single rows hold.
         """
-        rows = self._rows(path)
+        rows = self._rows(path).allowed()
         is_test = self._draw(rows.y, np.zeros(len(rows.x), np.int64), test)
         return Records(
             self, torch.from_numpy(rows.x), torch.from_numpy(rows.y), torch.from_numpy(is_test)
@@ -234,7 +218,10 @@ class Schema:
         rows = self._rows(path)
         kinds, codes = self.targets[-1].values, rows.y[:, -1] if rows.y.ndim == 2 else rows.y
         classes = {str(kind): int((codes == i).sum()) for i, kind in enumerate(kinds)}
-        return Report(rows.total, len(rows.x), rows.missing, classes, rows.ignored)
+        return Report(
+            rows.total, len(rows.x), rows.missing, classes, rows.ignored, rows.columns,
+            rows.read_with, rows.refused,
+        )  # fmt: skip
 
     def federation(
         self,
@@ -253,15 +240,15 @@ class Schema:
         A party's test rows follow from its own rows and the share alone (`rows.draw_own_test`);
         the seed deals rows out where there is a partition.
         """
-        tables = [self._rows(file, by) for file in files]
-        x, y = (np.concatenate([getattr(t, name) for t in tables]) for name in ("x", "y"))
-        names: list[str] | None = [file.stem for file in files]
-        owner = np.repeat(np.arange(len(files)), [len(t.x) for t in tables])
+        parts = [self._rows(file, by).allowed() for file in files]
+        x, y = (np.concatenate([getattr(t, name) for t in parts]) for name in ("x", "y"))
+        names: list[str] | None = [tables.stem(file) for file in files]
+        owner = np.repeat(np.arange(len(files)), [len(t.x) for t in parts])
         if partition is not None:
             labels = y[:, 0] if y.ndim == 2 else y
             owner, names = partitions.assign(labels, partition, parties, seed), None
         elif by is not None:
-            whose = np.concatenate([t.party for t in tables])
+            whose = np.concatenate([t.party for t in parts])
             values, owner = np.unique(whose, return_inverse=True)
             names = [str(value) for value in values]
         return Federation.from_rows(
@@ -284,11 +271,12 @@ class Schema:
 
     def _rows(self, path: Path, by: str | None = None) -> _Rows:
         """Read the columns of a file that have a name here, and check every value."""
-        there = frames.header(path)
+        source = tables.opened(path, self.written)
         named = [*self.named, *([by] if by else [])]
-        self._check_header(path, there, named)
-        texts = {c.name: c.values for c in (*self.features, *self.targets)}
-        frame = frames.read_columns(path, {name: texts.get(name, ()) for name in named})
+        self._check_header(path, source.header, named)
+        known = (*self.features, *self.targets)
+        texts = {c.name: c.values for c in known}
+        frame = source.columns({name: texts.get(name) for name in named})
         total = len(frame)
         empty = frame.isna()
         missing = {name: int(empty[name].sum()) for name in named if empty[name].any()}
@@ -296,20 +284,31 @@ class Schema:
             frame = frame[~empty.any(axis=1)]
         else:
             required = named if self.missing == "error" else named[len(self.features) :]
-            self._refuse_empty(path, empty, required)
+            self._refuse_empty(path, source, empty, required)
         if len(frame) == 0:
             raise ArchipelError(f"'{path}': no row is left to learn from; look for empty cells.")
-        encoded = [part for c in self.features for part in _encode(path, frame, c)]
+        file = Cells(path, source, frame)
+        numbers = {c.name: file.numbers(c) for c in known}
+        encoded = [part for c in self.features for part in _encode(c, numbers[c.name])]
+        y = np.stack([numbers[c.name] for c in self.targets], axis=1)
         if len(self.targets) == 2:
-            y = np.stack([_numbers(path, frame, c) for c in self.targets], axis=1)
-            _refuse(path, frame, self.targets[0], y[:, 0] < 0, "is below 0")
+            file.refuse(self.targets[0], y[:, 0] < 0, "is below 0")
         else:
-            (target,) = self.targets
-            y = _numbers(path, frame, target)
-            y = y.astype(np.int64) if target.values else y
-        party = frames.comparable(frame[by]) if by else np.empty(0)
-        ignored = [name for name in there if name not in named]
-        return _Rows(np.stack(encoded, axis=1), y, party, total, missing, ignored)
+            y = y[:, 0].astype(np.int64) if self.classes else y[:, 0]
+        return _Rows(
+            x=np.stack(encoded, axis=1),
+            y=y,
+            party=frames.comparable(frame[by]) if by else np.empty(0),
+            total=total,
+            missing=missing,
+            ignored=[name for name in source.header if name not in named],
+            columns=[summary(c, numbers[c.name], missing.get(c.name, 0), total) for c in known],
+            read_with=source.read_with,
+            refused=[
+                *too_empty(path, known, missing, total),
+                *(said for c in known for said in file.out_of_range(c, numbers[c.name])),
+            ],
+        )
 
     def _check_header(self, path: Path, there: Sequence[str], named: Sequence[str]) -> None:
         absent = [name for name in named if name not in there]
@@ -323,18 +322,20 @@ class Schema:
             )
         for name in named:
             if there.count(name) > 1:
-                raise ArchipelError(f"'{path}': two columns are called '{name}'; rename one.")
+                raise tables.called_alike(path, name)
 
-    def _refuse_empty(self, path: Path, empty: pd.DataFrame, required: Sequence[str]) -> None:
+    def _refuse_empty(
+        self, path: Path, source: tables.Source, empty: pd.DataFrame, required: Sequence[str]
+    ) -> None:
         for name in required:
             holes = np.flatnonzero(empty[name].to_numpy())
             if len(holes) == 0:
                 continue
             features = [column.name for column in self.features]
             ways = '"drop"' + (' or "mean"' if name in features else "")
-            row = frames.row_number(path, int(holes[0]))
+            row = source.row(int(holes[0]))
             raise ArchipelError(
-                f"'{path}': column '{name}' is empty in row {row}{_in_all(len(holes))}; fill it "
+                f"'{path}': column '{name}' is empty in row {row}{in_all(len(holes))}; fill it "
                 f"in, or have the study say data.missing = {ways}."
             )
 
@@ -348,42 +349,20 @@ class _Rows(NamedTuple):
     total: int
     missing: dict[str, int]
     ignored: list[str]
+    columns: list[Summary]
+    read_with: dict[str, str]
+    refused: list[str]
+
+    def allowed(self) -> _Rows:
+        """The same, unless something is out of what the study allows."""
+        if self.refused:
+            raise refusal(self.refused)
+        return self
 
 
-def _encode(path: Path, frame: pd.DataFrame, column: Column) -> list[npt.NDArray[np.float64]]:
+def _encode(column: Column, numbers: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
     """Return the features that a column becomes, NaN in empty cells."""
-    numbers = _numbers(path, frame, column)
     if not column.values:
         return [numbers]
     hole = np.where(np.isnan(numbers), np.nan, 0.0)
     return [(numbers == code) + hole for code in range(1, len(column.values))]
-
-
-def _numbers(path: Path, frame: pd.DataFrame, column: Column) -> npt.NDArray[np.float64]:
-    """Return a column's numbers, or the places of its values in their list; NaN where empty."""
-    series = frame[column.name]
-    if column.values:
-        numbers = frames.codes(series, column.values)
-    else:
-        numbers = frames.numbers(series)
-        numbers[np.abs(numbers) > 3e38] = np.nan
-    among = ", ".join(map(str, column.values))
-    wrong = np.isnan(numbers) & series.notna().to_numpy()
-    said = f"is not among {among}" if among else "is no number below 3e38"
-    _refuse(path, frame, column, wrong, said)
-    return numbers
-
-
-def _refuse(path: Path, frame: pd.DataFrame, column: Column, wrong: Bools, said: str) -> None:
-    found = np.flatnonzero(wrong)
-    if len(found):
-        row = frames.row_number(path, int(frame.index[found[0]]))
-        value = str(frame[column.name].iloc[found[0]])
-        raise ArchipelError(
-            f"'{path}': column '{column.name}', row {row}: {value!r} {said}"
-            f"{_in_all(len(found))}; correct the file."
-        )
-
-
-def _in_all(many: int) -> str:
-    return f" ({many} such rows in all)" if many > 1 else ""

@@ -9,11 +9,15 @@ afterwards is not used unseen.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
+from typing import NamedTuple
 
 from archipel import sections
+from archipel.data.cells import refusal
+from archipel.data.dialect import UNSAID, Written
 from archipel.data.schema import Records, Report, Schema
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError
@@ -31,33 +35,80 @@ def schema_of(study: Study) -> Schema:
     return sections.schema_of(study.data)
 
 
-def bind(folder: Path, study: Study, file: Path) -> Report:
-    """Check a table against a study, and use it for all studies that describe it so."""
-    schema = schema_of(study)
+class Bound(NamedTuple):
+    """A table that was bound: where it lies, what it was, and how it is written."""
+
+    schema: str  # the hash of what it is read by
+    file: Path
+    sha256: str
+    written: Written
+
+    @property
+    def unchanged(self) -> bool:
+        return self.file.is_file() and _digest(self.file) == self.sha256
+
+
+def bind(
+    folder: Path,
+    study: Study,
+    file: Path,
+    written: Written = UNSAID,
+    show: Callable[[Report], None] = lambda _: None,
+) -> Report:
+    """Check a table against a study, and use it for all studies that describe it so.
+
+    `show` is given what is in the table before it may be refused.
+    """
+    schema = replace(schema_of(study), written=written)
+    sha256 = _digest(file)
     report = schema.report(file)
+    show(report)
+    if report.refused:
+        raise refusal(report.refused)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    bound = {"file": str(file.absolute()), "sha256": _digest(file)}
+    bound = {"file": str(file.absolute()), "sha256": sha256, "written": written._asdict()}
     write(folder / f"{schema.hash}.json", json.dumps(bound, indent=1).encode())
     return report
 
 
-def records(folder: Path, study: Study) -> Records:
-    """The table that was bound for a study, checked again."""
-    schema = schema_of(study)
-    path = folder / f"{schema.hash}.json"
+def bound(folder: Path) -> list[Bound]:
+    """All tables that were bound, by the hash of what they are read by."""
+    return [_read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def find(folder: Path, study: Study) -> Bound:
+    """The table that was bound for a study, unchanged."""
+    path = folder / f"{schema_of(study).hash}.json"
     if not path.exists():
         raise ArchipelError(
             f"study {study.name}: no table of this site is bound to its columns; run 'archipel "
-            f"site data add --schema {study.name} --csv FILE'."
+            f"site data add {study.name} TABLE'."
         )
-    bound = json.loads(path.read_bytes())
-    file = Path(bound["file"])
-    if not file.is_file() or _digest(file) != bound["sha256"]:
+    found = _read(path)
+    if not found.unchanged:
         raise ArchipelError(
-            f"'{file}': is not the table that was bound any more; run 'archipel site data add' "
-            "again to check the new one."
+            f"'{found.file}': is not the table that was bound any more; run 'archipel site data "
+            "add' again to check the new one."
         )
-    return schema.read(file, study.data.test)._replace(table=bound["sha256"])
+    return found
+
+
+def report(folder: Path, study: Study) -> Report:
+    """What is in the table that was bound for a study."""
+    found = find(folder, study)
+    return replace(schema_of(study), written=found.written).report(found.file)
+
+
+def records(folder: Path, study: Study) -> Records:
+    """The table that was bound for a study, checked again."""
+    found = find(folder, study)
+    schema = replace(schema_of(study), written=found.written)
+    return schema.read(found.file, study.data.test)._replace(table=found.sha256)
+
+
+def _read(path: Path) -> Bound:
+    kept = json.loads(path.read_bytes())
+    return Bound(path.stem, Path(kept["file"]), kept["sha256"], Written(**kept["written"]))
 
 
 def facts(records: Records, counts: bool) -> Facts:

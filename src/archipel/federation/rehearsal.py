@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from archipel import sections
 from archipel.data import frames
+from archipel.data.dialect import Written
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError, RunFailed
@@ -86,6 +88,7 @@ async def rehearse(
                 "party": k,
                 "sites": sites,
                 "table": str(tables[k]) if tables else "",
+                "written": sections.written_of(study.data) if study.data.folder else [],
                 "silence": silence,
                 "listens": f"localhost:{_free_port()}" if peers else "",
             }
@@ -145,7 +148,8 @@ async def _site(given: dict[str, Any]) -> None:
             await stack.enter_async_context(site.listening(given["listens"]))
         text, _ = await site.fetch(link, digest)
         if given["table"]:
-            binding.bind(home / "data", site.shelf.read(digest), Path(given["table"]))
+            written = Written(*given["written"])
+            binding.bind(home / "data", site.shelf.read(digest), Path(given["table"]), written)
             facts = binding.facts(binding.records(home / "data", site.shelf.read(digest)), True)
         else:
             data = party_of(Study.read(given["study"]), given["party"], given["sites"])
@@ -171,7 +175,7 @@ def _tables(study: Study, names: Sequence[str], out: Path) -> list[Path]:
             "data.partition: a rehearsal of tables has a table per site; give data.by or "
             "data.folder."
         )
-    table = frames.read_table(study.base / str(data.file))
+    table = frames.read_table(study.base / str(data.file), sections.written_of(data))
     paths = []
     for name in names:
         paths.append(out / "tables" / f"{_site_name(name)}.csv")

@@ -131,10 +131,8 @@ class Site:
         try:
             answer = await asyncio.wait_for(link.ask(Letter("enrol", fields)), 30)
         except (Cut, TimeoutError) as error:
-            raise ArchipelError(
-                f"no coordinator at {invitation.address} ({error or 'no answer'}): is it up, and "
-                "may this machine reach it?"
-            ) from None
+            silent = f"the coordinator at {invitation.address} does not answer; try again later."
+            raise ArchipelError(f"not joined: {str(error) or silent}") from None
         finally:
             await link.close()
         if answer["authority"] != invitation.authority:

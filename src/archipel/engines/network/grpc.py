@@ -23,6 +23,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by wh
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # nothing here forks with a channel open
 import grpc
 
+from archipel.engines.network.failures import Goal, explain
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import SMALL, Answer, Cut, Partials, ask, serve
 from archipel.errors import ArchipelError, RunFailed
@@ -76,7 +77,7 @@ class _Stream:
                 await self._write(data)
         except TimeoutError:
             raise Cut("the other side takes nothing.") from None
-        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             raise _cut(error) from None
 
     async def receive(self) -> bytes:
@@ -85,7 +86,7 @@ class _Stream:
                 data = await self._read()
         except TimeoutError:
             raise Cut("the other side sends nothing.") from None
-        except (grpc.RpcError, grpc.aio.UsageError) as error:
+        except (grpc.RpcError, grpc.aio.BaseError) as error:
             raise _cut(error) from None
         if data is grpc.aio.EOF:
             raise Cut("the other side ended the conversation.")
@@ -102,7 +103,8 @@ class GrpcLink:
 
     def __init__(self, address: str, name: str, credentials: Credentials, most: int = SMALL):
         """`most` is how large an answer may be; whoever expects a model says so."""
-        self._partials, self.most, self.pieces, self._name = Partials(), most, 0, name
+        self._partials, self.most, self.pieces = Partials(), most, 0
+        self._goal = Goal(address, name, credentials.chain, credentials.authority)
         self._channel = grpc.aio.secure_channel(
             address,
             grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.chain),
@@ -122,7 +124,9 @@ class GrpcLink:
             with suppress(TimeoutError):  # why comes a moment after the cut itself
                 code = await asyncio.wait_for(call.code(), 1.0)
             if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
-                raise ArchipelError(f"{self._name} refuses: {await call.details()}") from None
+                raise ArchipelError(f"{self._goal.name} refuses: {await call.details()}") from None
+            if code == grpc.StatusCode.UNAVAILABLE:
+                raise Cut(await explain(await call.details() or "", self._goal)) from None
             raise
         finally:
             call.cancel()
@@ -148,6 +152,16 @@ def _allow_files() -> None:
     most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+async def _end(context: Any, code: Any, why: str) -> None:
+    """End a conversation with a reason, unless it is over: the caller is gone, or the server is."""
+    try:
+        await context.abort(code, why)
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        pass
 
 
 class GrpcServer:
@@ -215,12 +229,12 @@ class GrpcServer:
             moved = functools.partial(self._moved, name)
             await serve(stream, name, self._answer, self._partials, self._most, moved)
         except Cut:
-            await context.abort(grpc.StatusCode.ABORTED, "cut")
+            await _end(context, grpc.StatusCode.ABORTED, "cut")
         except ArchipelError:  # the fault is not the caller's: it asks again
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer now")
+            await _end(context, grpc.StatusCode.UNAVAILABLE, "no answer now")
         except Exception:  # nobody foresaw it; why is not the caller's business
             logging.getLogger("archipel").exception("a letter of %s could not be answered", name)
-            await context.abort(grpc.StatusCode.INTERNAL, "no answer")
+            await _end(context, grpc.StatusCode.INTERNAL, "no answer")
         finally:
             self._talking[name] -= 1
             if not self._talking[name]:

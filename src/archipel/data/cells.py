@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a table's cells against what a study says of its columns; a row names a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from archipel.data import frames
+from archipel.data.column import Column
+from archipel.data.rows import Bools
+from archipel.data.summary import outside, reason
+from archipel.data.tables import Source
+from archipel.errors import ArchipelError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Cells(NamedTuple):
+    """The rows of a file that are used, as they are written."""
+
+    path: Path
+    source: Source
+    frame: pd.DataFrame
+
+    def numbers(self, column: Column) -> npt.NDArray[np.float64]:
+        """Return a column's numbers, or the places of its values in their list; NaN if empty."""
+        series = self.frame[column.name]
+        if column.values:
+            numbers = frames.codes(series, column.values)
+        else:
+            numbers = frames.numbers(series)
+            numbers[np.abs(numbers) > 3e38] = np.nan
+        among = ", ".join(map(str, column.values))
+        wrong = np.isnan(numbers) & series.notna().to_numpy()
+        self.refuse(column, wrong, f"is not among {among}" if among else "is no number below 3e38")
+        return numbers
+
+    def refuse(self, column: Column, wrong: Bools, said: str) -> None:
+        if wrong.any():
+            raise ArchipelError(self._said(column, wrong, said, "correct the file"))
+
+    def out_of_range(self, column: Column, numbers: npt.NDArray[np.float64]) -> list[str]:
+        """What is said of numbers that are out of the range that was agreed."""
+        wrong = outside(column, numbers)
+        if column.values or not wrong.any():
+            return []
+        why = reason(column, float(numbers[wrong][0]), numbers)
+        remedy = why or "correct the file, or have the study allow it"
+        return [self._said(column, wrong, f"is out of range, {column.range}", remedy)]
+
+    def _said(self, column: Column, wrong: Bools, said: str, remedy: str) -> str:
+        found = np.flatnonzero(wrong)
+        row = self.source.row(int(self.frame.index[found[0]]))
+        value = str(self.frame[column.name].iloc[found[0]])
+        many = in_all(len(found))
+        return (
+            f"'{self.path}': column '{column.name}', row {row}: {value!r} {said}{many}; {remedy}."
+        )
+
+
+def too_empty(
+    path: Path, columns: Sequence[Column], missing: Mapping[str, int], total: int
+) -> list[str]:
+    """What is said of columns with more empty cells than were agreed."""
+    return [
+        f"'{path}': column '{c.name}' is empty in {missing[c.name]} of {total} rows, a share of "
+        f"{missing[c.name] / total:.3g} where the study allows {c.missing:g}; fill cells in, or "
+        f"have the study say another data.schema.{c.name}.missing."
+        for c in columns
+        if c.missing is not None and missing.get(c.name, 0) > c.missing * total
+    ]
+
+
+def in_all(many: int) -> str:
+    """How many rows are meant where one is named."""
+    return f" ({many} such rows in all)" if many > 1 else ""
+
+
+def refusal(sentences: Sequence[str]) -> ArchipelError:
+    """The error of a table that is not as agreed: the first column, and how many more there are."""
+    more = len(sentences) - 1
+    return ArchipelError(sentences[0] + (f" {more} more columns are wrong, too." if more else ""))
