@@ -25,6 +25,7 @@ from archipel.data import frames
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.build import fraction
+from archipel.data.features import Features
 from archipel.data.federation import Federation
 from archipel.data.rows import Bools, draw_own_test
 from archipel.data.scaling import Scaling, Sums
@@ -100,9 +101,10 @@ class Records(NamedTuple):
         Without `standardise` the scaling fills empty cells and does no more. Without a scaling
         features stay as they are, and there must be no empty cell.
         """
-        x = self.x
+        features = Features(self.schema)
         if scaling is not None:
-            x = scaling.apply(x) if standardise else scaling.fill(x)
+            features = features.scaled(scaling) if standardise else features.filled(scaling.mean)
+        x = features.apply(self.x)
         party = Federation.from_rows(
             x,
             self.y,
@@ -113,6 +115,7 @@ class Records(NamedTuple):
             classes=self.schema.classes or None,
             about=About(name),
             columns=self.schema.columns,
+            features=features,
             scan=False,
         )
         return party.single()
@@ -201,6 +204,7 @@ class Schema:
         return Federation.from_rows(
             torch.zeros(1, *self.shape), y.long() if self.classes else y, [0],
             test=[False], task=self.task, classes=self.classes or None, columns=self.columns,
+            features=Features(self),
         )  # fmt: skip
 
     # -- reading -----------------------------------------------------------------------------------
@@ -257,6 +261,7 @@ class Schema:
             classes=self.classes or None,
             about=about,
             columns=self.columns,
+            features=Features(self),
             scan=False,
         )
 
@@ -272,8 +277,7 @@ class Schema:
         there = frames.header(path)
         named = [*self.named, *([by] if by else [])]
         self._check_header(path, there, named)
-        texts = {c.name: c.values for c in (*self.features, *self.targets)}
-        frame = frames.read_columns(path, {name: texts.get(name, ()) for name in named})
+        frame = self._columns(path, named)
         total = len(frame)
         empty = frame.isna()
         missing = {name: int(empty[name].sum()) for name in named if empty[name].any()}
@@ -281,47 +285,86 @@ class Schema:
             frame = frame[~empty.any(axis=1)]
         else:
             required = named if self.missing == "error" else named[len(self.features) :]
-            self._refuse_empty(path, empty, required)
+            self._refuse_empty(path, frame, required)
         if len(frame) == 0:
             raise ArchipelError(f"'{path}': no row is left to learn from; look for empty cells.")
+        x, y = self.encode(frame, path), self.outcomes(frame, path)
+        party = frames.comparable(frame[by]) if by else np.empty(0)
+        ignored = [name for name in there if name not in named]
+        return _Rows(x, y, party, total, missing, ignored)
+
+    def encode(self, frame: pd.DataFrame, path: Path | None = None) -> npt.NDArray[np.float64]:
+        """Return the features [n, d] of a table, NaN in empty cells; `path` is where it lies."""
         encoded = [part for c in self.features for part in _encode(path, frame, c)]
+        return np.stack(encoded, axis=1)
+
+    def outcomes(self, frame: pd.DataFrame, path: Path | None = None) -> npt.NDArray[Any]:
+        """Return the targets of a table: classes or numbers [n], or (time, event) [n, 2]."""
         if len(self.targets) == 2:
             y = np.stack([_numbers(path, frame, c) for c in self.targets], axis=1)
             _refuse(path, frame, self.targets[0], y[:, 0] < 0, "is below 0")
-        else:
-            (target,) = self.targets
-            y = _numbers(path, frame, target)
-            y = y.astype(np.int64) if target.values else y
-        party = frames.comparable(frame[by]) if by else np.empty(0)
-        ignored = [name for name in there if name not in named]
-        return _Rows(np.stack(encoded, axis=1), y, party, total, missing, ignored)
+            return y
+        (target,) = self.targets
+        y = _numbers(path, frame, target)
+        return y.astype(np.int64) if target.values else y
 
-    def _check_header(self, path: Path, there: Sequence[str], named: Sequence[str]) -> None:
+    def frame(self, table: Path | pd.DataFrame, outcomes: bool) -> tuple[pd.DataFrame, list[str]]:
+        """Return the columns to predict by, with `outcomes` targets, and those not needed."""
+        wanted = [*self.features, *(self.targets if outcomes else ())]
+        named = [column.name for column in wanted]
+        path = table if isinstance(table, Path) else None
+        if path is None:
+            frame: pd.DataFrame = table.rename(columns=str).reset_index(drop=True)
+            there = list(frame.columns)
+        else:
+            there = frames.header(path)
+        self._check_header(path, there, named)
+        frame = frame[named] if path is None else self._columns(path, named)
+        rest = [name for name in there if name not in self.named]
+        targets = [column.name for column in self.targets] if outcomes else []
+        self._refuse_holes(path, frame, targets, "leave --score out, or fill it in")
+        return frame, rest
+
+    def refuse_empty(self, path: Path | None, frame: pd.DataFrame) -> None:
+        """Refuse an empty cell among the features."""
+        said = "fill it in: the model was trained on rows without empty cells"
+        self._refuse_holes(path, frame, [column.name for column in self.features], said)
+
+    def _columns(self, path: Path, named: Sequence[str]) -> pd.DataFrame:
+        values = {c.name: c.values for c in (*self.features, *self.targets)}
+        return frames.read_columns(path, {name: values.get(name, ()) for name in named})
+
+    def _check_header(self, path: Path | None, there: Sequence[str], named: Sequence[str]) -> None:
         absent = [name for name in named if name not in there]
         if absent:
             rest = {name.lower(): name for name in there if name not in named}
             near = {name: get_close_matches(name.lower(), rest, n=1) for name in absent}
             asked = [f"'{k}'" + (f" (is it '{rest[v[0]]}'?)" if v else "") for k, v in near.items()]
             raise ArchipelError(
-                f"'{path}': no column {', '.join(asked)}; name columns as the study does, the file "
-                f"has {', '.join(there)}."
+                f"{_of(path)}no column {', '.join(asked)}; name columns as the study does, the "
+                f"{'table' if path is None else 'file'} has {', '.join(there)}."
             )
         for name in named:
             if there.count(name) > 1:
-                raise ArchipelError(f"'{path}': two columns are called '{name}'; rename one.")
+                raise ArchipelError(f"{_of(path)}two columns are called '{name}'; rename one.")
 
-    def _refuse_empty(self, path: Path, empty: pd.DataFrame, required: Sequence[str]) -> None:
+    def _refuse_empty(self, path: Path, frame: pd.DataFrame, required: Sequence[str]) -> None:
+        features = [column.name for column in self.features]
         for name in required:
-            holes = np.flatnonzero(empty[name].to_numpy())
-            if len(holes) == 0:
-                continue
-            features = [column.name for column in self.features]
             ways = '"drop"' + (' or "mean"' if name in features else "")
-            row = frames.row_number(path, int(holes[0]))
-            raise ArchipelError(
-                f"'{path}': column '{name}' is empty in row {row}{_in_all(len(holes))}; fill it "
-                f"in, or have the study say data.missing = {ways}."
-            )
+            said = f"fill it in, or have the study say data.missing = {ways}"
+            self._refuse_holes(path, frame, [name], said)
+
+    def _refuse_holes(
+        self, path: Path | None, frame: pd.DataFrame, required: Sequence[str], said: str
+    ) -> None:
+        for name in required:
+            holes = np.flatnonzero(frame[name].isna().to_numpy())
+            if len(holes):
+                row = _row(path, int(holes[0]))
+                raise ArchipelError(
+                    f"{_of(path)}column '{name}' is empty in row {row}{_in_all(len(holes))}; {said}."
+                )
 
 
 class _Rows(NamedTuple):
@@ -335,7 +378,7 @@ class _Rows(NamedTuple):
     ignored: list[str]
 
 
-def _encode(path: Path, frame: pd.DataFrame, column: Column) -> list[npt.NDArray[np.float64]]:
+def _encode(path: Path | None, frame: pd.DataFrame, column: Column) -> list[npt.NDArray[np.float64]]:
     """Return the features that a column becomes, NaN in empty cells."""
     numbers = _numbers(path, frame, column)
     if not column.values:
@@ -344,7 +387,7 @@ def _encode(path: Path, frame: pd.DataFrame, column: Column) -> list[npt.NDArray
     return [(numbers == code) + hole for code in range(1, len(column.values))]
 
 
-def _numbers(path: Path, frame: pd.DataFrame, column: Column) -> npt.NDArray[np.float64]:
+def _numbers(path: Path | None, frame: pd.DataFrame, column: Column) -> npt.NDArray[np.float64]:
     """Return a column's numbers, or the places of its values in their list; NaN where empty."""
     series = frame[column.name]
     if column.values:
@@ -359,15 +402,26 @@ def _numbers(path: Path, frame: pd.DataFrame, column: Column) -> npt.NDArray[np.
     return numbers
 
 
-def _refuse(path: Path, frame: pd.DataFrame, column: Column, wrong: Bools, said: str) -> None:
+def _refuse(
+    path: Path | None, frame: pd.DataFrame, column: Column, wrong: Bools, said: str
+) -> None:
     found = np.flatnonzero(wrong)
     if len(found):
-        row = frames.row_number(path, int(frame.index[found[0]]))
+        row = _row(path, int(frame.index[found[0]]))
         value = str(frame[column.name].iloc[found[0]])
         raise ArchipelError(
-            f"'{path}': column '{column.name}', row {row}: {value!r} {said}"
-            f"{_in_all(len(found))}; correct the file."
+            f"{_of(path)}column '{column.name}', row {row}: {value!r} {said}"
+            f"{_in_all(len(found))}; correct the {'table' if path is None else 'file'}."
         )
+
+
+def _of(path: Path | None) -> str:
+    """Which file a sentence is about; a table that is in no file has no name."""
+    return "" if path is None else f"'{path}': "
+
+
+def _row(path: Path | None, row: int) -> int:
+    return row + 1 if path is None else frames.row_number(path, row)
 
 
 def _in_all(many: int) -> str:
