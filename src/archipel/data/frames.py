@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
 from archipel.data.rows import Bools, Ints
 from archipel.errors import ArchipelError, unknown
 
@@ -275,12 +276,25 @@ def read_columns(file: Path, values: Mapping[str, Sequence[int | str]]) -> pd.Da
 
 def row_number(file: Path, row: int) -> int:
     """Return the number of a table's row in its file, as a spreadsheet shows it."""
+    return row_numbers(file, row + 1)[row]
+
+
+def row_numbers(file: Path, rows: int) -> list[int]:
+    """Return the numbers of a table's first rows in its file, as a spreadsheet shows them."""
     if file.suffix == ".parquet":
-        return row + 1
+        return list(range(1, rows + 1))
     with file.open(newline="", encoding="utf-8-sig") as text:
         records = enumerate(csv.reader(text), 1)
         full = (i for i, cells in records if len(cells) > 1 or "".join(cells).strip())
-        return next(itertools.islice(full, row + 1, None), row + 2)
+        found = list(itertools.islice(full, 1, rows + 1))
+    return found + list(range(len(found) + 2, rows + 2))
+
+
+def read_text(file: Path, column: str) -> list[str]:
+    """Return a column's cells as they are written."""
+    if file.suffix == ".parquet":
+        return [str(cell) for cell in read_columns(file, {column: ()})[column]]
+    return [str(cell) for cell in read_columns(file, {column: _EMPTY})[column]]
 
 
 def numbers(column: pd.Series[Any]) -> npt.NDArray[np.float64]:

@@ -378,7 +378,9 @@ class _Rows(NamedTuple):
     ignored: list[str]
 
 
-def _encode(path: Path | None, frame: pd.DataFrame, column: Column) -> list[npt.NDArray[np.float64]]:
+def _encode(
+    path: Path | None, frame: pd.DataFrame, column: Column
+) -> list[npt.NDArray[np.float64]]:
     """Return the features that a column becomes, NaN in empty cells."""
     numbers = _numbers(path, frame, column)
     if not column.values:
