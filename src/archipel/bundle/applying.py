@@ -111,8 +111,8 @@ class Bundle:
         wanted, there = prod(self.about.network.shape), frames.header(path)
         if len(there) != wanted:
             raise ArchipelError(
-                f"'{path}': has {len(there)} columns; the model takes {wanted}, one for each number "
-                f"of a point of shape {self.about.network.shape}, or the points as a .npy file."
+                f"'{path}': has {len(there)} columns; the model takes {wanted}, one for each "
+                f"number of a point of shape {self.about.network.shape}, or a .npy file of points."
             )
         if all(map(_is_number, there)) and there != [str(i) for i in range(wanted)]:
             raise ArchipelError(f"'{path}': its first row is no header; name columns, 0, 1, 2, ...")

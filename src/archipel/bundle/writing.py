@@ -141,8 +141,8 @@ def of_run(run: Run, party: str | None = None) -> Source:
     """The model that a run's parties share, or the one that a party uses."""
     if not isinstance(run.study, Study) or run.folder is None:
         raise ArchipelError(
-            f"run '{run.name}' was made from objects in Python: a bundle needs a study, which names "
-            "the model; 'archipel export' gives its weights."
+            f"run '{run.name}' was made from objects in Python: a bundle needs a study, which "
+            "names the model; 'archipel export' gives its weights."
         )
     if not run.history:
         raise ArchipelError(f"run '{run.name}' has no round to show for: resume it.")

@@ -50,7 +50,7 @@ class Federation:
     names: Sequence[str] | None = None  # of the parties; "0", "1", ... if None
     about: About = field(default_factory=About)
     columns: Sequence[str] | None = None  # of the features, where they have names
-    features: Features = Features()
+    features: Features = Features()  # how a row becomes a point
     scan: InitVar[bool] = True  # whether to look at every value; False if it was done before
 
     def __post_init__(self, scan: bool) -> None:

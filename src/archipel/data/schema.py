@@ -313,13 +313,12 @@ class Schema:
         wanted = [*self.features, *(self.targets if outcomes else ())]
         named = [column.name for column in wanted]
         path = table if isinstance(table, Path) else None
-        if path is None:
-            frame: pd.DataFrame = table.rename(columns=str).reset_index(drop=True)
-            there = list(frame.columns)
-        else:
-            there = frames.header(path)
+        there = frames.header(table) if isinstance(table, Path) else [*map(str, table.columns)]
         self._check_header(path, there, named)
-        frame = frame[named] if path is None else self._columns(path, named)
+        if isinstance(table, Path):
+            frame = self._columns(table, named)
+        else:
+            frame = table.rename(columns=str).reset_index(drop=True)[named]
         rest = [name for name in there if name not in self.named]
         targets = [column.name for column in self.targets] if outcomes else []
         self._refuse_holes(path, frame, targets, "leave --score out, or fill it in")
@@ -362,8 +361,9 @@ class Schema:
             holes = np.flatnonzero(frame[name].isna().to_numpy())
             if len(holes):
                 row = _row(path, int(holes[0]))
+                many = _in_all(len(holes))
                 raise ArchipelError(
-                    f"{_of(path)}column '{name}' is empty in row {row}{_in_all(len(holes))}; {said}."
+                    f"{_of(path)}column '{name}' is empty in row {row}{many}; {said}."
                 )
 
 
