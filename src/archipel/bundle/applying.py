@@ -18,7 +18,7 @@ from archipel.bundle import files
 from archipel.bundle.manifest import Manifest, NetworkPart
 from archipel.data import frames
 from archipel.data.features import Points
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, clean
 from archipel.loading import made
 from archipel.losses import LOSSES, default_loss
 from archipel.model import Model
@@ -62,7 +62,7 @@ class Bundle:
 
     def __repr__(self) -> str:
         about = self.about
-        return f"Bundle '{about.study.name}': {about.task}, {about.model}"
+        return clean(f"Bundle '{about.study.name}': {about.task}, {about.model}")
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -176,12 +176,17 @@ def load_bundle(folder: str | Path, trust_code: bool = False) -> Bundle:
         about = Manifest.read(content[files.ABOUT])
         tensors = _tensors(content[files.MODEL])
         module = _module(about.network, tensors, folder, set(content), trust_code)
-        card, study = (content[name].decode() for name in (files.CARD, files.STUDY))
+        card, study = (_shown(content[name].decode()) for name in (files.CARD, files.STUDY))
     except UnicodeDecodeError:
         raise ArchipelError(f"bundle '{folder}': its card or study is not UTF-8.") from None
     except ArchipelError as error:
         raise type(error)(f"bundle '{folder}': {error}") from None
     return Bundle(about, module, card, study, digest)
+
+
+def _shown(text: str) -> str:
+    """Text whose lines a terminal may show."""
+    return "\n".join(map(clean, text.split("\n")))
 
 
 def _tensors(content: bytes) -> dict[str, Tensor]:
@@ -201,12 +206,12 @@ def _module(
 ) -> nn.Module:
     """Build the network around its weights; a reference network takes no memory before they fit."""
     name, shape = network.name, tuple(network.shape)
-    _check_options(network, tensors)
     try:
         if ".py" in name:
             _check_code(name, names, trust)
             built = made(name, network.options, shape, network.outputs, folder)
         elif name in models.MODELS:
+            _check_options(network, tensors)
             with torch.device("meta"):
                 built = models.build(name, shape, network.outputs, **network.options)
         else:

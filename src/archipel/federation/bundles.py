@@ -49,6 +49,11 @@ def of_run(run: Run, party: str | None = None) -> Source:
             f"--party {party}: sites' own models are at the sites; there, 'archipel site "
             "personalise' writes a bundle."
         )
+    if run.task_model.buffer_spec.size:
+        raise ArchipelError(
+            f"run '{run.name}': its model has BatchNorm, whose statistics are at the sites; there, "
+            "'archipel site personalise' writes a bundle."
+        )
     folder = Folder(run.folder)
     row = folder.journal.row()
     folder.journal.close()
@@ -72,15 +77,17 @@ def of_run(run: Run, party: str | None = None) -> Source:
     )
 
 
-def of_site(site: Site, study: str, seat: Seat, data: Federation, w: Vector) -> Path | None:
-    """Write the bundle of the model that a site uses after a study; return its folder.
+def of_site(
+    site: Site, study: str, seat: Seat, data: Federation, w: Vector, rounds: int
+) -> Path | None:
+    """Write the bundle of the model that a site uses after so many rounds; return its folder.
 
     None where the site predicts by more than a model: its rows go into no bundle.
     """
     described, algorithm = site.shelf.read(study), seat.algorithm
     if hasattr(algorithm, "predict"):
         return None
-    rounds, peer = described.study.rounds, is_peer(algorithm)
+    peer = is_peer(algorithm)
     own = peer or seat.has_personal
     buffers = seat.statistics(w)
     source = Source(

@@ -230,7 +230,7 @@ class PeerSite(Site):
             module = seat.model.to_module(first(seat.own.state), seat.own.buffers)
             tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
             write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
-            bundles.of_site(self, study, seat, data, first(seat.own.state))
+            bundles.of_site(self, study, seat, data, first(seat.own.state), peer.round)
             self.audit.append("done", study=study, rounds=peer.round)
             if self._stays:
                 say(f"done, after round {peer.round}; answers others that come back")

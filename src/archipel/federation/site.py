@@ -270,7 +270,7 @@ class Site:
         module = seat.model.to_module(w, seat.statistics(w))
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
         write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
-        bundles.of_site(self, study, seat, data, w)
+        bundles.of_site(self, study, seat, data, w, rounds)
         self.audit.append("personalised", study=study, rounds=rounds)
         return seat.score(w, rounds, own=seat.has_personal)
 
