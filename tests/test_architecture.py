@@ -27,7 +27,7 @@ LAYERS = [
     {"history", "run", "scorecard", "report"},
     {"recording", "identity"},
     {"simulation"},
-    {"plugins", "fields", "sections", "loading", "study", "runs", "estimators"},
+    {"plugins", "fields", "sections", "loading", "study", "runs", "estimators", "bundle"},
     {"comparison", "template", "demo", "federation"},
     {"cli", "__main__"},
 ]

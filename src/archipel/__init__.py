@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         PFedMe,
         Scaffold,
     )
+    from archipel.bundle import load_bundle
     from archipel.comparison import Comparison, compare
     from archipel.core import (
         Batch,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedOpt FedPer FedProx FedRep "
     "FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
+    "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm ServerAlgorithm "
     "Uploads",
@@ -130,6 +132,7 @@ __all__ = [
     "list_runs",
     "live_view",
     "load",
+    "load_bundle",
     "open_run",
     "resume",
     "simulate",

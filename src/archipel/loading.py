@@ -108,15 +108,28 @@ def model_of(
     """Build what [model] names; `options` are those of the model."""
     name = network.name
     if name is not None and name not in models.MODELS:
-        make = plugins.find("model", name, base)
-        known = fields.hints(make)
-        given = {"shape": list(data.shape), "outputs": data.classes or 1, **network.given}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            net = fields.build("model", make, {k: v for k, v in given.items() if k in known})
-        if not isinstance(net, torch.nn.Module | Model):
-            raise ArchipelError(
-                f"model.name = '{name}': returns {type(net).__name__}, not a torch.nn.Module."
-            )
+        net = made(name, network.given, data.shape, data.classes or 1, base, seed)
         return build_model(net, data, network.loss, seed)
     return build_model(name, data, network.loss, seed, options)
+
+
+def made(
+    name: str,
+    options: Mapping[str, Any],
+    shape: tuple[int, ...],
+    outputs: int,
+    base: Path,
+    seed: int = 0,
+) -> torch.nn.Module | Model:
+    """Build a network of a package or of a Python file, for points of this shape."""
+    make = plugins.find("model", name, base)
+    known = fields.hints(make)
+    given = {"shape": list(shape), "outputs": outputs, **options}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = fields.build("model", make, {k: v for k, v in given.items() if k in known})
+    if not isinstance(net, torch.nn.Module | Model):
+        raise ArchipelError(
+            f"model.name = '{name}': returns {type(net).__name__}, not a torch.nn.Module."
+        )
+    return net

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from hashlib import sha256
 from pathlib import Path
 
+import pandas
 import pytest
 import safetensors.torch
 import torch
@@ -247,6 +250,34 @@ def test_a_site_gets_the_model(federation):
     )
     assert all(torch.equal(own[name], shared[name]) for name in shared)
     assert made["metrics"]["auc"] > 0.8
+
+
+def test_the_models_of_coordinator_and_site_predict_alike(federation):
+    """E2: what a study learnt is applied to a table, without the study's data."""
+    made = federation.json("site", "personalise", "heart", "--home", "cleveland")
+    (run,) = (federation.folder / "coordinator" / "runs").iterdir()
+    told = federation.json("export", run, "--bundle", "heart-model")
+    about = json.loads((federation.folder / "heart-model" / "bundle.json").read_text())
+    text = (federation.folder / "heart-model" / "study.toml").read_bytes()
+    predicted = [
+        federation.json("predict", bundle, "complete.csv", "--score")
+        for bundle in (made["bundle"], "heart-model")
+        if complete(federation.folder)
+    ]
+
+    assert about["study"]["hash"] == federation.kept["study"] == sha256(text).hexdigest()
+    assert told["reported"]["auc"] > 0.8 and told["metrics"] == {}
+    assert predicted[0]["rows"] == predicted[1]["rows"]
+    assert predicted[0]["classes"] == [0, 1] and predicted[0]["metrics"]["auc"] > 0.8
+    sentence = federation("export", run, "--bundle", "x", "--party", "va").sentence
+    assert "--party va: sites' own models are at the sites" in sentence
+
+
+def complete(folder):
+    """Write the rows of cleveland's table that have no empty cell."""
+    table = pandas.read_csv(folder / "tables" / "cleveland.csv")
+    table.dropna().to_csv(folder / "complete.csv", index=False)
+    return True
 
 
 def test_the_operator_looks_on(federation):

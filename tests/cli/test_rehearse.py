@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from archipel import load, load_bundle
 from archipel.federation.audit import check
 from archipel.federation.home import Home
 from archipel.federation.site import Site
@@ -37,6 +38,11 @@ def test_a_rehearsal_leaves_what_every_institution_would_have(archipel, tmp_path
     for one in (Home(folder / "coordinator"), Site(folder / "hungarian")):
         assert check(one.audit.path, one.identity.public) > 3
     assert oct((folder / "hungarian" / "site.pem").stat().st_mode)[-3:] == "600"
+    (run,) = (folder / "coordinator" / "runs").iterdir()
+    assert archipel("export", run, "--bundle", "heart").code == 0
+    bundle = load_bundle("heart")
+    assert bundle.columns[0] == "age" and bundle.targets == ["disease"]
+    assert bundle.features.to_json() == load("heart_disease").features.to_json()
 
 
 def test_more_sites_than_parties_are_refused(archipel, tmp_path):

@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from torch import nn
 
 import archipel as ar
+from archipel import load_bundle
 from archipel.algorithms import DSGD
 from archipel.data.shadow import Facts
 from archipel.engines.network.contacts import Left
@@ -467,6 +468,9 @@ def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
         model = safetensors.torch.load_file(folder / "model.safetensors")
         for name, tensor in seat.model.to_module(seat.own.state, None).state_dict().items():
             assert torch.equal(model[name], tensor)
+        bundle = load_bundle(folder / "bundle")
+        assert bundle.about.party == site.name and bundle.columns[0] == "age"
+        assert bundle.about.metrics == pytest.approx(scores)
         assert check(site.audit.path, site.identity.public) > 5
     assert outcome.done == 5
     assert not any(cohort.missing for cohort in outcome.participation)

@@ -17,6 +17,7 @@ from archipel.cli.compare import compare
 from archipel.cli.demo import demo
 from archipel.cli.listing import data, list_, show
 from archipel.cli.new import new
+from archipel.cli.predict import predict
 from archipel.cli.rehearse import rehearse
 from archipel.cli.run import resume, run
 from archipel.cli.runs import export, report, runs
@@ -40,6 +41,7 @@ app.command()(runs)
 app.command()(report)
 app.command()(resume)
 app.command()(export)
+app.command()(predict)
 app.command()(rehearse)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(site.app, name="site")

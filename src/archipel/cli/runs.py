@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,7 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from archipel.cli import options as o
-from archipel.errors import clean
+from archipel.errors import ArchipelError, clean
+
+if TYPE_CHECKING:
+    from archipel.run import Run
 
 
 def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
@@ -98,6 +101,13 @@ def export(
     to: Annotated[
         Path | None, typer.Option(help="A folder, or a .zip file; RUN-export here.")
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Instead, a folder to apply the model with: 'archipel predict'."),
+    ] = None,
+    party: Annotated[
+        str | None, typer.Option(help="With --bundle: the model that this party uses.")
+    ] = None,
     out: o.Out = Path("runs"),
     as_json: o.Json = False,
 ) -> None:
@@ -107,11 +117,19 @@ def export(
     Examples:
       archipel export heart-001
       archipel export last --to heart.zip
+      archipel export last --bundle heart-model
     """
     from archipel.report.export import export as write
     from archipel.runs import open_run
 
+    if bundle is None and party is not None:
+        raise ArchipelError(f"--party {party}: say --bundle FOLDER as well.")
+    if bundle is not None and to is not None:
+        raise ArchipelError(f"--to {to}: the bundle goes to {bundle}; leave one of the two out.")
     run = open_run(name, out)
+    if bundle is not None:
+        _bundle(run, bundle, party, as_json)
+        return
     target = to or Path(f"{run.name}-export")
     with o.writing(target):
         files = write(run, target)
@@ -119,3 +137,20 @@ def export(
         o.print_json({"run": run.name, "to": str(target), "files": files})
     else:
         Console().print(escape(clean(f"{target}: {', '.join(files)}")), highlight=False)
+
+
+def _bundle(run: Run, folder: Path, party: str | None, as_json: bool) -> None:
+    """Write the run's model as a bundle."""
+    from archipel.bundle import load_bundle, writing
+    from archipel.federation import bundles
+
+    make = bundles.of_run if run.data.about.elsewhere else writing.of_run
+    with o.writing(folder):
+        files = writing.write(make(run, party), folder)
+    about = load_bundle(folder, trust_code=True).about  # it can be read back
+    if as_json:
+        told = {"run": run.name, "to": str(folder), "files": files, "model": about.model}
+        o.print_json({**told, "metrics": about.metrics, "reported": about.reported})
+        return
+    said = f"{folder}: {about.model}; read {folder / 'card.md'}, apply it with 'archipel predict'."
+    Console().print(escape(clean(said)), highlight=False, soft_wrap=True)

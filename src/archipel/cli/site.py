@@ -666,9 +666,13 @@ def personalise(study: Study, home: Where = _HOME, as_json: o.Json = False) -> N
 
     scores = _run(main())
     path = site.shelf.folder(digest) / "model.safetensors"
+    bundle = path.with_name("bundle")
     if as_json:
-        o.print_json({"model": str(path), "metrics": scores})
+        told = str(bundle) if bundle.is_dir() else None
+        o.print_json({"model": str(path), "bundle": told, "metrics": scores})
         return
     say(f"The model is in {path}.")
+    if bundle.is_dir():
+        say(f"Apply it to a table: archipel predict {bundle} TABLE.csv")
     said = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
     say(f"On this site's test points: {said or 'there are none'}")

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from archipel.data import partition as partitions
 from archipel.data.about import About
+from archipel.data.features import Features
 from archipel.data.rows import Ints, arrange, draw_test
+from archipel.data.scaling import Sums
 from archipel.errors import ArchipelError
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def from_rows(
     classes: int | None = None,
     about: About | None = None,
     columns: Sequence[str] | None = None,
+    features: Features | None = None,
     seed: int = 0,
     scan: bool = True,
 ) -> Federation:
@@ -82,6 +85,7 @@ def from_rows(
         names=names,
         about=about or About(),
         columns=columns,
+        features=features or Features(),
         scan=scan,
     )
     return fed.split_test(cast(float, test), seed) if _share(test) else fed
@@ -197,17 +201,22 @@ def from_frame(
     is_test = table.is_test
     if is_test is None:
         is_test = draw_test(owner, table.strata, fraction(cast(float, test)), rng)
+    features, x = Features(table.schema), torch.from_numpy(table.x)
+    if missing == "mean":
+        sums = Sums.of(x[torch.from_numpy(~is_test)])
+        features = features.filled(sums.scaling(table.schema.columns).mean)
     return from_rows(
         cls,
-        torch.from_numpy(frames.fill(table, is_test)).to(dtype),
+        features.apply(x).to(dtype),
         table.y,
         owner,
         test=is_test,
         names=names,
-        task=table.task,
+        task=table.schema.task,
         classes=table.classes,
         about=about,
-        columns=table.columns,
+        columns=table.schema.columns,
+        features=features,
         seed=seed,
     )
 

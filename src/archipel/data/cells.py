@@ -14,7 +14,7 @@ from archipel.data import frames
 from archipel.data.column import Column
 from archipel.data.rows import Bools
 from archipel.data.summary import outside, reason
-from archipel.data.tables import Source
+from archipel.data.tables import InMemory, Source
 from archipel.errors import ArchipelError
 
 if TYPE_CHECKING:
@@ -22,11 +22,21 @@ if TYPE_CHECKING:
 
 
 class Cells(NamedTuple):
-    """The rows of a file that are used, as they are written."""
+    """The rows of a table that are used, as they are written."""
 
-    path: Path
+    path: Path | None  # of its file; None in memory
     source: Source
     frame: pd.DataFrame
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Cells:
+        """All of a table in memory."""
+        return cls(None, InMemory(frame), frame)
+
+    @property
+    def where(self) -> str:
+        """Which file a sentence is about."""
+        return "" if self.path is None else f"'{self.path}': "
 
     def numbers(self, column: Column) -> npt.NDArray[np.float64]:
         """Return a column's numbers, or the places of its values in their list; NaN if empty."""
@@ -43,7 +53,8 @@ class Cells(NamedTuple):
 
     def refuse(self, column: Column, wrong: Bools, said: str) -> None:
         if wrong.any():
-            raise ArchipelError(self._said(column, wrong, said, "correct the file"))
+            what = "table" if self.path is None else "file"
+            raise ArchipelError(self._said(column, wrong, said, f"correct the {what}"))
 
     def out_of_range(self, column: Column, numbers: npt.NDArray[np.float64]) -> list[str]:
         """What is said of numbers that are out of the range that was agreed."""
@@ -59,9 +70,7 @@ class Cells(NamedTuple):
         row = self.source.row(int(self.frame.index[found[0]]))
         value = str(self.frame[column.name].iloc[found[0]])
         many = in_all(len(found))
-        return (
-            f"'{self.path}': column '{column.name}', row {row}: {value!r} {said}{many}; {remedy}."
-        )
+        return f"{self.where}column '{column.name}', row {row}: {value!r} {said}{many}; {remedy}."
 
 
 def too_empty(

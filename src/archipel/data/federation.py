@@ -22,6 +22,7 @@ from archipel.data import build, storage
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.check import check_layout, check_values
+from archipel.data.features import Features
 from archipel.data.rows import Bools, Ints, arrange, draw_test, ranges
 from archipel.data.scaling import Scaling, Sums
 from archipel.errors import ArchipelError, unknown
@@ -49,6 +50,7 @@ class Federation:
     names: Sequence[str] | None = None  # of the parties; "0", "1", ... if None
     about: About = field(default_factory=About)
     columns: Sequence[str] | None = None  # of the features, where they have names
+    features: Features = Features()  # how a row becomes a point
     scan: InitVar[bool] = True  # whether to look at every value; False if it was done before
 
     def __post_init__(self, scan: bool) -> None:
@@ -253,11 +255,18 @@ class Federation:
             raise ArchipelError("x holds symbols; only features can be standardised.")
         scaling = self._scaling()
         scaling = scaling if plain is None else scaling.without(plain)
-        return replace(self, x=scaling.apply(self.x), scan=False)
+        features = self.features.scaled(scaling, self.x.dtype)
+        return replace(self, x=scaling.apply(self.x), features=features, scan=False)
 
     def filled(self) -> Federation:
         """Put the mean over the training points of training parties in empty cells, NaN."""
-        return replace(self, x=self._scaling().fill(self.x)) if self.x.isnan().any() else self
+        schema = self.features.schema
+        wanted = schema is not None and schema.missing == "mean" and self.features.scaling is None
+        if not wanted and not self.x.isnan().any():
+            return self
+        scaling = self._scaling()
+        x, features = scaling.fill(self.x), self.features.filled(scaling.mean)
+        return replace(self, x=x, features=features)
 
     def single(self) -> Federation:
         """Have numbers in 32 bits, and every value looked at."""
@@ -331,6 +340,7 @@ class Federation:
             "classes": self.classes,
             "about": asdict(self.about),
             "columns": None if self.columns is None else list(self.columns),
+            "features": self.features.to_json(),
         }
         storage.write(Path(folder), arrays if names is None else {**arrays, "names": names}, meta)
 
@@ -339,6 +349,7 @@ class Federation:
         """Memory-map a saved federation; values were checked when it was made."""
         arrays, meta = storage.read(Path(folder))
         t = {k: torch.from_numpy(a) for k, a in arrays.items() if k != "names"}
+        told = meta.get("features")  # folders of earlier versions have none
         return Federation(
             **t,
             names=cast("Sequence[str] | None", arrays.get("names")),
@@ -347,6 +358,7 @@ class Federation:
             classes=meta["classes"],
             about=About(**meta["about"]),
             columns=meta["columns"],
+            features=Features.of_json(told, tuple(t["x"].shape[1:])) if told else Features(),
             scan=scan,
         )
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from archipel.data import tables
 from archipel.data.dialect import UNSAID, Written
 from archipel.data.rows import Bools, Ints
-from archipel.data.scaling import Sums
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from archipel.data.schema import Schema
+
+_CLASSES = 1 << 20  # at most
 PARTY = "party (file name)"  # the column that tells files of one folder apart
 
 
@@ -30,12 +31,11 @@ class Table(NamedTuple):
     y: npt.NDArray[Any]
     labels: npt.NDArray[Any]  # [N] to sort or share out by
     strata: npt.NDArray[Any]  # [N] to balance train and test over
-    task: str
     classes: int | None
     party: Ints
     names: list[str] | None
     is_test: Bools | None
-    columns: list[str]
+    schema: Schema  # as which the table was read
 
 
 def read(
@@ -68,23 +68,13 @@ def read(
     if by:
         values, party = np.unique(comparable(frame[by]), return_inverse=True)
         names = [str(v) for v in values]
+    from archipel.data.cells import Cells  # which reads numbers by this file
+
     y, labels, strata, task, classes = _targets(frame, targets, task)
-    x, columns = _features(frame, features)
+    schema = _schema(frame, features, targets, task, classes, missing)
+    x = schema.encode(Cells.of(frame.rename(columns=str).reset_index(drop=True)))
     is_test = _flags(frame[flag]) if flag else None
-    return Table(
-        x, y, labels, strata, task, classes, party.astype(np.int64), names, is_test, columns
-    )
-
-
-def fill(table: Table, is_test: Bools) -> npt.NDArray[np.float64]:
-    """Return x with empty cells filled by the mean over training rows."""
-    if not np.isnan(table.x).any():
-        return table.x
-    x = torch.from_numpy(table.x)
-    filled: npt.NDArray[np.float64] = (
-        Sums.of(x[torch.from_numpy(~is_test)]).scaling(table.columns).fill(x).numpy()
-    )
-    return filled
+    return Table(x, y, labels, strata, classes, party.astype(np.int64), names, is_test, schema)
 
 
 def _reject_missing(frame: pd.DataFrame, columns: Sequence[str], by: str | None) -> None:
@@ -144,32 +134,58 @@ def _targets(
                 f"target column '{targets[0]}' has fractions; use task='regression' or recode it."
             )
         y = y.astype(np.int64)
-        return y, y, y, task, None
+        classes = int(y.max()) + 1
+        if classes > _CLASSES:
+            raise ArchipelError(
+                f"target column '{targets[0]}' has whole numbers up to {classes - 1}: too many to "
+                "be classes; recode it."
+            )
+        return y, y, y, task, max(1, classes)
     y = y.astype(np.float64)
     return y, y, np.zeros(len(y), np.int64), task, None
 
 
-def _features(
-    frame: pd.DataFrame, features: list[str]
-) -> tuple[npt.NDArray[np.float64], list[str]]:
-    """Return numbers and their names, 0/1 columns in place of text and categories."""
-    columns: dict[str, npt.NDArray[np.float64]] = {}
+def _schema(
+    frame: pd.DataFrame,
+    features: list[str],
+    targets: list[str],
+    task: str,
+    classes: int | None,
+    missing: str,
+) -> Schema:
+    """Describe a table by what is in it: numbers, and the values of text and categories.
+
+    A text that is the same in every row says nothing, and is left out.
+    """
+    from archipel.data.schema import Column, Schema  # which reads tables by this file
+
+    found = []
     for name in features:
-        column = frame[name]
-        if _numeric(column):
-            columns[str(name)] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        if _numeric(frame[name]):
+            found.append(Column(str(name)))
             continue
-        text = column.astype(str).to_numpy(dtype=str)
-        kinds = np.unique(text[~column.isna().to_numpy()])
-        if len(kinds) > max(20, len(text) // 2):
+        kinds = _kinds(frame[name])
+        if len(kinds) > max(20, len(frame) // 2):
             raise ArchipelError(
                 f"column '{name}' is text with {len(kinds)} different values; "
                 f"drop=['{name}'] or turn it into numbers or categories."
             )
-        hole = np.where(column.isna().to_numpy(), np.nan, 0.0)
-        for kind in kinds[1:]:
-            columns[f"{name}={kind}"] = (text == kind) + hole
-    return np.stack(list(columns.values()), axis=1), list(columns)
+        found += [Column(str(name), kinds)] if len(kinds) > 1 else []
+    if not found:
+        raise ArchipelError("from_frame: no column is left that differs from row to row.")
+    outcomes = [Column(str(name)) for name in targets]
+    if task == "survival":
+        outcomes[1] = Column(str(targets[1]), (0, 1))
+    elif task == "classification":
+        numeric = _numeric(frame[targets[0]])
+        values = tuple(range(classes or 0)) if numeric else _kinds(frame[targets[0]])
+        outcomes = [Column(str(targets[0]), values)]
+    return Schema(tuple(found), tuple(outcomes), missing)
+
+
+def _kinds(column: pd.Series[Any]) -> tuple[str, ...]:
+    """The values of text and categories, in order."""
+    return tuple(sorted(set(column.dropna().astype(str))))
 
 
 def party_files(folder: Path) -> list[Path]:
@@ -218,11 +234,13 @@ def numbers(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
 
 def codes(column: pd.Series[Any], values: Sequence[int | str]) -> npt.NDArray[np.float64]:
     """Return where in `values` each cell's value is, NaN where it is not there."""
-    found = np.full(len(column), np.nan)
-    whole = isinstance(values[0], int)
-    cells = numbers(column) if whole else column.astype(str).str.strip().to_numpy(dtype=object)
-    for code, value in enumerate(values):
-        found[cells == value] = code
+    if isinstance(values[0], int):
+        cells: Any = numbers(column)
+    else:
+        texts = column.astype(str)
+        cells = texts.where(texts.isin(list(values)), texts.str.strip()).to_numpy(dtype=object)
+    places = {value: float(code) for code, value in enumerate(values)}
+    found = np.array([places.get(cell, np.nan) for cell in cells], np.float64)
     found[column.isna().to_numpy()] = np.nan
     return found
 

@@ -8,11 +8,12 @@ import gzip
 import io
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from archipel.data.about import About
+from archipel.data.features import Features
 from archipel.data.federation import Federation
+from archipel.data.schema import Column, Schema
 from archipel.data.sources import bundled
 
 ABOUT = About(
@@ -24,7 +25,10 @@ ABOUT = About(
 )
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 _NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
-_KINDS = {"cp": (2.0, 3.0, 4.0), "restecg": (1.0, 2.0)}  # one 0/1 column each; the first left out
+SCHEMA = Schema(
+    (*map(Column, _NUMBERS), Column("cp", (1, 2, 3, 4)), Column("restecg", (0, 1, 2))),
+    (Column("disease", (0, 1)),),  # num > 0
+)
 
 
 def load(
@@ -41,21 +45,21 @@ def load(
     """
     with bundled("heart_disease.csv.gz") as file, gzip.open(file) as plain:
         rows = list(csv.DictReader(io.TextIOWrapper(plain, "utf-8")))
-    needed = (*_NUMBERS, *_KINDS)
-    rows = [row for row in rows if all(row[name] for name in needed)]
-    table = {name: np.array([float(row[name]) for row in rows]) for name in needed}
-    columns: dict[str, npt.NDArray[np.float64]] = {name: table[name] for name in _NUMBERS}
-    for name, kinds in _KINDS.items():
-        columns |= {f"{name}={kind:g}": (table[name] == kind).astype(float) for kind in kinds}
+    rows = [row for row in rows if all(row[column.name] for column in SCHEMA.features)]
+    columns = []
+    for column in SCHEMA.features:
+        numbers = np.array([float(row[column.name]) for row in rows])
+        columns += [(numbers == value).astype(float) for value in column.values[1:]] or [numbers]
     fed = Federation.from_rows(
-        torch.from_numpy(np.stack(list(columns.values()), axis=1)).to(dtype),
+        torch.from_numpy(np.stack(columns, axis=1)).to(dtype),
         np.array([int(row["num"]) > 0 for row in rows]),
         np.array([HOSPITALS.index(row["centre"]) for row in rows]),
         test=test_fraction,
         names=HOSPITALS,
         classes=2,
         about=ABOUT,
-        columns=tuple(columns),
+        columns=SCHEMA.columns,
+        features=Features(SCHEMA),
         seed=seed,
     )
     return fed.standardised() if standardise else fed

@@ -28,6 +28,7 @@ from archipel.data.build import fraction
 from archipel.data.cells import Cells, in_all, refusal, too_empty
 from archipel.data.column import Column
 from archipel.data.dialect import UNSAID, Written
+from archipel.data.features import Features
 from archipel.data.federation import Federation
 from archipel.data.rows import Bools, draw_own_test
 from archipel.data.scaling import Scaling, Sums
@@ -77,10 +78,11 @@ class Records(NamedTuple):
         Without `standardise` the scaling fills empty cells and does no more. Without a scaling
         features stay as they are, and there must be no empty cell.
         """
-        x = self.x
+        features = Features(self.schema)
         if scaling is not None:
             scaling = scaling.without(self.schema.plain)
-            x = scaling.apply(x) if standardise else scaling.fill(x)
+            features = features.scaled(scaling) if standardise else features.filled(scaling.mean)
+        x = features.apply(self.x)
         party = Federation.from_rows(
             x,
             self.y,
@@ -91,6 +93,7 @@ class Records(NamedTuple):
             classes=self.schema.classes or None,
             about=About(name),
             columns=self.schema.columns,
+            features=features,
             scan=False,
         )
         return party.single()
@@ -197,6 +200,7 @@ class Schema:
         return Federation.from_rows(
             torch.zeros(1, *self.shape), y.long() if self.classes else y, [0],
             test=[False], task=self.task, classes=self.classes or None, columns=self.columns,
+            features=Features(self),
         )  # fmt: skip
 
     # -- reading -----------------------------------------------------------------------------------
@@ -261,6 +265,7 @@ class Schema:
             classes=self.classes or None,
             about=about,
             columns=self.columns,
+            features=Features(self),
             scan=False,
         )
 
@@ -274,8 +279,7 @@ class Schema:
         source = tables.opened(path, self.written)
         named = [*self.named, *([by] if by else [])]
         self._check_header(path, source.header, named)
-        known = (*self.features, *self.targets)
-        texts = {c.name: c.values for c in known}
+        texts = {c.name: c.values for c in (*self.features, *self.targets)}
         frame = source.columns({name: texts.get(name) for name in named})
         total = len(frame)
         empty = frame.isna()
@@ -284,20 +288,14 @@ class Schema:
             frame = frame[~empty.any(axis=1)]
         else:
             required = named if self.missing == "error" else named[len(self.features) :]
-            self._refuse_empty(path, source, empty, required)
+            self._refuse_holes(Cells(path, source, frame), required)
         if len(frame) == 0:
             raise ArchipelError(f"'{path}': no row is left to learn from; look for empty cells.")
-        file = Cells(path, source, frame)
-        numbers = {c.name: file.numbers(c) for c in known}
-        encoded = [part for c in self.features for part in _encode(c, numbers[c.name])]
-        y = np.stack([numbers[c.name] for c in self.targets], axis=1)
-        if len(self.targets) == 2:
-            file.refuse(self.targets[0], y[:, 0] < 0, "is below 0")
-        else:
-            y = y[:, 0].astype(np.int64) if self.classes else y[:, 0]
+        cells, known = Cells(path, source, frame), (*self.features, *self.targets)
+        numbers = {c.name: cells.numbers(c) for c in known}
         return _Rows(
-            x=np.stack(encoded, axis=1),
-            y=y,
+            x=self.encode(cells),
+            y=self.outcomes(cells),
             party=frames.comparable(frame[by]) if by else np.empty(0),
             total=total,
             missing=missing,
@@ -306,37 +304,74 @@ class Schema:
             read_with=source.read_with,
             refused=[
                 *too_empty(path, known, missing, total),
-                *(said for c in known for said in file.out_of_range(c, numbers[c.name])),
+                *(said for c in known for said in cells.out_of_range(c, numbers[c.name])),
             ],
         )
 
-    def _check_header(self, path: Path, there: Sequence[str], named: Sequence[str]) -> None:
+    def encode(self, cells: Cells) -> npt.NDArray[np.float64]:
+        """Return the features [n, d] of a table, NaN in empty cells."""
+        parts = [part for c in self.features for part in _encode(c, cells.numbers(c))]
+        return np.stack(parts, axis=1)
+
+    def outcomes(self, cells: Cells) -> npt.NDArray[Any]:
+        """Return the targets of a table: classes or numbers [n], or (time, event) [n, 2]."""
+        y = np.stack([cells.numbers(c) for c in self.targets], axis=1)
+        if len(self.targets) == 2:
+            cells.refuse(self.targets[0], y[:, 0] < 0, "is below 0")
+            return y
+        return y[:, 0].astype(np.int64) if self.classes else y[:, 0]
+
+    def cells(self, table: Path | pd.DataFrame, outcomes: bool) -> tuple[Cells, list[str]]:
+        """Return the columns to predict by, with `outcomes` targets, and names of those not needed.
+
+        What the study of the model did not allow is refused: empty cells, numbers out of range.
+        """
+        wanted = [*self.features, *(self.targets if outcomes else ())]
+        path = table if isinstance(table, Path) else None
+        source: tables.Source = (
+            tables.opened(table, self.written)
+            if isinstance(table, Path)
+            else tables.InMemory(table)
+        )
+        self._check_header(path, source.header, [column.name for column in wanted])
+        cells = Cells(path, source, source.columns({c.name: c.values for c in wanted}))
+        targets = [column.name for column in self.targets] if outcomes else []
+        self._refuse_holes(cells, targets, "leave --score out, or fill it in")
+        if self.missing != "mean":
+            said = "fill it in: the model was trained on rows without empty cells"
+            self._refuse_holes(cells, [column.name for column in self.features], said)
+        for column in wanted:
+            for said in cells.out_of_range(column, cells.numbers(column)):
+                raise ArchipelError(said)
+        return cells, [name for name in source.header if name not in self.named]
+
+    def _check_header(self, path: Path | None, there: Sequence[str], named: Sequence[str]) -> None:
         absent = [name for name in named if name not in there]
         if absent:
             rest = {name.lower(): name for name in there if name not in named}
             near = {name: get_close_matches(name.lower(), rest, n=1) for name in absent}
+            where = "" if path is None else f"'{path}': "
             asked = [f"'{k}'" + (f" (is it '{rest[v[0]]}'?)" if v else "") for k, v in near.items()]
             raise ArchipelError(
-                f"'{path}': no column {', '.join(asked)}; name columns as the study does, the file "
-                f"has {', '.join(there)}."
+                f"{where}no column {', '.join(asked)}; name columns as the study does, the "
+                f"{'table' if path is None else 'file'} has {', '.join(there)}."
             )
         for name in named:
             if there.count(name) > 1:
                 raise tables.called_alike(path, name)
 
-    def _refuse_empty(
-        self, path: Path, source: tables.Source, empty: pd.DataFrame, required: Sequence[str]
-    ) -> None:
+    def _refuse_holes(self, cells: Cells, required: Sequence[str], said: str = "") -> None:
+        """Refuse empty cells, with what to do; by default what a study can say of them."""
+        features = [column.name for column in self.features]
         for name in required:
-            holes = np.flatnonzero(empty[name].to_numpy())
+            ways = '"drop"' + (' or "mean"' if name in features else "")
+            holes = np.flatnonzero(cells.frame[name].isna().to_numpy())
             if len(holes) == 0:
                 continue
-            features = [column.name for column in self.features]
-            ways = '"drop"' + (' or "mean"' if name in features else "")
-            row = source.row(int(holes[0]))
+            way = said or f"fill it in, or have the study say data.missing = {ways}"
             raise ArchipelError(
-                f"'{path}': column '{name}' is empty in row {row}{in_all(len(holes))}; fill it "
-                f"in, or have the study say data.missing = {ways}."
+                f"{cells.where}column '{name}' is empty in row "
+                f"{cells.source.row(int(holes[0]))}{in_all(len(holes))}; {way}."
             )
 
 

@@ -40,6 +40,9 @@ class Source(Protocol):
     def row(self, index: int) -> int:
         """The number of a row in its file, as a spreadsheet shows it."""
 
+    def rows(self, count: int) -> list[int]:
+        """The numbers of its first rows."""
+
 
 def opened(file: Path, written: Written = UNSAID) -> Source:
     """Look at a file; say what is wrong with it."""
@@ -53,8 +56,9 @@ def stem(file: Path) -> str:
     return file.name.removesuffix(".gz").rpartition(".")[0]
 
 
-def called_alike(file: Path, name: str) -> ArchipelError:
-    return ArchipelError(f"'{file}': two columns are called '{name}'; rename one.")
+def called_alike(file: Path | None, name: str) -> ArchipelError:
+    where = "" if file is None else f"'{file}': "
+    return ArchipelError(f"{where}two columns are called '{name}'; rename one.")
 
 
 class Text:
@@ -103,6 +107,10 @@ class Text:
         kept = dialect.records(str(self._file), self._text, self._sep)
         return next(itertools.islice(kept, index + 1, None)).row
 
+    def rows(self, count: int) -> list[int]:
+        kept = dialect.records(str(self._file), self._text, self._sep)
+        return [record.row for record in itertools.islice(kept, 1, count + 1)]
+
     def _decimal(self, numbers: Collection[str] | None) -> str:
         found = dialect.decimal(
             str(self._file), self._text, self._sep, self._said.decimal, _EMPTY, numbers
@@ -148,6 +156,34 @@ class Parquet:
 
     def row(self, index: int) -> int:
         return index + 1
+
+    def rows(self, count: int) -> list[int]:
+        return list(range(1, count + 1))
+
+
+class InMemory:
+    """A table of pandas."""
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self._table = table.reset_index(drop=True)
+        self.header, self.read_with = [str(name) for name in table.columns], dict[str, str]()
+
+    def frame(self) -> pd.DataFrame:
+        return self._table
+
+    def columns(self, values: Values) -> pd.DataFrame:
+        return self._table.set_axis(self.header, axis=1)[list(values)]
+
+    def row(self, index: int) -> int:
+        return index + 1
+
+    def rows(self, count: int) -> list[int]:
+        return list(range(1, count + 1))
+
+
+def as_written(file: Path, column: str) -> list[str]:
+    """A column's cells as they are written, empty ones as well."""
+    return [str(cell) for cell in opened(file).columns({column: _EMPTY})[column]]
 
 
 @cache

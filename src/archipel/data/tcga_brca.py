@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from archipel.data.about import About
+from archipel.data.features import Features
 from archipel.data.federation import Federation
+from archipel.data.schema import Column, Schema
 from archipel.data.sources import bundled
 
 ABOUT = About(
@@ -43,6 +45,7 @@ def load(standardise: bool = True, dtype: torch.dtype = torch.float32, seed: int
         task="survival",
         about=ABOUT,
         columns=columns,
+        features=Features(Schema(tuple(map(Column, columns)), (Column("T"), Column("E", (0, 1))))),
     )
     return fed.standardised() if standardise else fed
 

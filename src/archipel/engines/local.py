@@ -367,6 +367,17 @@ class LocalEngine:
         """The own states of these parties, a row each."""
         return self._memory.own_of(parties)
 
+    def own_model(self, k: int) -> tuple[Vector, Tensor | None]:
+        """The model `[p]` that party k uses, and its statistics: its own, or the shared one."""
+        share = Share(self._job, self._memory, 0, lambda: None)
+        with threads(1):
+            if self.peer or not self.has_own:
+                w = self.own_models([k])[0] if self.peer else self.vector()
+                return w.clone(), share.statistics(k, w)
+            self._send()
+            server = personal.Server(self._server, self.shared, self._memory, self._done)
+            return personal.one(share, self._job, server, k)
+
     def buffers(self) -> Tensor | None:
         """Mean of the statistics of the parties that took part; None where the model has none."""
         seen = torch.nonzero(self._memory.visited)[:, 0]

@@ -37,7 +37,7 @@ class Making:
         spent = []
         for block in self._blocks:
             began, before = time.perf_counter(), block.me.spent.copy()
-            models = self._advance(block, number)
+            models = self.advance(block, number)
             seconds = time.perf_counter() - began  # without what is done with the model
             gradients = (block.me.spent - before).tolist()
             spent.append((block.ids.tolist(), gradients, seconds))
@@ -45,7 +45,7 @@ class Making:
                 self._predict(block, models.expand(len(block.ids), self._job.model.p), message)
         return {"spent": spent}
 
-    def _advance(self, block: Block, number: int) -> Vector | None:
+    def advance(self, block: Block, number: int) -> Vector | None:
         """The models of the block's parties, or None while they wait for the server."""
         job, memory = self._job, self._memory
         algorithm: Any = job.algorithm
@@ -89,21 +89,34 @@ class Making:
             outputs[at : at + len(x)] = self._share.one.outputs(models[i], x, buffers)
 
 
+def one(share: Share, job: Job, server: Server, k: int) -> tuple[Vector, Tensor | None]:
+    """The model of party k alone, and the statistics that go with it."""
+    making = Making(share, job, server.memory)
+    (block,) = share.cut({"ids": [k], "places": [0], "effort": [1.0], "t": server.t})
+    for number in range(len(job.anatomy.personal) + 1):
+        models = making.advance(block, number)
+        if models is not None:
+            w = models.detach().expand(1, job.model.p)[0].clone()
+            return w, share.used_buffers(block.me, 0, w)
+        server.answer(number, 1)
+    raise AssertionError("a party asks as often as its anatomy says")
+
+
 class Server:
     """Answers the parties' questions."""
 
     def __init__(self, algorithm: Any, shared: Any, memory: Memory, t: int) -> None:
-        self._algorithm, self._shared, self._memory, self.t = algorithm, shared, memory, t
+        self._algorithm, self._shared, self.memory, self.t = algorithm, shared, memory, t
 
     def have_trained(self, ids: Ints) -> Any:
         """Which of these parties ever took part, `[m]`."""
-        return self._memory.visited.numpy()[ids] > 0
+        return self.memory.visited.numpy()[ids] > 0
 
     def answer(self, number: int, count: int) -> None:
         """Put the reply to question `number` of `count` parties where they read it."""
-        rows = tree_map(lambda leaf: leaf[:count], self._memory.asked[number])
+        rows = tree_map(lambda leaf: leaf[:count], self.memory.asked[number])
         reply = self._algorithm.advise(self._shared, _Asked(rows, count))
-        store = self._memory.advice[number]
+        store = self.memory.advice[number]
         if not isinstance(reply, Each):
             tree_map(Tensor.copy_, store, reply)
             return

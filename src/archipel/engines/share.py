@@ -370,18 +370,21 @@ class Share:
         starts, stops = bounds(job.data, message["split"])
         at = message["at"]
         for k in range(message["first"], message["last"]):
-            visited, x = bool(memory.visited[k]), job.data.x[starts[k] : stops[k]]
+            x = job.data.x[starts[k] : stops[k]]
             if len(x) == 0:
                 continue
             w = memory.vector
             if message["models"]:
                 w = first(memory.own_of([k]))[0]
-            buffers = None
-            if job.model.buffer_spec.size:
-                buffers = memory.buffers[k].clone() if visited else self._settled(k, w)
-            memory.outputs[at : at + len(x)] = self.one.outputs(w, x, buffers)
+            memory.outputs[at : at + len(x)] = self.one.outputs(w, x, self.statistics(k, w))
             at += len(x)
         return {}
+
+    def statistics(self, k: int, w: Vector) -> Tensor | None:
+        """Statistics of party k that go with the shared vector, or with its own."""
+        if not self._job.model.buffer_spec.size:
+            return None
+        return self._memory.buffers[k].clone() if self._memory.visited[k] else self._settled(k, w)
 
     def used_buffers(self, me: LocalParty, i: int, w: Vector) -> Tensor | None:
         """Statistics that go with the model w of the i-th party of a block."""

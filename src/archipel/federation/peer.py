@@ -27,6 +27,7 @@ from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import SMALL, Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange import is_peer
+from archipel.federation import bundles
 from archipel.federation.authority import Invitation, verify
 from archipel.federation.duty import Duty
 from archipel.federation.roster import Roster, Signed, check_address
@@ -229,6 +230,7 @@ class PeerSite(Site):
             module = seat.model.to_module(first(seat.own.state), seat.own.buffers)
             tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
             write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
+            bundles.of_site(self, study, seat, data, first(seat.own.state), peer.round)
             self.audit.append("done", study=study, rounds=peer.round)
             if self._stays:
                 say(f"done, after round {peer.round}; answers others that come back")

@@ -30,7 +30,7 @@ from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy
-from archipel.federation import approval, scale
+from archipel.federation import approval, bundles, scale
 from archipel.federation.audit import Audit
 from archipel.federation.authority import (
     COORDINATOR,
@@ -291,7 +291,8 @@ class Site:
     async def personalise(self, study: str, data: Federation) -> dict[str, float]:
         """Get the model of a finished study, this site's own where the algorithm makes one.
 
-        It is written beside the approval; returns its metrics on this site's test points.
+        It is written beside the approval, with a bundle to apply it with; returns its metrics on
+        this site's test points.
         """
         seat, path = self._seat(study, data)
         link = self.link()
@@ -299,9 +300,10 @@ class Site:
             w, rounds = await Attendance(seat, link, study, sign=self.sign).model()
         finally:
             await link.close()
-        module = seat.model.to_module(w, seat.own.buffers)
+        module = seat.model.to_module(w, seat.statistics(w))
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
         write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
+        bundles.of_site(self, study, seat, data, w, rounds)
         self.audit.append("personalised", study=study, rounds=rounds)
         return seat.score(w, rounds, own=seat.has_personal)
 

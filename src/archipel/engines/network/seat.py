@@ -369,15 +369,18 @@ class Seat:
         return data.x[rows], data.y[rows]
 
     def _outputs(self, w: Tensor, t: int, own: bool, x: Tensor) -> Tensor:
-        data, k = self.data, self.party
-        buffers = self.own.buffers
-        if buffers is not None and not self.own.trained:
-            start, stop = int(data.offsets[k]), int(data.test_from[k])
-            buffers = self.model.one.settle(w, data.x[start : min(stop, start + 512)])
+        buffers = self.statistics(w)
         outputs = self.model.one.outputs(w, x, None if buffers is None else buffers.clone())
         if own and hasattr(self.algorithm, "predict"):
             outputs = self.algorithm.predict(self._me(t, buffers), w, x, False)
         return outputs
+
+    def statistics(self, w: Tensor) -> Tensor | None:
+        """BatchNorm's statistics that go with a model here; of one pass where none was trained."""
+        if self.own.buffers is None or self.own.trained:
+            return self.own.buffers
+        start, stop = int(self.data.offsets[self.party]), int(self.data.test_from[self.party])
+        return self.model.one.settle(w, self.data.x[start : min(stop, start + 512)])
 
     # -- what survives the process -----------------------------------------------------------------
 

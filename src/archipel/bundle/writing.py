@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bundle is made of: a run's model, or one that a party has for itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from archipel import metrics, models, plugins
+from archipel.bundle import files
+from archipel.bundle.applying import outputs
+from archipel.bundle.card import card
+from archipel.bundle.manifest import FORMAT, Manifest
+from archipel.core import Vector
+from archipel.data.features import Features
+from archipel.data.federation import Federation
+from archipel.data.rows import ranges
+from archipel.data.schema import Column, Schema
+from archipel.errors import ArchipelError
+from archipel.exchange import has_personal, is_peer
+from archipel.losses import LOSSES
+from archipel.model import Model
+from archipel.run import Run, plain
+from archipel.simulation import Loop
+from archipel.store.folder import Folder
+from archipel.study import Study
+
+
+@dataclass(frozen=True)
+class Source:
+    """All that a bundle is made of, whoever makes it."""
+
+    study: Study
+    text: bytes  # of the study: what was approved, or every field of it
+    hash: str  # of the study
+    data: Federation  # whose points may be elsewhere
+    model: Model
+    w: Vector
+    buffers: Tensor | None
+    whose: str  # "the model that 4 parties trained together"
+    trained: str  # parties and points, as far as they are known
+    rounds: int
+    measured: str  # on what the metrics were
+    metrics: dict[str, float] = field(default_factory=dict)
+    reported: dict[str, float] = field(default_factory=dict)  # by the run
+    party: str | None = None
+    statistics: str = ""  # which ones of BatchNorm
+    together: str = "Parties trained on one machine, in a simulation."  # who saw what
+
+
+def write(source: Source, folder: Path, again: bool = False) -> list[str]:
+    """Write a bundle; return the names of its files."""
+    content = contents(source)
+    files.save(folder, content, again)
+    return [*content, files.SUMS]
+
+
+def contents(source: Source) -> dict[str, bytes]:
+    """A bundle's files but for their digests."""
+    module = source.model.to_module(source.w, source.buffers)
+    state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    code, name = _code(source)
+    about = _manifest(source, name)
+    return {
+        files.ABOUT: json.dumps(about.model_dump(), indent=1, allow_nan=False).encode(),
+        files.MODEL: safetensors.torch.save(state),
+        files.CARD: card(about, source).encode(),
+        files.STUDY: source.text,
+        **code,
+    }
+
+
+def _manifest(source: Source, name: str) -> Manifest:
+    study, data = source.study, source.data
+    loss = source.model.loss_function.name
+    described = {
+        "format": FORMAT,
+        "archipel": version("archipel"),
+        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "task": data.task,
+        "classes": data.classes,
+        "network": {
+            "name": name,
+            "options": study.model.given,
+            "shape": list(data.shape),
+            "outputs": data.classes or 1,
+            "loss": loss if loss in LOSSES else None,
+        },
+        "features": _features(data).to_json(),
+        "study": {
+            "name": study.name,
+            "purpose": study.purpose,
+            "hash": source.hash,
+            "algorithm": repr(study.algorithm_object),
+            "rounds": source.rounds,
+        },
+        "model": source.whose,
+        "party": source.party,
+        "statistics": source.statistics,
+        "metrics": plain(source.metrics),
+        "measured": source.measured,
+        "reported": plain(source.reported),
+    }
+    return Manifest.read(json.dumps(described).encode())
+
+
+def _features(data: Federation) -> Features:
+    """How rows became points; columns of numbers where they have names and no more is known."""
+    features = data.features
+    if features.schema is None and data.columns is not None:
+        return replace(features, schema=Schema(tuple(map(Column, data.columns)), ()))
+    return features
+
+
+def _code(source: Source) -> tuple[dict[str, bytes], str]:
+    """The Python files of the study's own model, and the name that it has with them."""
+    study, data = source.study, source.data
+    name = study.model.name or models.default_model(data.task, data.shape)
+    paths = plugins.files_of("model", name, study.base)
+    if not paths:
+        return {}, name
+    top = paths[0].resolve().parent
+    named = {f"{files.CODE}/{p.resolve().relative_to(top).as_posix()}": p for p in paths}
+    wanted = name.rpartition(".py:")[2] if ".py:" in name else ""
+    inside = f"{files.CODE}/{paths[0].name}" + (f":{wanted}" if wanted else "")
+    return {where: path.read_bytes() for where, path in named.items()}, inside
+
+
+# -- a run on this machine -------------------------------------------------------------------------
+
+
+def of_run(run: Run, party: str | None = None) -> Source:
+    """The model that a run's parties share, or the one that a party uses."""
+    if not isinstance(run.study, Study) or run.folder is None:
+        raise ArchipelError(
+            f"run '{run.name}' was made from objects in Python: a bundle needs a study, which "
+            "names the model; 'archipel export' gives its weights."
+        )
+    if not run.history:
+        raise ArchipelError(f"run '{run.name}' has no round to show for: resume it.")
+    data, shared = (
+        run.data,
+        "the mean of the peers' models"
+        if is_peer(run.algorithm)
+        else (f"the model that {run.data.training} parties share"),
+    )
+    source = Source(
+        run.study, run.study.toml().encode(), run.study.hash, data, run.task_model, run.vector,
+        run.buffers, shared, _trained(data), run.done, "", reported=run.metrics,
+    )  # fmt: skip
+    chosen = slice(0, data.training)
+    if party is not None:
+        k = data.index(party)
+        source, chosen = _of_party(run, source, k), slice(k, k + 1)
+    elif run.buffers is not None:
+        source = replace(
+            source, statistics="the mean of the statistics of the parties that trained"
+        )
+    found, points = _scores(source, chosen)
+    where = f"{data.training} parties" if party is None else party
+    return replace(source, metrics=found, measured=f"all {points} test points of {where}")
+
+
+def _of_party(run: Run, source: Source, k: int) -> Source:
+    """The model that a party uses: its own, or the shared one with its own statistics."""
+    name, algorithm, data = run.data.name(k), type(run.algorithm).__name__, run.data
+    own = is_peer(run.algorithm) or has_personal(run.algorithm)
+    if hasattr(run.algorithm, "predict"):
+        raise ArchipelError(
+            f"--party {name}: {algorithm} predicts by a party's own rows, which no bundle carries; "
+            "leave --party out."
+        )
+    if not own and run.buffers is None:
+        raise ArchipelError(
+            f"--party {name}: {algorithm} has one model for all parties; leave --party out."
+        )
+    if int(data.n[k]) == 0:
+        raise ArchipelError(f"--party {name}: has no training point, so no model of its own.")
+    options: Any = {**source.study.options(), "plan": run.plan, "workers": 1}
+    engine = Loop(run.algorithm, data, run.task_model, {}, options).engine
+    assert run.folder is not None
+    folder = Folder(run.folder)
+    engine.restore(folder.load_checkpoint(folder.journal.row()["done"]))
+    folder.journal.close()
+    w, buffers = engine.own_model(k)
+    return replace(
+        source,
+        w=w,
+        buffers=buffers,
+        whose=f"{name}'s own model" if own else source.whose,
+        party=name,
+        statistics="" if buffers is None else f"{name}'s own",
+        reported={metric: float(values[k]) for metric, values in run.parties.items()},
+    )
+
+
+def _trained(data: Federation) -> str:
+    new = data.parties - data.training
+    return (
+        f"{data.training} parties, {int(data.n[: data.training].sum())} training points and "
+        f"{int(data.n_test[: data.training].sum())} test points"
+        + (f"; {new} new parties took no part in training" if new else "")
+    )
+
+
+def _scores(source: Source, parties: slice) -> tuple[dict[str, float], int]:
+    """Metrics of the model as the bundle has it, on the test points of these parties."""
+    data, model = source.data, source.model
+    starts, stops = data.test_from[parties].numpy(), data.offsets[1:][parties].numpy()
+    rows = torch.from_numpy(ranges(starts, stops))
+    if len(rows) == 0:
+        return {}, 0
+    out = outputs(model.to_module(source.w, source.buffers), data.x[rows])
+    return metrics.pool(data.task, out, data.y[rows], model.loss_function), len(rows)

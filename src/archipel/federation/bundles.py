@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles of studies between institutions: the coordinator's model, and a site's or peer's own.
+
+The coordinator has no row of anybody's: what turns a table into features stands in the study's
+schema and in the scale that sites made of their sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from archipel.bundle.writing import Source, write
+from archipel.core import Vector
+from archipel.data.features import Features
+from archipel.data.federation import Federation
+from archipel.engines.network.seat import Seat
+from archipel.errors import ArchipelError
+from archipel.exchange import is_peer
+from archipel.federation import scale
+from archipel.federation.binding import schema_of
+from archipel.run import Run
+from archipel.store.folder import Folder
+from archipel.study import Study
+
+if TYPE_CHECKING:
+    from archipel.federation.site import Site
+
+_TOGETHER = (
+    "Every site's rows stayed at the site. The coordinator saw each site's updates of the model, "
+    "over TLS, as they are."
+)
+_AMONG_PEERS = (
+    "Every peer's rows stayed with it. Its neighbours saw its models, over TLS, as they are."
+)
+
+
+def of_run(run: Run, party: str | None = None) -> Source:
+    """The shared model of a study that the coordinator led."""
+    if not isinstance(run.study, Study) or run.folder is None or not run.history:
+        raise ArchipelError(f"run '{run.name}' has no round to show for yet: let it go on.")
+    if is_peer(run.algorithm) or run.vector.numel() == 0:
+        raise ArchipelError(
+            f"run '{run.name}': peers keep their models; each has its bundle in its own folder."
+        )
+    if party is not None:
+        raise ArchipelError(
+            f"--party {party}: sites' own models are at the sites; there, 'archipel site "
+            "personalise' writes a bundle."
+        )
+    if run.task_model.buffer_spec.size:
+        raise ArchipelError(
+            f"run '{run.name}': its model has BatchNorm, whose statistics are at the sites; there, "
+            "'archipel site personalise' writes a bundle."
+        )
+    folder = Folder(run.folder)
+    row = folder.journal.row()
+    folder.journal.close()
+    digest, text = row["hash"], row["description"]["text"].encode()
+    features = _features(run.study, scale.path_of(run.folder.parents[1], digest))
+    return Source(
+        run.study,
+        text,
+        digest,
+        replace(run.data, features=features, scan=False),
+        run.task_model,
+        run.vector,
+        None,
+        f"the model that {run.data.training} sites share",
+        _trained(run.data),
+        run.done,
+        "each site's own test points, as a mean over sites (by the number of their test points "
+        "where all sites tell it)",
+        reported=run.metrics,
+        together=_TOGETHER,
+    )
+
+
+def of_site(
+    site: Site, study: str, seat: Seat, data: Federation, w: Vector, rounds: int
+) -> Path | None:
+    """Write the bundle of the model that a site uses after so many rounds; return its folder.
+
+    None where the site predicts by more than a model: its rows go into no bundle.
+    """
+    described, algorithm = site.shelf.read(study), seat.algorithm
+    if hasattr(algorithm, "predict"):
+        return None
+    peer = is_peer(algorithm)
+    own = peer or seat.has_personal
+    buffers = seat.statistics(w)
+    source = Source(
+        described,
+        site.shelf.text(study),
+        study,
+        data,
+        seat.model,
+        w,
+        buffers,
+        f"{site.name}'s own model" if own else "the model that sites share",
+        f"{site.name} and others; how many points is not told here",
+        rounds,
+        f"{site.name}'s own test points",
+        seat.score(w, rounds),
+        party=site.name if own or buffers is not None else None,
+        statistics="" if buffers is None else f"{site.name}'s own",
+        together=_AMONG_PEERS if peer else _TOGETHER,
+    )
+    folder = site.shelf.folder(study) / "bundle"
+    write(source, folder, again=True)
+    return folder
+
+
+def _features(study: Study, path: Path) -> Features:
+    """How every site's table became features."""
+    if study.data.schema is None:
+        if study.data.name is None:
+            raise ArchipelError(
+                f"study {study.name}: it names no columns ([data.schema]) and its tables are "
+                "elsewhere, so nobody here knows how a row becomes features; describe them."
+            )
+        return study.federation().features
+    schema = schema_of(study)
+    features = Features(schema)
+    if not study.scaled:
+        return features
+    if not path.exists():
+        raise ArchipelError(f"'{path}': the scale of the study's features is gone; put it back.")
+    scaling = scale.read(path).without(schema.plain)
+    standardise = study.data.standardise is not False
+    return features.scaled(scaling) if standardise else features.filled(scaling.mean)
+
+
+def _trained(data: Federation) -> str:
+    """Sites and points, as far as sites told."""
+    untold = sum(each is None for each in data.about.counts)
+    told = f"{data.parties} sites"
+    if untold:
+        return f"{told}; how many points is not told by {untold} of them"
+    return f"{told}, {int(data.n.sum())} training points and {int(data.n_test.sum())} test points"
