@@ -356,7 +356,7 @@ class Federation:
             training=meta["training"],
             task=meta["task"],
             classes=meta["classes"],
-            about=About(**meta["about"]),
+            about=About(**{**meta["about"], "counts": ()}),  # they are for data elsewhere
             columns=meta["columns"],
             features=Features.of_json(told, tuple(t["x"].shape[1:])) if told else Features(),
             scan=scan,
