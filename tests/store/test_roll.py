@@ -286,17 +286,16 @@ def test_a_place_is_what_decisions_and_seats_say(roll):
         (second, "mainz", "withdrawn"),
     ]:
         roll.decide(study, site, decision, {}, b"s")
-    for site in ("ulm", "mainz"):
-        roll.seat(first, site)
+    roll.number(first)
 
-    assert roll.place(first, "mainz") == (KEY, "approved", 1)
+    assert roll.place(first, "mainz") == (KEY, "approved", 0)
     assert roll.place(second, "mainz") == (KEY, "withdrawn", None)
     roll.revoke("mainz", "left")
     with refused("was revoked"):
         roll.place(first, "mainz")
     roll.invite("mainz", b"secret", LATER)
     roll.redeem("mainz", b"secret", OTHER, "a9", LATER)
-    assert roll.place(first, "mainz") == (OTHER, None, 1)  # it decides anew
+    assert roll.place(first, "mainz") == (OTHER, None, 0)  # it decides anew
 
 
 def test_who_may_decide_what(roll):
@@ -318,17 +317,38 @@ def test_who_may_decide_what(roll):
         roll.decisions("0" * 64)
 
 
-def test_seats_are_for_ever(roll):
-    join(roll, "mainz", "trier", "bonn")
-    heart, lung = roll.submit("heart", b"heart"), roll.submit("lung", b"lung")
-    numbers = [roll.seat(heart, site) for site in ("trier", "mainz", "trier", "bonn", "mainz")]
+def approve(roll, study, *sites):
+    for site in sites:
+        roll.decide(study, site, "approved", {}, b"signature")
 
-    assert numbers == [0, 1, 0, 2, 1]
-    assert roll.seat(lung, "bonn") == 0
-    with refused("'worms': does not belong"):
-        roll.seat(heart, "worms")
+
+def test_numbers_go_by_name_and_are_for_ever(roll):
+    """E6: whoever approves first, numbers are the same."""
+    join(roll, "mainz", "trier", "bonn", "aachen", "worms")
+    heart, lung = roll.submit("heart", b"heart"), roll.submit("lung", b"lung")
+    approve(roll, heart, "trier", "mainz", "bonn", "worms")
+    roll.decide(heart, "worms", "withdrawn", {}, b"signature")
+
+    assert roll.seats(heart) == []
+    assert roll.number(heart) == ["bonn", "mainz", "trier"]
+    approve(roll, heart, "worms", "aachen")
+    roll.decide(heart, "mainz", "withdrawn", {}, b"signature")
+    assert roll.number(heart) == ["bonn", "mainz", "trier", "aachen", "worms"] == roll.seats(heart)
+    assert roll.number(lung) == []
     with refused("no study here"):
-        roll.seat("0" * 64, "mainz")
+        roll.number("0" * 64)
+
+
+def test_a_revoked_site_decides_nothing_and_gets_no_number(roll):
+    """H4: its approval counts no more, whenever numbers are given."""
+    join(roll, "mainz", "trier", "bonn")
+    study = roll.submit("heart", b"heart")
+    approve(roll, study, "trier", "mainz")
+    roll.revoke("mainz", "left")
+
+    assert [each.site for each in roll.decisions(study)] == ["trier"]
+    assert roll.number(study) == ["trier"]
+    assert [each.site for each in roll.history(study)] == ["trier", "mainz"]
 
 
 # -- several at once -------------------------------------------------------------------------------
@@ -368,14 +388,19 @@ def test_one_of_many_redeems_wins(url, roll):
         assert roll.site(name).identity == bytes(winners) * 32
 
 
-def test_seats_under_many_calls(url, roll):
+def test_numbers_under_many_calls(url, roll):
     names = [f"site-{number}" for number in range(5)]
     join(roll, *names)
     study = roll.submit("heart", b"text")
 
-    found = at_once(url, [lambda each, name=name: each.seat(study, name) for name in names * 2])
-    assert sorted(found[:5]) == [0, 1, 2, 3, 4]
-    assert found[:5] == found[5:] == [roll.seat(study, name) for name in names]
+    def approves(each, name):
+        approve(each, study, name)
+        return each.number(study)
+
+    found = at_once(url, [lambda each, name=name: approves(each, name) for name in names * 2])
+    seats = roll.seats(study)
+    assert sorted(seats) == names
+    assert all(seats[: len(each)] == each for each in found)
 
 
 # -- the lease -------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from archipel.recording import Recorder
 from archipel.simulation import Watch
 from archipel.store.files import write
 from archipel.store.folder import Folder
-from archipel.store.roll import Roll
+from archipel.store.roll import Place, Roll
 from archipel.study import Study
 
 _SMALL = 1 << 20  # bytes of a letter that is no upload
@@ -166,12 +166,13 @@ class Coordinator:
         place = self.roll.place(digest, site)
         if place.decision != "approved":
             raise Refused(f"site {site} has not approved this study: review it first.")
+        if letter.kind == "place":
+            return await self._place(digest, site, place)
         sitting = self.sittings.get(digest)
         if sitting is None:
             study = self.roll.study(digest)
             if study.state in ("open", "running", "stopped"):
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._begun.wait(), POLL)
+                await self._beginning()
                 return Letter("wait", {"seconds": 0.0})
             if study.state != "done":
                 raise Refused(f"study {study.name} is {study.state}.")
@@ -180,9 +181,24 @@ class Coordinator:
             said = await asyncio.to_thread(signed, letter)
             if not verify(place.identity, letter["signature"], said):
                 raise Refused(f"the {letter.kind} is not signed by the site.")
-        party = self.roll.seat(digest, site) if place.party is None else place.party
-        answer: Letter | Sealed = await sitting.answer(party, letter)
+        if place.party is None:
+            raise Refused(f"site {site} has no number in this study yet: ask for its place first.")
+        answer: Letter | Sealed = await sitting.answer(place.party, letter)
         return answer
+
+    async def _place(self, digest: str, site: str, place: Place) -> Letter:
+        """A site's number in a study, once it has one: when the study starts."""
+        if place.party is None:
+            await self._beginning()
+            place = self.roll.place(digest, site)
+        if place.party is None:
+            return Letter("wait", {"seconds": 0.0})
+        return Letter("seat", {"study": digest, "party": place.party})
+
+    async def _beginning(self) -> None:
+        """Wait until some study begins, as long as a site may be kept waiting."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._begun.wait(), POLL)
 
     # -- studies -----------------------------------------------------------------------------------
 
@@ -196,6 +212,7 @@ class Coordinator:
 
     async def run(self, digest: str, watch: Watch | None = None) -> Any:
         """Run an approved study with the sites that approved it, from where it is."""
+        self.roll.number(digest)
         sitting, path = self._sitting(digest)
         (run,) = sitting.runs
         sites = run.data.training
@@ -249,10 +266,9 @@ class Coordinator:
         record = self.roll.study(digest)
         study = approval.read(bytes(record.text))
         decisions = {d.site: d for d in self.roll.decisions(digest)}
+        told = {site: d.facts for site, d in decisions.items() if d.decision == "approved"}
         sites = {
-            site: Facts.of_json(decisions[site].facts)
-            if decisions[site].decision == "approved"
-            else None
+            site: Facts.of_json(told[site]) if site in told else None
             for site in self.roll.seats(digest)
         }
         if not any(sites.values()):

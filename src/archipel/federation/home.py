@@ -156,6 +156,7 @@ class Home:
                 raise ArchipelError(f"study {found.name}: is {found.state} already.")
             if not approved:
                 raise ArchipelError(f"study {found.name}: no site has approved it yet.")
+            roll.number(found.hash)
             roll.set_state(found.hash, "running", f"started with {approved} sites")
         return found
 

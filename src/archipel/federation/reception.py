@@ -113,13 +113,12 @@ class Reception:
         self._roll.decide(digest, site, decision, told, letter["signature"])
         self._audit.append(decision, site=site, study=digest)
         self._say(f"{site} {decision} {self._roll.study(digest).name}")
-        seated = site in self._roll.seats(digest)
-        if facts is None and not seated:
-            return Letter("thanks")
-        party = self._roll.seat(digest, site)
-        if sitting is not None:
-            sitting.change(site, party, facts)
-        return Letter("seat", {"study": digest, "party": party})
+        seats = self._roll.seats(digest)
+        if seats and facts is not None:  # numbers were given when the study started
+            seats = self._roll.number(digest)
+        if sitting is not None and site in seats:
+            sitting.change(site, seats.index(site), facts)
+        return Letter("thanks")
 
     def _check_late(self, digest: str, site: str, sitting: Sitting | None) -> None:
         """Refuse a site that comes after the first round where the study says so."""

@@ -217,11 +217,36 @@ class Site:
                 "signature": self.identity.sign(approval.statement(study, found.decision)),
             }
             try:
-                answer = await link.ask(Letter("approve", fields))
+                await link.ask(Letter("approve", fields))
             except Refused as no:
                 self.shelf.decide(study, found._replace(told=True, refused=str(no)))
                 raise
-            self.shelf.told(study, answer["party"] if answer.kind == "seat" else None)
+            self.shelf.told(study)
+
+    async def place(self, link: GrpcLink, study: str, patient: bool = True) -> int:
+        """This site's number in a study that it approved: given once, when the study starts."""
+        self._assure_approved(study)
+        pause = 1.0
+        while not self.shelf.has_party(study):
+            if patient:
+                await self.may(link, study)
+            try:
+                answer = await link.ask(Letter("place", {"study": study}))
+            except Cut:
+                if not patient:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 30)
+                continue
+            if answer.kind == "seat":
+                self.shelf.seated(study, answer["party"])
+            elif answer.kind != "wait":
+                raise Refused(f"a {answer.kind} is no answer to a site that asks for its number.")
+            elif not patient:
+                raise ArchipelError(f"study {study[:12]} has not started: this site has no number.")
+            else:
+                await asyncio.sleep(min(max(0.1, answer["seconds"]), 10.0))
+        return self.shelf.party(study)
 
     # -- always, also when nobody answers ----------------------------------------------------------
 
@@ -260,9 +285,10 @@ class Site:
 
         It is written beside the approval; returns its metrics on this site's test points.
         """
-        seat, path = self._seat(study, data)
         link = self.link()
         try:
+            await self.place(link, study, patient=False)
+            seat, path = self._seat(study, data)
             w, rounds = await Attendance(seat, link, study, sign=self.sign).model()
         finally:
             await link.close()
@@ -272,10 +298,13 @@ class Site:
         self.audit.append("personalised", study=study, rounds=rounds)
         return seat.score(w, rounds, own=seat.has_personal)
 
-    def _seat(self, study: str, data: Federation) -> tuple[Seat, Path]:
-        """This site's seat in a study that it approved, as it was left, and where that lies."""
+    def _assure_approved(self, study: str) -> None:
         if not self.shelf.has_approved(study):
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
+
+    def _seat(self, study: str, data: Federation) -> tuple[Seat, Path]:
+        """This site's seat in a study that it approved, as it was left, and where that lies."""
+        self._assure_approved(study)
         described = self.shelf.read(study)
         model, party = approval.model_of(described, data), self.shelf.party(study)
         about = described.study
@@ -332,6 +361,7 @@ class Site:
         say: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Take part in an approved study until it is done; return its rounds."""
+        await self.place(link, study)
         seat, path = self._seat(study, data)
 
         def keep() -> None:

@@ -404,17 +404,10 @@ class Roll:
     def decisions(self, hash: str) -> list[Decision]:
         """The latest of each site, in the order of first approval, then of first decision.
 
-        A site that was revoked and came back with another key decides anew.
+        A site that was revoked decides nothing; one that came back with another key decides anew.
         """
         with self._reading() as connection:
-            rows = connection.execute(_decisions(connection, hash, SITES.c.identity)).all()
-        latest: dict[str, Decision] = {}
-        first: dict[str, int] = {}
-        for number, each in enumerate(Decision(*row) for row in rows):
-            latest[each.site] = each
-            if each.decision == "approved":
-                first.setdefault(each.site, number)
-        return sorted(latest.values(), key=lambda each: first.get(each.site, len(rows)))
+            return _latest(connection, hash)
 
     def place(self, hash: str, site: str) -> Place:
         """What a site is to a study now, in one look."""
@@ -429,28 +422,28 @@ class Roll:
             query = _decisions(connection, hash, APPROVALS.c.identity)
             return [Decision(*row) for row in connection.execute(query)]
 
-    def seat(self, hash: str, site: str) -> int:
-        """A site's party number in a study, in the order of asking; it never changes."""
-        mine = sa.select(SEATS.c.party).where(SEATS.c.study == hash, SEATS.c.site == site)
-        with self._reading() as connection:
-            _study(connection, hash)
-            _member(connection, site)
-            party: int | None = connection.scalar(mine)
-        if party is None:
-            with self._writing() as connection:
-                party = connection.scalar(mine)  # it may have asked twice at once
-                if party is None:
-                    taken = sa.select(sa.func.count()).where(SEATS.c.study == hash)
-                    party = connection.execute(taken).scalar_one()
-                    row = {"study": hash, "site": site, "party": party}
-                    connection.execute(SEATS.insert(), row)
-        return party
+    def number(self, hash: str) -> list[str]:
+        """Give each site that approves a study a number, by name; all that have one, in order.
+
+        Numbers never change, so whoever comes later gets the next free ones.
+        """
+        with self._writing() as connection:
+            there = _seats(connection, hash)
+            latest = _latest(connection, hash)
+            approve = {each.site for each in latest if each.decision == "approved"}
+            new = sorted(approve - set(there))
+            rows = [
+                {"study": hash, "site": site, "party": party}
+                for party, site in enumerate(new, len(there))
+            ]
+            if rows:
+                connection.execute(SEATS.insert(), rows)
+        return there + new
 
     def seats(self, hash: str) -> list[str]:
         """The sites that have a number in a study, in the order of these."""
-        query = sa.select(SEATS.c.site).where(SEATS.c.study == hash).order_by(SEATS.c.party)
         with self._reading() as connection:
-            return list(connection.execute(query).scalars())
+            return _seats(connection, hash)
 
 
 # -- parts of operations ---------------------------------------------------------------------------
@@ -537,6 +530,24 @@ def _study(connection: sa.Connection, hash: str) -> Submission:
             f"study = '{hash}': no study here has this hash; submit it, or look up the right one."
         )
     return Submission(*row)
+
+
+def _seats(connection: sa.Connection, hash: str) -> list[str]:
+    query = sa.select(SEATS.c.site).where(SEATS.c.study == hash).order_by(SEATS.c.party)
+    return list(connection.execute(query).scalars())
+
+
+def _latest(connection: sa.Connection, hash: str) -> list[Decision]:
+    """What each site that belongs said last, in the order of first approval."""
+    query = _decisions(connection, hash, SITES.c.identity).where(SITES.c.revoked.is_(None))
+    rows = connection.execute(query).all()
+    latest: dict[str, Decision] = {}
+    first: dict[str, int] = {}
+    for number, each in enumerate(Decision(*row) for row in rows):
+        latest[each.site] = each
+        if each.decision == "approved":
+            first.setdefault(each.site, number)
+    return sorted(latest.values(), key=lambda each: first.get(each.site, len(rows)))
 
 
 def _decisions(connection: sa.Connection, hash: str, identity: sa.Column[bytes]) -> sa.Select[Any]:

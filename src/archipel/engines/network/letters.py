@@ -57,6 +57,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "hello": {"version": (str,), "approved": (list,)},
     "study": {"study": (str,)},
     "approve": {"study": (str,), "decision": (str,), "facts": (dict,), "signature": (bytes,)},
+    "place": {"study": (str,)},
     "next": {"study": (str,), "pending": (int,), "busy": (str, type(None))},
     "upload": {
         "study": (str,),
