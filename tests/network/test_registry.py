@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from archipel.data.shadow import Facts
+from archipel.errors import ArchipelError
+from archipel.federation.peer import PeerSite
+from archipel.federation.refusals import MOST
+from archipel.federation.status import overview
+from archipel.runs import open_run
 from archipel.study import Study
+from network.test_coming_and_going import Clinics, Gate, play
 from network.test_federation import attend, coordinator, joined, text_of
+from network.test_peers import STUDY as PEERS
+from network.test_peers import gathered
 
 NAMES = ["aachen", "bonn", "celle", "dessau", "essen"]
 
@@ -100,3 +108,118 @@ def test_late_sites_get_the_next_numbers_and_nobody_loses_one(tmp_path):
     assert seats == ["kiel", "ulm", "bonn", "aachen"]
     assert asked == {"ulm": 1, "bonn": 2, "aachen": 3}
     assert kept == 1
+
+
+# -- sites that were revoked -----------------------------------------------------------------------
+
+
+def test_a_revoked_peer_is_in_no_roster_and_no_list_of_members(tmp_path):
+    """H4: a roster that is signed after the revocation does not name the peer."""
+
+    async def play():
+        async with coordinator(tmp_path / "c") as one:
+            digest, peers = await gathered(one, tmp_path, PEERS)
+            one.home.revoke("peer-1", "left the federation")
+            link = peers[0][0].link()
+            _, members = await peers[0][0].fetch(link, digest)
+            await link.close()
+            one.roll.number(digest)
+            sitting, _ = one._sitting(digest)
+            return members, sitting.roster.read(one.home.authority.pem)
+
+    members, roster = asyncio.run(asyncio.wait_for(play(), 60))
+    assert members == ["peer-0", "peer-2", "peer-3"]
+    assert [peer.name for peer in roster.peers] == members
+
+
+def test_letters_of_a_revoked_site_are_counted_and_audited(tmp_path):
+    """H4, E3: what a revoked site sends is refused, and its operator can see that."""
+
+    async def play():
+        async with coordinator(tmp_path / "c") as one:
+            site = await joined(one, tmp_path, "ulm")
+            one.home.revoke("ulm", "stolen")
+            link = site.link()
+            for _ in range(MOST + 5):
+                with pytest.raises(ArchipelError):
+                    await site.studies(link)
+            await link.close()
+            return one.refused, [e.detail for e in one.audit.entries() if e.what == "refused"]
+
+    refused, entries = asyncio.run(asyncio.wait_for(play(), 60))
+    assert refused == MOST + 5
+    assert len(entries) == MOST
+    assert all(each["site"] == "ulm" and "was revoked" in each["reason"] for each in entries)
+
+
+def test_a_site_revoked_in_mid_study_is_out_of_it_and_shown_so(tmp_path):
+    """H4, E3: neither "approved" nor "away"."""
+    clinics, gate = Clinics(tmp_path, rounds=4), Gate(1, 3)
+    shown = {}
+
+    async def main():
+        async with clinics.coordinator(gate) as one:
+            for k in (0, 1):
+                await clinics.approves(k)
+                clinics.goes_up(k)
+            clinics.home.start("clinics")
+            go, sitting = await gate.at(1), one.sittings[clinics.digest]
+            clinics.home.revoke("clinic-1", "stolen")
+            while sitting.engine.away.get(1) != "revoked":
+                await asyncio.sleep(0.02)
+            go.set()
+            go = await gate.at(3)
+            shown.update(sitting.presence())
+            go.set()
+            await clinics.done(one)
+            await clinics.goes_down()
+
+    play(main())
+    (study,) = overview(clinics.home)["studies"]
+    assert shown["clinic-1"] == "revoked"
+    assert study["decisions"] == {"clinic-0": "approved", "clinic-1": "revoked"}
+    run = open_run(clinics.home.run_of(clinics.digest))
+    assert [len(cohort.sampled) for cohort in run.participation] == [2, 1, 1, 1]
+
+
+# -- sites that come late --------------------------------------------------------------------------
+
+
+def test_nobody_comes_late_while_the_study_is_stopped_or_the_coordinator_was_restarted(tmp_path):
+    """M5: the journal says that rounds were done, whether the study is under way or not."""
+    clinics, gate = Clinics(tmp_path, rounds=3, policy="late_joiners = false"), Gate(1)
+
+    async def main():
+        async with clinics.coordinator(gate) as one:
+            await clinics.approves(0)
+            clinics.goes_up(0)
+            clinics.home.start("clinics")
+            go = await gate.at(1)
+            clinics.home.stop("clinics")
+            go.set()
+            while clinics.digest in one.sittings:
+                await asyncio.sleep(0.02)
+            with pytest.raises(ArchipelError, match="takes no site after its first round"):
+                await clinics.approves(1)
+        async with clinics.coordinator():
+            with pytest.raises(ArchipelError, match="takes no site after its first round"):
+                await clinics.approves(2)
+            await clinics.goes_down()
+
+    play(main())
+
+
+def test_no_peer_comes_once_a_roster_is_signed_also_while_the_study_is_stopped(tmp_path):
+    """M5 for peers: the roster on the disk says so."""
+
+    async def main():
+        async with coordinator(tmp_path / "c") as one:
+            digest, peers = await gathered(one, tmp_path, PEERS, 3)
+            one.roll.number(digest)
+            one._sitting(digest)
+            invitation = one.home.invite("late")
+            late = await PeerSite.join_as_peer(tmp_path / "late", invitation, "localhost:1")
+            with pytest.raises(ArchipelError, match="its roster is signed"):
+                await approve(one, late, digest, peers[0][1])
+
+    play(main())

@@ -44,6 +44,7 @@ from archipel.store.folder import Folder
 from archipel.store.roll import Place, Roll
 from archipel.study import Study
 
+REVOKED = "revoked"
 _SMALL = 1 << 20  # bytes of a letter that is no upload
 
 
@@ -61,6 +62,7 @@ class Coordinator:
         self.letters: Counter[str] = Counter()  # by kind
         self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
+        self._revoked: set[str] | None = None  # sites; None before the first look
         self._refusals = Refusals(self.audit)
         self.reception = Reception(home, self.roll, self.sittings, say)
         self._server = GrpcServer(self.answer, self._admit, self._most, moved=self._moved)
@@ -97,6 +99,7 @@ class Coordinator:
                         running[study.hash] = task
                     elif study.state == "stopped" and study.hash in self.sittings:
                         self.sittings[study.hash].engine.adjourn()
+                self._shut_out()
             for digest in [digest for digest, task in running.items() if task.done()]:
                 del running[digest]
             with suppress(TimeoutError):
@@ -104,6 +107,19 @@ class Coordinator:
         for sitting in self.sittings.values():
             sitting.engine.adjourn()
         await asyncio.gather(*running.values())
+
+    def _shut_out(self) -> None:
+        """Take sites that were revoked out of the studies under way."""
+        revoked = {site.name for site in self.roll.sites() if site.revoked is not None}
+        for name in sorted(revoked - (revoked if self._revoked is None else self._revoked)):
+            self._say(f"{name} was revoked")
+        self._revoked = revoked
+        for sitting in self.sittings.values():
+            for party, (name, facts) in enumerate(list(sitting.sites.items())):
+                if name in revoked and sitting.engine.away.get(party) != REVOKED:
+                    if facts is not None:
+                        sitting.change(name, party, None)
+                    sitting.engine.gone(party, REVOKED)
 
     async def _going(self, digest: str, name: str, watch: Watch | None) -> None:
         try:
@@ -125,7 +141,13 @@ class Coordinator:
 
     def _admit(self, caller: Caller) -> str:
         if not caller.name.startswith(GUEST):
-            self.roll.admitted(caller.name, serial(caller.certificate))
+            try:
+                self.roll.admitted(caller.name, serial(caller.certificate))
+            except RunFailed:
+                raise
+            except ArchipelError as error:
+                self._refusals.add(caller.name, "any", str(error))
+                raise
             self.seen[caller.name] = time.monotonic()
         return caller.name
 
@@ -299,7 +321,7 @@ class Coordinator:
 
     def _roster(self, study: Study, digest: str) -> roster.Signed:
         """Who takes part in a study between peers: those who approved when it first started."""
-        path = self.home.path / "rosters" / f"{digest}.json"
+        path = self.home.roster_of(digest)
         if path.exists():
             return roster.Signed.of_json(path.read_bytes())
         told = {d.site: d for d in self.roll.decisions(digest) if d.decision == "approved"}

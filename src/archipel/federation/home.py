@@ -33,6 +33,7 @@ from archipel.federation.authority import (
     write_secret,
 )
 from archipel.store.files import locked
+from archipel.store.folder import Folder
 from archipel.store.roll import Roll, Submission
 
 
@@ -112,6 +113,21 @@ class Home:
     def run_of(self, study: str) -> Path:
         """The folder of a study's run."""
         return self.path / "runs" / study[:16]
+
+    def rounds_of(self, study: str) -> int:
+        """How many rounds of a study are on the disk."""
+        path = self.run_of(study)
+        if not Folder.exists(path):
+            return 0
+        journal = Folder.open(path, self.shared).journal
+        try:
+            return int(journal.row()["done"])
+        finally:
+            journal.close()
+
+    def roster_of(self, study: str) -> Path:
+        """The signed roster of a study between peers, from its first start on."""
+        return self.path / "rosters" / f"{study}.json"
 
     @property
     def audit(self) -> Audit:

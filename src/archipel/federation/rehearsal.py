@@ -111,7 +111,9 @@ async def _approved(
 ) -> None:
     """Wait until every site has approved."""
     waiting = asyncio.create_task(coordinator.approved(digest, len(names)))
-    ended = {asyncio.create_task(each.wait()): name for each, name in zip(processes, names)}
+    ended = {
+        asyncio.create_task(each.wait()): name for each, name in zip(processes, names, strict=True)
+    }
     await asyncio.wait([waiting, *ended], return_when=asyncio.FIRST_COMPLETED)
     gone = [name for task, name in ended.items() if task.done()]
     approved = waiting.done()

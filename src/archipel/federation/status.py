@@ -105,10 +105,17 @@ def _overview(
         "hash": study.hash,
         "state": _state(study.state, now is not None),
         "note": _note(home, study, seen),
-        "decisions": {d.site: d.decision for d in roll.decisions(study.hash)},
+        "decisions": _decisions(roll, study.hash),
         "sites": seen.get("sites", {}),
         "missing": seen.get("missing", []),
     }
+
+
+def _decisions(roll: Roll, study: str) -> dict[str, str]:
+    """What each site said last; a site that was revoked says nothing any more."""
+    revoked = {site.name for site in roll.sites() if site.revoked is not None}
+    said = {d.site: d.decision for d in roll.decisions(study)}
+    return said | {d.site: "revoked" for d in roll.history(study) if d.site in revoked}
 
 
 def _state(state: str, up: bool) -> str:
