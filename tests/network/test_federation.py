@@ -316,6 +316,7 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
             await asyncio.gather(*attending)
         async with coordinator(tmp_path / "c") as one:  # another process, later
             site, points = await joined(one, tmp_path, "newcomer"), party(text, 3)
+            one.home.submit(text, ["newcomer"])
             link = site.link()
             found, approved = await site.fetch(link, digest)
             assert approved == ["site-0", "site-1", "site-2"]

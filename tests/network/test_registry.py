@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from archipel.data.shadow import Facts
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError
+from archipel.federation import approval
+from archipel.federation.home import Home
 from archipel.federation.peer import PeerSite
 from archipel.federation.refusals import MOST
 from archipel.federation.status import overview
@@ -194,8 +198,10 @@ def test_nobody_comes_late_while_the_study_is_stopped_or_the_coordinator_was_res
             await clinics.approves(0)
             clinics.goes_up(0)
             clinics.home.start("clinics")
-            go = await gate.at(1)
+            go, sitting = await gate.at(1), one.sittings[clinics.digest]
             clinics.home.stop("clinics")
+            while not sitting.engine._adjourned:
+                await asyncio.sleep(0.02)
             go.set()
             while clinics.digest in one.sittings:
                 await asyncio.sleep(0.02)
@@ -223,3 +229,85 @@ def test_no_peer_comes_once_a_roster_is_signed_also_while_the_study_is_stopped(t
                 await approve(one, late, digest, peers[0][1])
 
     play(main())
+
+
+# -- who may see a study, and have its model -------------------------------------------------------
+
+
+def test_a_study_for_some_sites_is_none_to_others(tmp_path):
+    """M8: neither its name, text and members nor anything that a site may send tells of it."""
+    text = text_of()
+    data = Study.parse(text.decode()).federation().select(np.array([0]))
+
+    async def main():
+        async with coordinator(tmp_path / "c") as one:
+            ulm, bonn = [await joined(one, tmp_path, name) for name in ("ulm", "bonn")]
+            digest = one.home.submit(text, ["ulm"])
+            await approve(one, ulm, digest, data)
+            bonn.decide(text, "approved", Facts.of(data))  # it has the bytes from elsewhere
+            link = bonn.link()
+            assert await bonn.studies(link) == {}
+            sentences = []
+            for study in (digest, "0" * 64):
+                asked = [Letter("study", {"study": study}), *letters_of(bonn, study, data)]
+                for letter in asked:
+                    with pytest.raises(Refused) as refused:
+                        await link.ask(letter)
+                    sentences.append(str(refused.value).replace(study, "HASH"))
+            await link.close()
+            assert sentences[: len(asked)] == sentences[len(asked) :]
+            assert [d.site for d in one.roll.decisions(digest)] == ["ulm"]
+
+    def letters_of(site, study, data):
+        for decision in ("approved", "rejected"):
+            signature = site.identity.sign(approval.statement(study, decision))
+            facts = Facts.of(data).to_json()
+            fields = {"study": study, "decision": decision, "facts": facts}
+            yield Letter("approve", {**fields, "signature": signature})
+        for kind in ("place", "model", "scale", "roster"):
+            yield Letter(kind, {"study": study})
+        yield Letter("next", {"study": study, "pending": -1, "busy": None})
+
+    play(main())
+
+
+def test_a_finished_model_is_for_those_who_took_part_or_are_named(tmp_path):
+    """M8: a member that had no part is told so, and gets it once the operator names it."""
+    text = text_of(**{"study.rounds": 1})
+    fed = Study.parse(text.decode()).federation()
+
+    async def main():
+        async with coordinator(tmp_path / "c") as one:
+            digest = one.home.submit(text)
+            ulm, data = await joined(one, tmp_path, "ulm"), fed.select(np.array([0]))
+            await approve(one, ulm, digest, data)
+            attending = asyncio.create_task(attend(ulm, data, digest))
+            await one.run(digest)
+            await attending
+            bonn = await joined(one, tmp_path, "bonn")
+            with pytest.raises(ArchipelError, match="is done and bonn took no part in it"):
+                await approve(one, bonn, digest, data)
+            with pytest.raises(ArchipelError, match="has not approved this study"):
+                await bonn.personalise(digest, data)
+            one.home.submit(text, ["bonn"])
+            await approve(one, bonn, digest, data)
+            assert await bonn.personalise(digest, data)
+            assert await ulm.personalise(digest, data)
+
+    play(main())
+
+
+def test_a_study_is_found_by_hash_or_by_a_name_that_only_it_has(tmp_path):
+    """M8: a name never stands for a hash, nor for one of several studies."""
+    home = Home.create(tmp_path / "c", "t", "localhost:1")
+    first = home.submit(text_of())
+    second = home.submit(text_of(**{"study.rounds": 9}))
+    both = f"{first[:12]}, {second[:12]}"
+
+    with pytest.raises(ArchipelError, match="name = 'beef': looks like a hash"):
+        home.submit(text_of(**{"study.name": "beef"}))
+    with pytest.raises(ArchipelError, match=f"study = 'heart': 2 are meant; say which: {both}"):
+        home.stop("heart")
+    assert home.stop(second[:6]).hash == second
+    with pytest.raises(ArchipelError, match="unknown study '0000'"):
+        home.stop("0000")

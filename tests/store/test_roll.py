@@ -28,7 +28,7 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "003", "002"
+revision, down_revision = "004", "003"
 
 
 def upgrade():
@@ -215,6 +215,37 @@ def test_a_study_is_its_bytes(roll):
     assert [each.hash for each in roll.studies()] == [first, other]
     study = roll.study(first)
     assert (study.name, study.text, study.state, study.note) == ("heart", b"[study]\n", "open", "")
+
+
+def test_a_study_may_be_for_some_sites(roll):
+    """M8: for others it is as if there were no such study."""
+    join(roll, "mainz", "trier")
+    roll.invite("bonn", b"secret", LATER)
+    everybodys = roll.submit("heart", b"heart")
+    theirs = roll.submit("lung", b"lung", ["mainz", "bonn"])
+    roll.submit("heart", b"heart", ["trier"])
+
+    assert [each.hash for each in roll.studies("mainz")] == [everybodys, theirs]
+    assert [each.hash for each in roll.studies("trier")] == [everybodys]
+    assert roll.study(theirs, "bonn").name == "lung"
+    with refused("no study here has this hash") as hidden:
+        roll.study(theirs, "trier")
+    with refused("no study here has this hash") as absent:
+        roll.study("0" * 64, "trier")
+    assert str(hidden.value).replace(theirs, "") == str(absent.value).replace("0" * 64, "")
+    assert roll.named(theirs) == ["bonn", "mainz"] and roll.named(everybodys) == ["trier"]
+    roll.submit("lung", b"lung", ["trier"])
+    assert roll.study(theirs, "trier").name == "lung"
+
+
+def test_a_study_is_for_sites_that_there_are(roll):
+    join(roll, "mainz", "trier")
+    roll.revoke("trier", "left")
+
+    for name in ("mains", "trier"):
+        with refused(f"unknown site '{name}'"):
+            roll.submit("heart", b"heart", ["mainz", name])
+    assert roll.studies() == []
 
 
 def test_states(roll):
@@ -524,10 +555,10 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
         roll.decide(study, "mainz", "approved", {}, b"signature")
     folder = tmp_path / "100% later"
     shutil.copytree(database.MIGRATIONS, folder)
-    (folder / "versions" / "v003.py").write_text(NEXT)
+    (folder / "versions" / "v004.py").write_text(NEXT)
     with monkeypatch.context() as later:
         later.setattr(database, "MIGRATIONS", folder)
-        with refused("has tables of version 002 and this Archipel needs version 003"):
+        with refused("has tables of version 003 and this Archipel needs version 004"):
             Roll.read(url)
         with Roll.open(url) as roll:
             assert tables(roll)["sites"][0].contact == "none"
@@ -535,14 +566,15 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
             assert [each.site for each in roll.decisions(study)] == ["mainz"]
 
     for refuse in (Roll.open, Roll.read, Roll.open):
-        with refused("newer Archipel .*version 003, this one knows 002"):
+        with refused("newer Archipel .*version 004, this one knows 003"):
             refuse(url)
 
 
 def test_a_database_of_the_first_version_gets_the_tables_of_runs(url, tmp_path, monkeypatch):
     first = tmp_path / "first"
     shutil.copytree(database.MIGRATIONS, first)
-    (first / "versions" / "v002.py").unlink()
+    for later in ("v002.py", "v003.py"):
+        (first / "versions" / later).unlink()
     with monkeypatch.context() as earlier:
         earlier.setattr(database, "MIGRATIONS", first)
         with Roll.open(url) as roll:
@@ -564,7 +596,7 @@ def test_a_failed_migration_leaves_what_was_there(url, tmp_path, monkeypatch):
     folder = tmp_path / "later"
     shutil.copytree(database.MIGRATIONS, folder)
     broken = NEXT.replace('studies.alter_column("note", nullable=True)', "raise ValueError")
-    (folder / "versions" / "v003.py").write_text(broken)
+    (folder / "versions" / "v004.py").write_text(broken)
     with monkeypatch.context() as later:
         later.setattr(database, "MIGRATIONS", folder)
         with pytest.raises(ValueError):
@@ -581,7 +613,7 @@ def test_a_database_of_another_program(url):
         connection.execute(sa.text(f"DROP TABLE {database.VERSION_TABLE}"))
     engine.dispose()
 
-    with refused("belongs to another program, whose table is called 'approvals'"):
+    with refused("belongs to another program, whose table is called 'access'"):
         Roll.open(url)
 
 

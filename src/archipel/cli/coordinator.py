@@ -113,24 +113,34 @@ def invite(
 @app.command()
 def submit(
     study: Annotated[Path, typer.Argument(help="A study file.")],
+    sites: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="A site that the study is for; all sites without."),
+    ] = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
-    """Ask the sites for their approval of a study.
+    """Ask sites for their approval of a study.
 
     \b
-    Example:
+    With --for, no other site learns that there is such a study. Submitted again with --for, it
+    is for these sites as well, also for one that only wants the model of a study that is done.
+
+    \b
+    Examples:
       archipel coordinator submit heart.toml
+      archipel coordinator submit heart.toml --for cleveland --for va
     """
     try:
         text = study.read_bytes()
     except OSError as error:
         raise ArchipelError(f"'{study}': cannot be read ({error.strerror}).") from None
-    digest = _home(home).submit(text)
+    digest = _home(home).submit(text, sites or [])
     if as_json:
-        o.print_json({"study": digest})
+        o.print_json({"study": digest, "for": sites})
         return
-    say(f"Submitted, hash {digest}. Sites see it with: archipel site studies")
+    who = f"{', '.join(sites)} see" if sites else "Sites see"
+    say(f"Submitted, hash {digest}. {who} it with: archipel site studies")
 
 
 @app.command()

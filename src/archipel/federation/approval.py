@@ -32,6 +32,15 @@ def hash_of(text: bytes) -> str:
     return sha256(text).hexdigest()
 
 
+def looks_like_hash(name: str) -> bool:
+    """Whether it could be a study's hash or the beginning of one, which no name may.
+
+    >>> looks_like_hash("beef"), looks_like_hash("heart")
+    (True, False)
+    """
+    return re.fullmatch("[0-9a-f]{4,64}", name) is not None
+
+
 def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
     if len(text) > _MOST or any(line.count(b".") > _DOTS for line in text.split(b"\n")):

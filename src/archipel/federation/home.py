@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from archipel.engines.network.grpc import Credentials
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, unknown
 from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.authority import (
@@ -155,12 +155,18 @@ class Home:
             roll.revoke(site, reason)
         self.audit.append("revoked", site=site, reason=reason)
 
-    def submit(self, text: bytes) -> str:
-        """Ask the sites for their approval of a study; return its hash."""
+    def submit(self, text: bytes, sites: Collection[str] = ()) -> str:
+        """Ask sites for their approval of a study, these or else all; return its hash."""
         study = approval.read(text)
+        if approval.looks_like_hash(study.name):
+            raise ArchipelError(
+                f"study.name = '{study.name}': looks like a hash, by which studies are named, too; "
+                "choose a name with other letters than 0-9 and a-f."
+            )
         with Roll.read(self.database) as roll:
-            digest = roll.submit(study.name, text)
-        self.audit.append("submitted", study=digest, name=study.name)
+            digest = roll.submit(study.name, text, sites)
+            named = ", ".join(roll.named(digest))
+        self.audit.append("submitted", study=digest, name=study.name, sites=named)
         return digest
 
     def start(self, study: str) -> Submission:
@@ -187,4 +193,14 @@ class Home:
         return found
 
     def _find(self, roll: Roll, study: str) -> Submission:
-        return roll.study(approval.find({each.hash: each.name for each in roll.studies()}, study))
+        """The study of a hash, or of its beginning; else the only one of a name."""
+        studies = roll.studies()
+        found = [each for each in studies if each.name == study]
+        if approval.looks_like_hash(study):
+            found = [each for each in studies if each.hash.startswith(study)]
+        if not found:
+            raise unknown("study", study, {each.name for each in studies})
+        if len(found) > 1:
+            hashes = ", ".join(each.hash[:12] for each in found)
+            raise ArchipelError(f"study = '{study}': {len(found)} are meant; say which: {hashes}.")
+        return found[0]

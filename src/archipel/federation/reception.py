@@ -56,7 +56,7 @@ class Reception:
             case "hello":
                 return self._hello(sender, letter["version"])
             case "study":
-                return self._study(letter["study"])
+                return self._study(sender, letter["study"])
             case "approve":
                 return self._approve(sender, letter)
         return None
@@ -88,13 +88,13 @@ class Reception:
         if runs != self.versions.get(site, mine):
             self._say(f"{site} runs Archipel {runs}, this is {mine}: results may differ")
         self.versions[site] = runs
-        studies = {study.hash: study.state for study in self._roll.studies()}
+        studies = {study.hash: study.state for study in self._roll.studies(site)}
         return Letter("welcome", {"studies": studies})
 
-    def _study(self, digest: str) -> Letter:
+    def _study(self, site: str, digest: str) -> Letter:
+        text = bytes(self._roll.study(digest, site).text).decode()
         decisions = self._roll.decisions(digest)
         members = ", ".join(d.site for d in decisions if d.decision == "approved")
-        text = bytes(self._roll.study(digest).text).decode()
         return Letter("text", {"text": text, "members": members})
 
     def _approve(self, site: str, letter: Letter) -> Letter:
@@ -106,7 +106,7 @@ class Reception:
             raise Refused("the decision is not signed by the site.")
         sitting = self._sittings.get(digest)
         facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
-        record, told = self._roll.study(digest), dict[str, Any]()
+        record, told = self._roll.study(digest, site), dict[str, Any]()
         if facts is not None:
             study = approval.read(bytes(record.text))
             self._check_late(record, study, site)
@@ -129,6 +129,13 @@ class Reception:
         """
         if site in self._roll.seats(record.hash):
             return
+        if record.state == "done" and site in self._roll.named(record.hash):
+            return
+        if record.state == "done":
+            raise Refused(
+                f"study {record.name} is done and {site} took no part in it: its model is for "
+                "those who did, and for sites that the operator named with 'submit --for'."
+            )
         if self._home.roster_of(record.hash).exists():
             raise Refused(
                 f"study {record.name}: its roster is signed, so no peer joins after its start."

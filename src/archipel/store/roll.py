@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
@@ -80,6 +80,18 @@ STUDIES = sa.Table(
     sa.Column("submitted", sa.String, nullable=False),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("note", sa.String, nullable=False),
+    sa.Column("listed", sa.Boolean, nullable=False, server_default=sa.false()),  # see ACCESS
+)
+ACCESS = sa.Table(  # who a listed study is for; of others, who may have the model without a part
+    "access",
+    METADATA,
+    sa.Column("study", sa.ForeignKey(STUDIES.c.hash), primary_key=True),
+    sa.Column("site", sa.String, primary_key=True),  # that joined or was invited
+)
+FEDERATION = sa.Table(
+    "federation",
+    METADATA,
+    sa.Column("authority", sa.String, primary_key=True),  # SHA-256 of its key: one row
 )
 APPROVALS = sa.Table(
     "approvals",
@@ -348,24 +360,41 @@ class Roll:
 
     # -- studies ----------------------------------------------------------------------------------
 
-    def submit(self, name: str, text: bytes) -> str:
-        """Enter a study, unless these very bytes are there already; return their hash."""
+    def submit(self, name: str, text: bytes, sites: Collection[str] = ()) -> str:
+        """Enter a study, for these sites or else for all; return the hash of its bytes.
+
+        The same bytes again add sites to those that are named: whoever is named may have what was
+        learnt, and only they see a study that was for some sites from the first.
+        """
         digest = sha256(text).hexdigest()
         study = {"hash": digest, "name": clean(name), "text": text, "submitted": now()}
+        study |= {"state": "open", "note": "", "listed": bool(sites)}
         with self._writing() as connection:
+            _check_known(connection, sites)
             there = sa.select(STUDIES.c.id).where(STUDIES.c.hash == digest)
             if connection.scalar(there) is None:
-                connection.execute(STUDIES.insert(), {**study, "state": "open", "note": ""})
+                connection.execute(STUDIES.insert(), study)
+            new = sorted(set(sites) - set(_named(connection, digest)))
+            if new:
+                rows = [{"study": digest, "site": site} for site in new]
+                connection.execute(ACCESS.insert(), rows)
         return digest
 
-    def studies(self) -> list[Submission]:
-        """In the order of submission."""
+    def studies(self, site: str | None = None) -> list[Submission]:
+        """In the order of submission: all, or those that a site may see."""
+        query = _studies() if site is None else _studies().where(_visible(site))
         with self._reading() as connection:
-            return [Submission(*row) for row in connection.execute(_studies())]
+            return [Submission(*row) for row in connection.execute(query)]
 
-    def study(self, hash: str) -> Submission:
+    def named(self, hash: str) -> list[str]:
+        """The sites that a study names."""
         with self._reading() as connection:
-            return _study(connection, hash)
+            return _named(connection, hash)
+
+    def study(self, hash: str, site: str | None = None) -> Submission:
+        """A study; one that the site may not see is as if it were not there."""
+        with self._reading() as connection:
+            return _study(connection, hash, site)
 
     def set_state(self, hash: str, state: str, note: str = "") -> None:
         if state not in STATES:
@@ -521,10 +550,35 @@ def _studies() -> sa.Select[Any]:
     return sa.select(*columns).order_by(STUDIES.c.id)
 
 
-def _study(connection: sa.Connection, hash: str) -> Submission:
+def _check_known(connection: sa.Connection, sites: Collection[str]) -> None:
+    """Refuse names of sites that neither belong nor are invited."""
+    members = sa.select(SITES.c.name).where(SITES.c.revoked.is_(None))
+    invited = sa.select(INVITATIONS.c.site).where(
+        INVITATIONS.c.used.is_(None), INVITATIONS.c.withdrawn.is_(None)
+    )
+    known = set(connection.scalars(sa.union(members, invited)))
+    for site in sites:
+        if site not in known:
+            raise unknown("site", site, known)
+
+
+def _named(connection: sa.Connection, hash: str) -> list[str]:
+    query = sa.select(ACCESS.c.site).where(ACCESS.c.study == hash).order_by(ACCESS.c.site)
+    return list(connection.scalars(query))
+
+
+def _visible(site: str) -> sa.ColumnElement[bool]:
+    """Of studies: for all, or for this site."""
+    named = sa.select(ACCESS.c.study).where(ACCESS.c.site == site)
+    return sa.or_(STUDIES.c.listed.is_(False), STUDIES.c.hash.in_(named))
+
+
+def _study(connection: sa.Connection, hash: str, site: str | None = None) -> Submission:
     row = None
     if re.fullmatch("[0-9a-f]{64}", hash):  # a site may send anything
-        row = connection.execute(_studies().where(STUDIES.c.hash == hash)).one_or_none()
+        query = _studies().where(STUDIES.c.hash == hash)
+        query = query if site is None else query.where(_visible(site))
+        row = connection.execute(query).one_or_none()
     if row is None:
         raise ArchipelError(
             f"study = '{hash}': no study here has this hash; submit it, or look up the right one."
