@@ -191,6 +191,53 @@ def test_a_site_sees_what_left(federation):
     assert whats.count("round") == 5
 
 
+def test_both_sides_can_show_what_was_sent(federation):
+    """M6, E5: evidence at the coordinator, anchors kept by the other side."""
+    folder = federation.folder
+    rows = federation.json("coordinator", "evidence", "heart")["evidence"]
+    assert sorted({(row["site"], row["kind"]) for row in rows}) == [
+        (site, kind) for site in SITES for kind in ("scores", "sums", "upload")
+    ]
+    assert federation.json("coordinator", "evidence", "heart", "--verify")["entries"] == len(rows)
+    assert "upload" in federation("coordinator", "evidence", "heart").out
+    entries = federation.json("site", "audit", "--home", "va")["entries"]
+    digests = {e["detail"]["digest"] for e in entries if e["what"] == "sent"}
+    assert digests == {row["digest"] for row in rows if row["site"] == "va"}
+
+    (folder / "kept.json").write_text(federation("coordinator", "anchors", "va", "--json").out)
+    (folder / "theirs.json").write_text(federation("site", "anchors", "--home", "va", "--json").out)
+    anchor = ("--verify", "--anchor")
+    done = federation("site", "audit", *anchor, "kept.json", "--home", "va")
+    assert done.code == 0 and "nothing was cut" in done.out
+    assert federation("coordinator", "audit", *anchor, "theirs.json").code == 0
+    done = federation("site", "audit", *anchor, "kept.json", "--home", "cleveland")
+    assert (done.code, done.sentence) == (
+        2, "'kept.json': has no anchor of cleveland, only of va.",
+    )  # fmt: skip
+    assert federation("site", "audit", "--anchor", "kept.json", "--home", "va").code == 2
+
+
+@pytest.mark.parametrize("left", [0, 8, None])
+def test_a_log_that_was_cut_emptied_or_removed_fails(federation, left):
+    """E5: with the anchor that the coordinator kept, and for an empty one without."""
+    folder = federation.folder
+    (folder / "kept.json").write_text(federation("coordinator", "anchors", "va", "--json").out)
+    copy = folder / f"cut-{left}"
+    shutil.copytree(folder / "va", copy)
+    log = copy / "audit.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.unlink() if left is None else log.write_text("".join(lines[:left]))
+    home = ("--home", copy.name)
+
+    done = federation("site", "audit", "--verify", "--anchor", "kept.json", *home)
+    assert done.code == 2
+    assert ("no audit log here" if left is None else "the end was cut off") in done.sentence
+    assert federation("site", "audit", "--verify", *home).code == (0 if left else 2)
+    (row,) = federation.json("site", "budget", *home)["studies"]
+    assert row["lacks"]
+    assert "the log lacks entries" in federation("site", "budget", *home).out
+
+
 def test_a_site_gets_the_model(federation):
     made = federation.json("site", "personalise", "heart", "--home", "cleveland")
 

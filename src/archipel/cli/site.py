@@ -11,7 +11,16 @@ import typer
 from rich.text import Text
 
 from archipel.cli import options as o
-from archipel.cli.coordinator import say, show, show_audit, stopping, table, timed
+from archipel.cli.coordinator import (
+    AnchorFile,
+    say,
+    show,
+    show_anchors,
+    show_audit,
+    stopping,
+    table,
+    timed,
+)
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
@@ -371,9 +380,10 @@ def budget(home: Where = _HOME, as_json: o.Json = False) -> None:
             "of": site.shelf.read(each).study.rounds,
             "bytes": sent[each].bytes if each in sent else 0,
             "epsilon": None,
+            "lacks": site.lacks(each, sent),
         }
         for each in site.shelf.known()
-        if each in sent or site.shelf.has_approved(each)
+        if each in sent or site.shelf.has_approved(each) or site.lacks(each, sent)
     ]
     if as_json:
         o.print_json({"studies": rows})
@@ -386,21 +396,42 @@ def budget(home: Where = _HOME, as_json: o.Json = False) -> None:
         )  # fmt: skip
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("Nothing was approved, and nothing left.")
+    for row in rows:
+        if row["lacks"]:
+            say(
+                f"{row['study']}: this site worked in it, and the audit log names nothing that "
+                "left: the log lacks entries; compare it with 'archipel site audit --verify "
+                "--anchor FILE'."
+            )
 
 
 @app.command()
 def audit(
     verify: Annotated[bool, typer.Option("--verify", help="Check hashes and signatures.")] = False,
+    anchor: AnchorFile = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
     """Show what this site did and sent, from its audit log.
 
     \b
-    Example:
+    Examples:
       archipel site audit --verify
+      archipel site audit --verify --anchor coordinator-kept.json
     """
-    show_audit(_site(home).audit, verify, as_json)
+    site = _site(home)
+    show_audit(site.audit, verify, as_json, site.name, anchor)
+
+
+@app.command()
+def anchors(home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Show the latest anchor of the coordinator's audit log, for its operator to compare with.
+
+    \b
+    Example:
+      archipel site anchors --json
+    """
+    show_anchors(_site(home).home / "anchors.json", None, as_json)
 
 
 @app.command()

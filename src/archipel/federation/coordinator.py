@@ -23,12 +23,11 @@ from archipel.engines.network.transport import POLL, Refused
 from archipel.errors import ArchipelError, DatabaseAway, RunFailed
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
-from archipel.federation.authority import (
-    GUEST,
-    serial,
-    verify,
-)
+from archipel.federation.anchors import Anchors
+from archipel.federation.audit import Anchor
+from archipel.federation.authority import GUEST, serial, verify
 from archipel.federation.binding import needs_scale
+from archipel.federation.evidence import Evidence
 from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
 from archipel.federation.reception import Reception
@@ -64,6 +63,8 @@ class Coordinator:
         self._begun = asyncio.Event()  # a study began; a new one for the next
         self._revoked: set[str] | None = None  # sites; None before the first look
         self._refusals = Refusals(self.audit)
+        self._evidence = Evidence(home.evidence, self._full)
+        self._anchors, self._faults = Anchors(home.anchors), dict[str, str]()
         self.reception = Reception(home, self.roll, self.sittings, say)
         self._server = GrpcServer(self.answer, self._admit, self._most, moved=self._moved)
 
@@ -80,6 +81,7 @@ class Coordinator:
             sitting.engine.adjourn()
         await self._server.stop(0.5)
         self._refusals.flush()
+        self._anchors.save()
         self.audit.append("down")
         self.roll.close()
 
@@ -199,14 +201,34 @@ class Coordinator:
             if study.state != "done":
                 raise Refused(f"study {study.name} is {study.state}.")
             sitting = self.sittings[digest] = self._finished(digest)
-        if "signature" in letter.fields:
-            said = await asyncio.to_thread(signed, letter)
-            if not verify(place.identity, letter["signature"], said):
-                raise Refused(f"the {letter.kind} is not signed by the site.")
         if place.party is None:
             raise Refused(f"site {site} has no number in this study yet: ask for its place first.")
-        answer: Letter | Sealed = await sitting.answer(place.party, letter)
+        answer: Letter | Sealed
+        if "signature" not in letter.fields:
+            answer = await sitting.answer(place.party, letter)
+            return answer
+        said = await asyncio.to_thread(signed, letter)
+        if not verify(place.identity, letter["signature"], said):
+            raise Refused(f"the {letter.kind} is not signed by the site.")
+        self._evidence.check_size(said)
+        anchor = Anchor.read(letter["log"]) if letter.fields.get("log") is not None else None
+        answer = await sitting.answer(place.party, letter)
+        self._evidence.keep(digest, site, place.identity, said, letter["signature"])
+        if anchor is not None:
+            self._hear(site, anchor, place.identity)
         return answer
+
+    def _hear(self, site: str, anchor: Anchor, identity: bytes) -> None:
+        """Keep the anchor of a site's log; say it where that shows that the log was cut."""
+        fault = self._anchors.hear(site, anchor, identity.hex())
+        if fault and fault != self._faults.get(site):
+            self._say(f"{fault}; ask {site} about it")
+            self.audit.append("anchor", site=site, fault=fault, anchor=anchor.text)
+        self._faults[site] = fault
+
+    def _full(self, study: str, site: str) -> None:
+        self._say(f"so much came from {site} that no more evidence of it is kept for {study[:12]}")
+        self.audit.append("evidence-full", site=site, study=study)
 
     async def _place(self, digest: str, site: str, place: Place) -> Letter:
         """A site's number in a study, once it has one: when the study starts."""
@@ -256,7 +278,8 @@ class Coordinator:
             sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
             sitting.recorder.event(begins, f"after round {run.done} with {sites} sites")
             self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
-            self.audit.append(begins, study=digest, round=run.done, sites=sites)
+            anchor = self.audit.append(begins, study=digest, round=run.done, sites=sites)
+            sitting.engine.engine.log = anchor.text
             self.sittings[digest] = sitting
             self._begun.set()
             self._begun = asyncio.Event()
@@ -370,10 +393,12 @@ class Coordinator:
         cohort = run.participation[t]
         present = ", ".join(run.data.name(int(k)) for k in cohort.present)
         missing = "; ".join(f"{run.data.name(k)}: {why}" for k, why in cohort.missing.items())
-        self.audit.append(
+        anchor = self.audit.append(
             "round", study=digest, round=t + 1, present=present, missing=missing,
             counted=bool(cohort.counted),
         )  # fmt: skip
+        self.sittings[digest].engine.engine.log = anchor.text
+        self._anchors.save()
         if missing != self._missed.get(digest, ""):
             self._say(f"from round {t + 1} on: " + (f"without {missing}" if missing else "all"))
         self._missed[digest] = missing

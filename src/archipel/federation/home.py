@@ -133,6 +133,16 @@ class Home:
     def audit(self) -> Audit:
         return Audit(self.path / "audit.jsonl", self.identity)
 
+    @property
+    def evidence(self) -> Path:
+        """The folder of what sites signed."""
+        return self.path / "evidence"
+
+    @property
+    def anchors(self) -> Path:
+        """The file with the latest anchors of sites' audit logs."""
+        return self.path / "anchors.json"
+
     def credentials(self) -> Credentials:
         """A fresh key and certificate for the port."""
         key = new_key()
@@ -168,6 +178,15 @@ class Home:
             named = ", ".join(roll.named(digest))
         self.audit.append("submitted", study=digest, name=study.name, sites=named)
         return digest
+
+    def keys(self, study: str) -> tuple[str, dict[str, set[bytes]]]:
+        """The hash of a study, and the public keys with which its sites ever decided on it."""
+        keys: dict[str, set[bytes]] = {}
+        with Roll.read(self.database) as roll:
+            found = self._find(roll, study)
+            for each in roll.history(found.hash):
+                keys.setdefault(each.site, set()).add(each.identity)
+        return found.hash, keys
 
     def start(self, study: str) -> Submission:
         """Have the coordinator run a study, from where it is, with those who approved it."""

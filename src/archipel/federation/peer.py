@@ -267,6 +267,7 @@ class PeerSite(Site):
         points = int(seat.data.n_test[seat.party]) if agreed else 0
         while True:
             fields = {"study": study, "points": points, **await log.untold()}
+            fields["log"] = self.audit.head.text
             letter = Letter("told", fields)
             letter = Letter("told", {**fields, "signature": self.sign(letter)})
             while True:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation import approval
-from archipel.federation.audit import Audit
+from archipel.federation.anchors import Anchors
+from archipel.federation.audit import Anchor, Audit
 from archipel.federation.authority import (
     COORDINATOR,
     RENEW,
@@ -53,7 +55,10 @@ def signed(letter: Letter) -> bytes:
     """What a site signs of an upload or of scores: all of it, so that it fits no other round."""
     parts = [letter.kind]
     parts += [f"{k}={letter.fields[k]!r}" for k in sorted(letter.fields) if k != "signature"]
-    arrays = [digest.hex() for digest in letter.digests]
+    arrays = [
+        f"{tag} {shape} {digest.hex()}"
+        for (tag, shape), digest in zip(letter.forms, letter.digests, strict=True)
+    ]
     return "\n".join(["archipel letter", *parts, *arrays]).encode()
 
 
@@ -93,6 +98,7 @@ class Site:
             ) from None
         self.audit = Audit(home / "audit.jsonl", self.identity)
         self.shelf = Shelf(home / "studies")
+        self._fault = ""  # of the coordinator's log, as it was last said
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -280,6 +286,18 @@ class Site:
                 found.setdefault(study, Sent()).add(entry.detail)
         return found
 
+    def lacks(self, study: str, sent: Mapping[str, Sent]) -> bool:
+        """Whether this site worked in a study in rounds of which its audit log names nothing.
+
+        What left in the round under way may not be there yet.
+        """
+        folder = self.shelf.folder(study)
+        path = folder / "state.safetensors"
+        if not path.exists():
+            return study not in sent and any(folder.glob("peer/*.safetensors"))
+        last = int(safetensors.torch.load_file(path)["last"][0])  # counted from 0
+        return study not in sent or last > max(sent[study].rounds, default=0)
+
     async def personalise(self, study: str, data: Federation) -> dict[str, float]:
         """Get the model of a finished study, this site's own where the algorithm makes one.
 
@@ -331,13 +349,30 @@ class Site:
     # -- taking part -------------------------------------------------------------------------------
 
     def sign(self, letter: Letter) -> bytes:
-        """Write down that a letter leaves, and sign it."""
+        """Write down that a letter leaves, how many numbers it has and its digest, and sign it."""
+        said = signed(letter)
         size = sum(array.numel() * array.element_size() for array in letter.arrays)
+        maps = [value for value in letter.fields.values() if isinstance(value, dict)]
+        numbers = sum(array.numel() for array in letter.arrays) + sum(map(len, maps))
         detail = {"kind": letter.kind, "study": letter["study"], "bytes": size}
+        detail |= {"numbers": numbers, "digest": sha256(said).hexdigest()}
         if "round" in letter.fields:
             detail["round"] = int(letter["round"]) + (letter.kind in ("upload", "vector"))
         self.audit.append("sent", **detail)
-        return self.identity.sign(signed(letter))
+        return self.identity.sign(said)
+
+    def exchange(self, theirs: str | None, say: Callable[[str], None]) -> str:
+        """Keep the anchor of the coordinator's log, and return that of this site's."""
+        if theirs is not None:
+            kept = Anchors(self.home / "anchors.json")
+            if fault := kept.hear(COORDINATOR, Anchor.read(theirs)):
+                if fault != self._fault:
+                    say(f"{fault}: tell the coordinator's operator, and keep anchors.json")
+                    self.audit.append("anchor", of=COORDINATOR, fault=fault, anchor=theirs)
+                self._fault = fault
+            else:
+                kept.save()
+        return self.audit.head.text
 
     async def may(self, link: GrpcLink, study: str) -> None:
         """Return when something may leave for a study: not in a pause, and never without approval.
@@ -373,8 +408,9 @@ class Site:
         decision = self.shelf.decision(study)
         counts = decision is not None and decision.facts["n"] > 0
         attendance = Attendance(
-            seat, link, study, sign=self.sign, keep=keep, say=say, may=may, counts=counts
-        )
+            seat, link, study, sign=self.sign, keep=keep, say=say, may=may, counts=counts,
+            log=lambda theirs: self.exchange(theirs, say),
+        )  # fmt: skip
         rounds = await attendance.run()
         self.shelf.end(study, rounds)
         self.audit.append("done", study=study, rounds=rounds)

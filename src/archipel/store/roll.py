@@ -367,8 +367,8 @@ class Roll:
         learnt, and only they see a study that was for some sites from the first.
         """
         digest = sha256(text).hexdigest()
-        study = {"hash": digest, "name": clean(name), "text": text, "submitted": now()}
-        study |= {"state": "open", "note": "", "listed": bool(sites)}
+        study: dict[str, Any] = {"hash": digest, "name": clean(name), "text": text}
+        study |= {"submitted": now(), "state": "open", "note": "", "listed": bool(sites)}
         with self._writing() as connection:
             _check_known(connection, sites)
             there = sa.select(STUDIES.c.id).where(STUDIES.c.hash == digest)

@@ -38,17 +38,19 @@ class Attendance:
         say: Callable[[str], None] = lambda _: None,
         may: Callable[[], Awaitable[None]] | None = None,
         counts: bool = True,
+        log: Callable[[str | None], str | None] = lambda _: None,
         pause: float = 1.0,
     ) -> None:
         """`keep` is called before anything leaves, so that a restart sends the same again.
 
         `may` is awaited before every letter: it returns when the party may go on, or raises.
-        Without `counts` the party does not tell on how many points it measured.
+        Without `counts` the party does not tell on how many points it measured. `log` takes the
+        anchor of the other side's audit log and returns this one's.
         """
         self._seat, self._link, self._study = seat, link, study
         link.most = max(link.most, SMALL + seat.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
-        self._may, self._counts = may, counts
+        self._may, self._counts, self._log = may, counts, log
 
     async def run(self) -> int:
         """Take part until the study is done; return its number of rounds."""
@@ -82,6 +84,7 @@ class Attendance:
             "n": self._seat.n,
             "gradients": gradients,
             "answers": letter.name,
+            "log": self._log(letter.fields.get("log")),
         }
         with suppress(Refused):  # too late, or begun anew: ask what now
             await self._ask("upload", arrays, **fields)
