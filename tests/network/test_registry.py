@@ -145,7 +145,7 @@ def test_letters_of_a_revoked_site_are_counted_and_audited(tmp_path):
             one.home.revoke("ulm", "stolen")
             link = site.link()
             for _ in range(MOST + 5):
-                with pytest.raises(ArchipelError):
+                with pytest.raises(ArchipelError, match="was revoked on"):
                     await site.studies(link)
             await link.close()
             return one.refused, [e.detail for e in one.audit.entries() if e.what == "refused"]
