@@ -264,6 +264,15 @@ def test_the_operator_looks_on(federation):
     assert 'archipel_letters_total{kind="upload"} 10.0' in text
     shown = federation("coordinator", "status").out
     assert f"heart ({federation.kept['study'][:12]}): done, 5 rounds\n" in shown
+    found, path = federation.state()["result"], federation.state()["path"]
+    assert f"  result     {found['metric']} {found['value']:.3f}, in {path}\n" in shown
+    assert federation("report", path, "--out", "report.html").code == 0
+    assert federation("coordinator", "status", "--check").code == 0
+    for line in (federation.folder / "coordinator.log").read_text().splitlines():
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line), line
+    log = (federation.folder / "coordinator.log").read_text()
+    assert log.count("va approved heart") == 1
+    assert "heart: started after round 0 with 2 sites" in log
     assert ": open\n  decisions  none yet\n" in shown
 
 
@@ -393,4 +402,8 @@ def test_the_coordinator_hears_of_it_when_it_is_back(alone):
     done = alone("site", "studies", "--home", "cleveland")
     assert done.code == 2
     assert "site = 'cleveland': was revoked on" in done.sentence and "(a test)" in done.sentence
+    assert alone.state()["decisions"]["cleveland"] == "revoked"
+    alone.until("coordinator", "cleveland was revoked")
+    with urllib.request.urlopen(f"http://{alone.metrics}/metrics") as answer:
+        assert "archipel_refused_total 0.0" not in answer.read().decode()
     assert alone.end("va") == alone.end("coordinator") == 0

@@ -2,21 +2,28 @@
 """Who takes part in a study, who may see it, and what its operator is shown."""
 
 import asyncio
+import json
 import random
+import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from archipel.data.shadow import Facts
+from archipel.data.federation import Federation
+from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, RunFailed
 from archipel.federation import approval
+from archipel.federation.coordinator import _why
 from archipel.federation.home import Home
 from archipel.federation.peer import PeerSite
 from archipel.federation.refusals import MOST
-from archipel.federation.status import overview
+from archipel.federation.rehearsal import _free_port
+from archipel.federation.status import overview, serve_metrics, status_of
+from archipel.report.frame import _none
 from archipel.runs import open_run
 from archipel.study import Study
 from network.test_coming_and_going import Clinics, Gate, play
@@ -311,3 +318,137 @@ def test_a_study_is_found_by_hash_or_by_a_name_that_only_it_has(tmp_path):
     assert home.stop(second[:6]).hash == second
     with pytest.raises(ArchipelError, match="unknown study '0000'"):
         home.stop("0000")
+
+
+# -- what its operator sees ------------------------------------------------------------------------
+
+
+def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
+    """E3: status, log and Prometheus say that it waits for sites, and for how many."""
+    monkeypatch.setattr("archipel.federation.coordinator._GRACE", 0.0)
+    policy = 'quorum = 2\non_missing = "wait"'
+    clinics, gate, said = Clinics(tmp_path, rounds=4, policy=policy), Gate(2), []
+    port = _free_port()
+
+    def scrape():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return answer.read().decode()
+
+    async def main():
+        async with clinics.coordinator(gate) as one:
+            one._say = said.append
+            for k in (0, 1):
+                await clinics.approves(k)
+                clinics.goes_up(k)
+            with clinics.home.occupied(), serve_metrics(one, f"127.0.0.1:{port}"):
+                clinics.home.start("clinics")
+                go, sitting = await gate.at(2), one.sittings[clinics.digest]
+                assert f'stalled{{study="{clinics.digest[:12]}"}} 0.0' in await asyncio.to_thread(
+                    scrape
+                )
+                clinics.sites[1].pause()
+                while sitting.engine.away.get(1) != "paused":
+                    await asyncio.sleep(0.02)
+                go.set()
+                while not any("waits in round 3" in text for text in said):
+                    await asyncio.sleep(0.02)
+                text = await asyncio.to_thread(scrape)
+                assert f'archipel_study_stalled{{study="{clinics.digest[:12]}"}} 1.0' in text
+                assert f'archipel_study_sites_present{{study="{clinics.digest[:12]}"}} 1.0' in text
+                status = status_of(one)["studies"][clinics.digest]
+                (clinics.home.path / "status.json").write_text(json.dumps(status_of(one)))
+                (study,) = overview(clinics.home)["studies"]
+                assert study["stalled"] and study["waiting"] == status["waiting"]
+                assert study["sites"]["clinic-1"] == "paused"
+                clinics.sites[1].resume()
+                await clinics.done(one)
+            await clinics.goes_down()
+
+    play(main())
+    words = "1 of the 2 sites that a round needs are here"
+    assert f"clinics: waits in round 3: {words}" in said
+    assert "clinics: goes on, round 3 is done" in said
+    assert "clinics: started after round 0 with 2 sites" in said
+    assert "clinics: clinic-1 is away: paused" in said
+    assert "clinics: clinic-1 is back" in said
+    (study,) = overview(clinics.home)["studies"]
+    assert not study["stalled"]
+    assert study["result"]["value"] is not None
+    assert study["path"] == str(clinics.home.run_of(clinics.digest))
+
+
+def test_a_site_that_refuses_is_shown_with_its_reason_and_no_number_leaves(tmp_path):
+    """E3: not "away"; the sentence goes without values and names of this site."""
+    clinics = Clinics(tmp_path, rounds=2, policy='quorum = 2\non_missing = "wait"')
+    rows = (tmp_path / "tables" / "clinic-1.csv").read_text().splitlines()
+    shown = {}
+
+    async def main():
+        async with clinics.coordinator() as one:
+            for k in (0, 1):
+                await clinics.approves(k)
+            (tmp_path / "tables" / "clinic-1.csv").write_text("\n".join(rows[:-1]) + "\n")
+            for k in (0, 1):
+                clinics.goes_up(k)
+            clinics.home.start("clinics")
+            while "refuses" not in shown.get("clinic-1", ""):
+                await asyncio.sleep(0.02)
+                if clinics.digest in one.sittings:
+                    shown.update(one.sittings[clinics.digest].presence())
+            await clinics.goes_down()
+
+    play(main())
+    assert shown["clinic-1"].startswith("refuses: '...': is not the table that was bound")
+    assert not any(character.isdigit() for character in shown["clinic-1"])
+
+
+def test_a_decision_that_is_told_twice_is_one(tmp_path):
+    """E14: the command and the process that is up may both tell it."""
+    text = text_of()
+    data = Study.parse(text.decode()).federation().select(np.array([0]))
+    said = []
+
+    async def main():
+        async with coordinator(tmp_path / "c", say=said.append) as one:
+            digest, site = one.home.submit(text), await joined(one, tmp_path, "ulm")
+            for _ in range(2):
+                await approve(one, site, digest, data)
+            site.leave([digest])
+            link = site.link()
+            await site.tell(link)
+            await link.close()
+            await approve(one, site, digest, data)
+            return [d.decision for d in one.roll.history(digest)]
+
+    history = asyncio.run(asyncio.wait_for(main(), 60))
+    assert history == ["approved", "withdrawn", "approved"]
+    decided = [line for line in said if line.startswith("ulm ") and line.endswith("heart")]
+    assert decided == ["ulm approved heart", "ulm withdrawn heart", "ulm approved heart"]
+
+
+def test_a_full_disk_is_told_with_what_helps():
+    """E14: no other folder can be named while a study runs; room and `start` help."""
+    try:
+        with pytest.raises(OSError) as full:
+            Path("/dev/full").write_bytes(b"x")
+        raise RunFailed("'x' cannot be written (full): make room, or name another folder.") from (
+            full.value
+        )
+    except RunFailed as error:
+        said = _why(error, "heart")
+
+    assert said == (
+        "'x' cannot be written (full): make room on the coordinator's machine, then 'archipel "
+        "coordinator start heart' goes on from the last round."
+    )
+
+
+def test_who_left_a_study_elsewhere_left():
+    """E14: the live picture does not call it a site without training points."""
+    facts = Facts((3,), 2, "classification", 5, 1)
+    elsewhere = shadow("s", {"ulm": facts, "bonn": None})
+    xs, ys = [torch.zeros(4, 3), torch.zeros(0, 3)], [torch.zeros(4).long(), torch.zeros(0).long()]
+    here = Federation.from_arrays(xs, ys, test=0.0, classes=2)
+
+    assert [_none(elsewhere, k) for k in (0, 1)] == ["", "left"]
+    assert _none(here, 1) == "no training point"

@@ -250,24 +250,47 @@ def _presence(now: dict[str, Any] | None, site: str) -> str:
 
 
 @app.command()
-def status(home: Where = _HOME, as_json: o.Json = False) -> None:
+def status(
+    home: Where = _HOME,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with exit code 3 if a study stands still.")
+    ] = False,
+    as_json: o.Json = False,
+) -> None:
     """Show whether the coordinator is up, and every study: its round, who works, who is missing.
 
     \b
-    Example:
+    With --check the exit code is 3 where a study that was started waits for sites or for the
+    coordinator to be up; it is 0 otherwise.
+
+    \b
+    Examples:
       archipel coordinator status
+      archipel coordinator status --check --json
     """
     from archipel.federation.status import overview
 
     found = overview(_home(home))
     if as_json:
         o.print_json(found)
-        return
+    else:
+        _show_status(found)
+    if check and any(study["stalled"] for study in found["studies"]):
+        raise typer.Exit(3)
+
+
+def _show_status(found: dict[str, Any]) -> None:
     say(f"{found['name']} at {found['address']}: {'up' if found['up'] else 'not up'}")
     for study in found["studies"]:
         say("")
         note = f", {study['note']}" if study["note"] else ""
         say(f"{study['name']} ({study['hash'][:12]}): {study['state']}{note}")
+        if study["waiting"]:
+            say(f"  stalled    {study['waiting']}")
+        if study["result"] is not None:
+            value = study["result"]["value"]
+            known = "" if value is None else f"{study['result']['metric']} {value:.3f}, "
+            say(f"  result     {known}in {study['path']}")
         approvals = ", ".join(f"{site} {said}" for site, said in study["decisions"].items())
         say(f"  decisions  {approvals or 'none yet'}")
         for site, doing in study["sites"].items():
@@ -468,7 +491,7 @@ def timed(text: str) -> None:
 def with_time(text: str) -> str:
     from datetime import UTC, datetime
 
-    return clean(f"{datetime.now(UTC):%H:%M:%S} {text}")
+    return clean(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
 
 
 def stopping() -> Any:

@@ -20,7 +20,7 @@ from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
-from archipel.errors import ArchipelError, DatabaseAway, RunFailed
+from archipel.errors import ArchipelError, DatabaseAway, RunFailed, clean
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.anchors import Anchors
@@ -35,6 +35,7 @@ from archipel.federation.refusals import Refusals
 from archipel.federation.scale import Scale
 from archipel.federation.site import signed
 from archipel.federation.sitting import Adjourned, Sitting
+from archipel.federation.status import waiting
 from archipel.plugins import reason
 from archipel.recording import Recorder
 from archipel.simulation import Watch
@@ -44,6 +45,8 @@ from archipel.store.roll import Place, Roll
 from archipel.study import Study
 
 REVOKED = "revoked"
+_GRACE = 5.0  # seconds that a study waits before this is said
+_QUIET = 10.0  # seconds between two lines about a site that goes away
 _SMALL = 1 << 20  # bytes of a letter that is no upload
 
 
@@ -62,6 +65,9 @@ class Coordinator:
         self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
         self._revoked: set[str] | None = None  # sites; None before the first look
+        self._waits: dict[str, float] = {}  # study -> since when it waits for sites
+        self._said_waiting: set[str] = set()
+        self._away: dict[tuple[str, str], tuple[str, float]] = {}  # study, site -> why, said when
         self._refusals = Refusals(self.audit)
         self._evidence = Evidence(home.evidence, self._full)
         self._anchors, self._faults = Anchors(home.anchors), dict[str, str]()
@@ -102,6 +108,7 @@ class Coordinator:
                     elif study.state == "stopped" and study.hash in self.sittings:
                         self.sittings[study.hash].engine.adjourn()
                 self._shut_out()
+            self._note_waiting()
             for digest in [digest for digest, task in running.items() if task.done()]:
                 del running[digest]
             with suppress(TimeoutError):
@@ -109,6 +116,18 @@ class Coordinator:
         for sitting in self.sittings.values():
             sitting.engine.adjourn()
         await asyncio.gather(*running.values())
+
+    def _note_waiting(self) -> None:
+        """Say when a study begins to wait for sites; `_note` says when it goes on."""
+        for digest, sitting in self.sittings.items():
+            words, now, (run,) = waiting(sitting), time.monotonic(), sitting.runs
+            if not words:
+                self._waits.pop(digest, None)
+                continue
+            waits = now - self._waits.setdefault(digest, now)
+            if waits >= _GRACE and digest not in self._said_waiting:
+                self._said_waiting.add(digest)
+                self._say(f"{run.data.about.name}: waits in round {run.done + 1}: {words}")
 
     def _shut_out(self) -> None:
         """Take sites that were revoked out of the studies under way."""
@@ -128,14 +147,16 @@ class Coordinator:
             run = await self.run(digest, watch)
             self._say(f"{name}: done, {run.done} rounds, in {run.folder}")
         except Adjourned:
-            self._say(f"{name}: adjourned; it goes on from its last round")
+            stopped = self.roll.study(digest).state == "stopped"
+            why = "stopped by the operator" if stopped else "adjourned"
+            self._say(f"{name}: {why}; it goes on from its last round")
         except DatabaseAway as error:
             self._say(f"{name}: {error}")  # and it goes on when the database is back
         except Exception as error:
-            self._say(f"{name}: failed: {_why(error)}")
+            self._say(f"{name}: failed: {_why(error, name)}")
             with suppress(DatabaseAway):
                 if self.roll.study(digest).state == "running":
-                    self.roll.set_state(digest, "failed", _why(error))
+                    self.roll.set_state(digest, "failed", _why(error, name))
         finally:
             self.sittings.pop(digest, None)
 
@@ -193,6 +214,8 @@ class Coordinator:
         if letter.kind == "place":
             return await self._place(digest, site, place)
         sitting = self.sittings.get(digest)
+        if sitting is not None:
+            self._note_away(sitting, site, letter)
         if sitting is None:
             study = self.roll.study(digest)
             if study.state in ("open", "running", "stopped"):
@@ -217,6 +240,17 @@ class Coordinator:
         if anchor is not None:
             self._hear(site, anchor, place.identity)
         return answer
+
+    def _note_away(self, sitting: Sitting, site: str, letter: Letter) -> None:
+        """Say that a site pauses or refuses, and that it is back; not each time of many."""
+        name = sitting.runs[0].data.about.name
+        who, now = (name, site), time.monotonic()
+        before, since = self._away.get(who, ("", -_QUIET))
+        why = clean(letter["reason"])[:80] if letter.kind == "away" else ""
+        if why == before or (why and now - since < _QUIET):
+            return
+        self._away[who] = (why, now if why else since)
+        self._say(f"{name}: {site} is away: {why}" if why else f"{name}: {site} is back")
 
     def _hear(self, site: str, anchor: Anchor, identity: bytes) -> None:
         """Keep the anchor of a site's log; say it where that shows that the log was cut."""
@@ -278,6 +312,7 @@ class Coordinator:
             sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
             sitting.recorder.event(begins, f"after round {run.done} with {sites} sites")
             self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
+            self._say(f"{run.data.about.name}: {begins} after round {run.done} with {sites} sites")
             anchor = self.audit.append(begins, study=digest, round=run.done, sites=sites)
             sitting.engine.engine.log = anchor.text
             self.sittings[digest] = sitting
@@ -289,9 +324,10 @@ class Coordinator:
             except (Adjourned, DatabaseAway):
                 raise
             except Exception as error:
+                why = _why(error, run.data.about.name)
+                self.roll.set_state(digest, "failed", why)
                 sitting.recorder.fail(error)
-                self.roll.set_state(digest, "failed", _why(error))
-                self.audit.append("failed", study=digest, reason=_why(error))
+                self.audit.append("failed", study=digest, reason=why)
                 raise
             sitting.desk.end(run.done)
             self.roll.set_state(digest, "done", f"{run.done} rounds")
@@ -399,11 +435,18 @@ class Coordinator:
         )  # fmt: skip
         self.sittings[digest].engine.engine.log = anchor.text
         self._anchors.save()
+        if cohort.counted and digest in self._said_waiting:
+            self._said_waiting.discard(digest)
+            self._say(f"{run.data.about.name}: goes on, round {t + 1} is done")
         if missing != self._missed.get(digest, ""):
             self._say(f"from round {t + 1} on: " + (f"without {missing}" if missing else "all"))
         self._missed[digest] = missing
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, study: str) -> str:
     """What went wrong: in a sentence of ours, or in somebody's code."""
+    if isinstance(error, RunFailed) and isinstance(error.__cause__, OSError):  # a disk is full
+        what = str(error).partition(": make room")[0]
+        again = f"'archipel coordinator start {study}' goes on from the last round"
+        return f"{what}: make room on the coordinator's machine, then {again}."
     return str(error) if isinstance(error, ArchipelError) else reason(error)

@@ -20,7 +20,7 @@ from archipel.federation.authority import GUEST, VALID, serial, verify
 from archipel.federation.binding import schema_of
 from archipel.federation.home import Home
 from archipel.federation.sitting import Sitting
-from archipel.store.roll import Roll, Submission
+from archipel.store.roll import Decision, Roll, Submission
 from archipel.study import Study
 
 _KEPT = 30  # letters of one sender in a minute that add to the database
@@ -104,6 +104,8 @@ class Reception:
             raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
         if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
             raise Refused("the decision is not signed by the site.")
+        if any(d.site == site and _is_again(d, letter) for d in self._roll.decisions(digest)):
+            return Letter("thanks")  # two processes of a site told the same
         sitting = self._sittings.get(digest)
         facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
         record, told = self._roll.study(digest, site), dict[str, Any]()
@@ -164,6 +166,13 @@ class Reception:
         self._kept[sender] += 1
         if self._kept[sender] > _KEPT:
             raise Refused(f"more than {_KEPT} such letters in a minute: wait for the next.")
+
+
+def _is_again(latest: Decision, letter: Letter) -> bool:
+    """Whether a site says what it said last, word for word."""
+    told = latest.facts if latest.decision == "approved" else {}
+    same = all(letter["facts"].get(name) == value for name, value in told.items())
+    return same and latest.signature == letter["signature"]
 
 
 def _address(study: Study, facts: Mapping[str, Any]) -> dict[str, str]:

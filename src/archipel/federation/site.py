@@ -374,15 +374,19 @@ class Site:
                 kept.save()
         return self.audit.head.text
 
+    async def away(self, link: GrpcLink, study: str, why: str) -> None:
+        """Have the coordinator know that this site does not work now, if it can be told."""
+        with suppress(ArchipelError, TimeoutError):
+            fields = {"study": study, "reason": why[:80]}
+            await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+
     async def may(self, link: GrpcLink, study: str) -> None:
         """Return when something may leave for a study: not in a pause, and never without approval.
 
         The coordinator is told of a pause, if it can be.
         """
         if self.paused:
-            with suppress(Cut, Refused, TimeoutError):
-                fields = {"study": study, "reason": "paused"}
-                await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+            await self.away(link, study, "paused")
         while self.paused:
             await asyncio.sleep(0.5)
         if not self.shelf.has_approved(study):

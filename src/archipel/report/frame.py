@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.filesize import decimal
 
+from archipel.data.federation import Federation
 from archipel.errors import clean
 from archipel.metrics import larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
@@ -292,7 +293,8 @@ def _each(still: Still, width: int) -> list[Line]:
         for style, run in groupby(marks, key=lambda mark: mark[1]):
             line.append(("".join(mark for mark, _ in run), style))
         line.append((" " * (strip - len(marks) + 1), ""))
-        found.append([*line, _state(k, recent[-1], asked[-1], int(data.n[k]))])
+        none = _none(data, k)
+        found.append([*line, _state(k, recent[-1], asked[-1], none)])
     return found
 
 
@@ -304,12 +306,19 @@ def _mark(k: int, cohort: Cohort, asked: set[int]) -> tuple[str, str]:
     return _HERE if cohort.counted else _UNUSED
 
 
-def _state(k: int, cohort: Cohort, asked: set[int], n: int) -> tuple[str, str]:
+def _none(data: Federation, k: int) -> str:
+    """Why a party has no training point, if it has none: elsewhere, those who left have none."""
+    if int(data.n[k]):
+        return ""
+    return "left" if data.about.elsewhere else "no training point"
+
+
+def _state(k: int, cohort: Cohort, asked: set[int], none: str) -> tuple[str, str]:
     if k in cohort.missing:
         cause = cohort.missing[k]
         return f"missing: {clean(cause)}", CAUSES.get(cause, OTHER)[1]
     if k not in asked:
-        return ("not sampled" if n else "no training point"), AXIS
+        return none or "not sampled", AXIS
     return ("present", TOGETHER) if cohort.counted else ("below quorum", ALONE)
 
 
