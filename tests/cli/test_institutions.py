@@ -111,7 +111,7 @@ def found(folder):
     kept["too soon"] = one("coordinator", "start", "heart")
     for site in SITES:
         home = ("--home", site)
-        (folder / f"{site}.token").write_text(one.json("coordinator", "invite", site)["token"])
+        kept["invite"] = one.json("coordinator", "invite", site, "--out", f"{site}.token")
         kept[site] = one.json("site", "join", f"{site}.token", "--yes", *home)
         kept["no table"] = one("site", "approve", "heart", *home)
         table = ("--csv", f"tables/{site}.csv")
@@ -300,6 +300,10 @@ REFUSED = {
     "coordinator start lung": "unknown study 'lung': Known: heart, other.",
     "coordinator stop heart": "study heart: is done, not under way.",
     "coordinator submit no.toml": "'no.toml': cannot be read (No such file or directory).",
+    "coordinator submit study.toml --for vaa": "unknown site 'vaa': did you mean 'va'?",
+    "coordinator invite ulm --out no/ulm.token": "--out 'no/ulm.token': there is no such folder",
+    "coordinator evidence lung": "unknown study 'lung'",
+    "coordinator anchors ulm": "unknown log 'ulm': Known: cleveland, va.",
     "coordinator invite Va": "site = 'Va': a site's name has 1 to 40 of a-z, 0-9 and '-'",
     "coordinator invite va": "site = 'va': belongs to the federation since",
     "coordinator revoke nobody --reason x": "unknown site 'nobody'",
@@ -320,6 +324,18 @@ def test_wrong_input_is_one_sentence(federation, command):
     assert done.code == 2, done
     assert REFUSED[command] in done.err.splitlines()[-1].removeprefix("archipel: ")
     assert "{" not in done.out
+
+
+def test_a_token_is_its_owners_and_need_not_be_on_a_command_line(federation, monkeypatch):
+    path = federation.folder / "va.token"
+    assert "token" not in federation.kept["invite"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(path.read_text()))
+    done = federation("site", "join", "-", "--yes", "--home", "new")
+    assert "the invitation was used already" in done.err.splitlines()[-1]
+    done = federation("site", "join", "-", "--home", "new")
+    assert done.code == 2 and "standard input cannot bring the token and the answer" in done.err
 
 
 def test_a_site_does_not_join_where_the_words_differ(federation, monkeypatch):

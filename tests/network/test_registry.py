@@ -4,6 +4,8 @@
 import asyncio
 import json
 import random
+import shutil
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation import approval
-from archipel.federation.coordinator import _why
+from archipel.federation.coordinator import Coordinator, _why
 from archipel.federation.home import Home
 from archipel.federation.peer import PeerSite
 from archipel.federation.refusals import MOST
@@ -135,7 +137,7 @@ def test_a_revoked_peer_is_in_no_roster_and_no_list_of_members(tmp_path):
             _, members = await peers[0][0].fetch(link, digest)
             await link.close()
             one.roll.number(digest)
-            sitting, _ = one._sitting(digest)
+            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
             return members, sitting.roster.read(one.home.authority.pem)
 
     members, roster = asyncio.run(asyncio.wait_for(play(), 60))
@@ -229,7 +231,7 @@ def test_no_peer_comes_once_a_roster_is_signed_also_while_the_study_is_stopped(t
         async with coordinator(tmp_path / "c") as one:
             digest, peers = await gathered(one, tmp_path, PEERS, 3)
             one.roll.number(digest)
-            one._sitting(digest)
+            one._sitting(digest, asyncio.get_running_loop())
             invitation = one.home.invite("late")
             late = await PeerSite.join_as_peer(tmp_path / "late", invitation, "localhost:1")
             with pytest.raises(ArchipelError, match="its roster is signed"):
@@ -452,3 +454,82 @@ def test_who_left_a_study_elsewhere_left():
 
     assert [_none(elsewhere, k) for k in (0, 1)] == ["", "left"]
     assert _none(here, 1) == "no training point"
+
+
+# -- the database ----------------------------------------------------------------------------------
+
+
+def test_a_second_federation_is_refused_by_a_database_that_has_one(tmp_path, server):
+    """E8: founding there is refused, and nothing half-made stays behind."""
+    url = server.address()
+    home = Home.create(tmp_path / "a", "a", "localhost:1", url)
+
+    with pytest.raises(ArchipelError, match="holds another federation"):
+        Home.create(tmp_path / "b", "b", "localhost:2", url)
+    assert not (tmp_path / "b").exists()
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    assert Home(tmp_path / "copy").invite("ulm").site == "ulm"
+    other = Home.create(tmp_path / "c", "c", "localhost:3", server.address())
+    moved = json.loads((other.path / "coordinator.json").read_text()) | {"database": home.database}
+    (other.path / "coordinator.json").write_text(json.dumps(moved))
+    with pytest.raises(ArchipelError, match="holds another federation"):
+        Home(other.path).invite("bonn")
+    with pytest.raises(ArchipelError, match="holds another federation"):
+        Coordinator(Home(other.path))
+
+
+def test_a_password_in_the_address_is_not_written_down(tmp_path, server):
+    """E8: it is used once, to found the federation."""
+    user, rest = server.address().split("@")
+    home = Home.create(tmp_path / "c", "a", "localhost:1", f"{user}:hidden@{rest}&password=hidden")
+
+    files = [path for path in (tmp_path / "c").rglob("*") if path.is_file()]
+    assert files and all(b"hidden" not in path.read_bytes() for path in files)
+    assert home.invite("ulm").site == "ulm"
+    with pytest.raises(ArchipelError) as refused:
+        Home.create(tmp_path / "d", "a", "localhost:1", "me:hidden@host")
+    assert "hidden" not in str(refused.value)
+
+
+# -- studies that are done -------------------------------------------------------------------------
+
+
+def test_a_finished_study_stays_for_those_who_ask_and_is_dropped_later(tmp_path, monkeypatch):
+    """Sites ask for their verdict just when it ends; it is brought back once, beside the port."""
+    text = text_of(**{"study.rounds": 2})
+    data = Study.parse(text.decode()).federation().select(np.array([0]))
+    made, threads = [], []
+    finished = Coordinator._finished
+
+    def counting(self, digest, events):
+        made.append(digest)
+        threads.append(threading.current_thread() is threading.main_thread())
+        return finished(self, digest, events)
+
+    monkeypatch.setattr(Coordinator, "_finished", counting)
+
+    async def main():
+        async with coordinator(tmp_path / "c") as one:
+            digest = one.home.submit(text)
+            site = await joined(one, tmp_path, "ulm")
+            await approve(one, site, digest, data)
+            stop = asyncio.Event()
+            serving = asyncio.create_task(one.serve(stop))
+            one.home.start("heart")
+            await attend(site, data, digest)
+            assert made == []  # the verdict came from the study as it was
+            monkeypatch.setattr("archipel.federation.coordinator._KEPT", 0.0)
+            while digest in one.sittings:
+                await asyncio.sleep(0.02)
+            monkeypatch.setattr("archipel.federation.coordinator._KEPT", 60.0)
+            await asyncio.gather(*(site.personalise(digest, data) for _ in range(3)))
+            assert digest in one.sittings
+            monkeypatch.setattr("archipel.federation.coordinator._KEPT", 0.0)
+            while digest in one.sittings:
+                await asyncio.sleep(0.02)
+            stop.set()
+            await serving
+
+    play(main())
+    assert len(made) == 1
+    assert threads == [False]

@@ -523,6 +523,34 @@ def test_a_lease_that_another_took_is_lost(server, impatient):
         roll.invite("mainz", b"secret", LATER)
 
 
+# -- whose it is ----------------------------------------------------------------------------------
+
+
+def test_two_federations_share_no_database(url):
+    """E8: the first coordinator's authority has it for good."""
+    Roll.open(url, "a" * 64, claims=False).close()
+    Roll.open(url, "b" * 64).close()
+
+    for enter in (Roll.open, Roll.read):
+        with refused("holds another federation, of the authority bbbbbbbbbbbb, and this one's is"):
+            enter(url, "a" * 64)
+        enter(url, "b" * 64).close()
+        enter(url).close()
+
+
+def test_a_password_comes_from_the_environment_and_is_shown_nowhere(monkeypatch):
+    """E8: neither that of the address nor that of the environment."""
+    monkeypatch.setenv(database.PASSWORD, "hidden")
+    engine = database.engine_of("postgresql://me@host/name", leads=False)
+    own = database.engine_of("postgresql://me:secret@host/name?password=secret", leads=False)
+
+    assert engine.url.password == "hidden" and own.url.password == "secret"
+    for each in (database.shown(engine), database.shown(own), repr(engine), repr(own)):
+        assert "hidden" not in each and "secret@" not in each
+    assert database.has_password("postgresql://me@host/name?password=x")
+    assert not database.has_password("postgresql://me@host/name")
+
+
 # -- the tables ------------------------------------------------------------------------------------
 
 

@@ -69,6 +69,7 @@ def init(
     """
     from archipel.federation.authority import fingerprint
     from archipel.federation.home import Home
+    from archipel.store.database import PASSWORD, has_password
 
     made = Home.create(home, name, address, database)
     words = fingerprint(made.authority.pem)
@@ -76,6 +77,11 @@ def init(
         o.print_json({"home": str(home), "name": name, "address": address, "fingerprint": words})
         return
     say(f"Federation {name} is founded in {home}; sites reach it at {address}.")
+    if database is not None and has_password(database):
+        say(
+            "The password was not written down: give it to every command in PGPASSWORD, in "
+            f"~/.pgpass or in {PASSWORD}."
+        )
     say(f"Its fingerprint, to read to sites by telephone: {words}")
     say("Next: archipel coordinator invite SITE, and archipel coordinator up.")
 
@@ -84,24 +90,35 @@ def init(
 def invite(
     site: Annotated[str, typer.Argument(help="The site's name: a-z, 0-9 and '-'.")],
     days: Annotated[float, typer.Option(min=0.01, max=90, help="Until the token expires.")] = 7,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the token to this file, for its owner alone.")
+    ] = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
-    """Print a token with which one site can join, once.
+    """Make a token with which one site can join, once.
 
     \b
-    Example:
+    Examples:
+      archipel coordinator invite cleveland --out cleveland.token
       archipel coordinator invite cleveland
     """
     from datetime import timedelta
 
+    from archipel.federation.authority import write_secret
+
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ArchipelError(f"--out '{out}': there is no such folder; make it, or name another.")
     invitation = _home(home).invite(site, timedelta(days=days))
     token = invitation.token()
+    if out is not None:
+        write_secret(out, f"{token}\n".encode())
     if as_json:
         until = invitation.expires.isoformat(timespec="seconds")
-        o.print_json({"site": site, "token": token, "expires": until})
+        kept = {"token": token} if out is None else {"file": str(out)}
+        o.print_json({"site": site, **kept, "expires": until})
         return
-    print(token)
+    print(token if out is None else f"The token is in {out}, which its owner alone can read.")
     until = f"{invitation.expires:%Y-%m-%d %H:%M} UTC"
     print(
         f"Send this to {site} over a channel that you trust. It works once, until {until}; there: "
@@ -204,12 +221,11 @@ def sites(home: Where = _HOME, as_json: o.Json = False) -> None:
       archipel coordinator sites
     """
     from archipel.federation.status import read_status
-    from archipel.store.roll import Roll
 
     where = _home(home)
     now = read_status(where)
     seen, versions = ({}, {}) if now is None else (now["sites"], now["versions"])
-    with Roll.read(where.database) as roll:
+    with where.roll() as roll:
         members, invited = roll.sites(), roll.invitations()
     names = {each.name for each in members}
     rows: list[dict[str, Any]] = [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -87,7 +88,9 @@ def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
 
 @app.command()
 def join(
-    token: Annotated[str, typer.Argument(help="The token that the coordinator sent, or a file.")],
+    token: Annotated[
+        str, typer.Argument(help="A file with the token; - for standard input; or the token.")
+    ],
     home: Where = _HOME,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it is right.")] = False,
     as_json: o.Json = False,
@@ -95,8 +98,11 @@ def join(
     """Join a federation: make this site's keys here, and have them certified.
 
     \b
+    A token on the command line can be seen by others on this machine while the command runs.
+
+    \b
     Example:
-      archipel site join archipel-eNp1...
+      archipel site join cleveland.token
     """
     join_with(token, home, yes, as_json)
 
@@ -106,6 +112,11 @@ def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "
     from archipel.federation.authority import Invitation, fingerprint
     from archipel.federation.site import Site
 
+    if token == "-" and not yes:
+        raise ArchipelError(
+            "token = '-': standard input cannot bring the token and the answer as well; compare "
+            "the words and say --yes, or give the token as a file."
+        )
     invitation = Invitation.read(_token(token))
     words = fingerprint(invitation.authority)
     for line in (
@@ -126,7 +137,9 @@ def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "
 
 
 def _token(given: str) -> str:
-    """The token, or what is in the file that was named."""
+    """The token, or what is in the file that was named, or comes on standard input."""
+    if given == "-":
+        return sys.stdin.read()
     if given.lstrip().startswith("archipel-") and len(given) > 255:
         return given
     try:

@@ -47,6 +47,7 @@ from archipel.study import Study
 REVOKED = "revoked"
 _GRACE = 5.0  # seconds that a study waits before this is said
 _QUIET = 10.0  # seconds between two lines about a site that goes away
+_KEPT = 300.0  # seconds that a finished study stays in memory after the last question
 _SMALL = 1 << 20  # bytes of a letter that is no upload
 
 
@@ -57,9 +58,11 @@ class Coordinator:
         self, home: Home, *, say: Callable[[str], None] = lambda _: None, silence: float = 60.0
     ) -> None:
         self.home, self._say, self._silence = home, say, silence
-        self.roll = Roll.open(home.database)
+        self.roll = Roll.open(home.database, home.key)
         self.audit = home.audit
         self.sittings: dict[str, Sitting] = {}
+        self._over: dict[str, float] = {}  # finished study -> when a site last asked about it
+        self._rebuilding: dict[str, asyncio.Task[Sitting]] = {}
         self.seen: dict[str, float] = {}  # site -> when its last letter came
         self.letters: Counter[str] = Counter()  # by kind
         self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
@@ -111,6 +114,7 @@ class Coordinator:
             self._note_waiting()
             for digest in [digest for digest, task in running.items() if task.done()]:
                 del running[digest]
+            self._drop()
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 1.0)
         for sitting in self.sittings.values():
@@ -145,7 +149,9 @@ class Coordinator:
     async def _going(self, digest: str, name: str, watch: Watch | None) -> None:
         try:
             run = await self.run(digest, watch)
+            self._over[digest] = time.monotonic()  # sites will ask for their verdict
             self._say(f"{name}: done, {run.done} rounds, in {run.folder}")
+            return
         except Adjourned:
             stopped = self.roll.study(digest).state == "stopped"
             why = "stopped by the operator" if stopped else "adjourned"
@@ -157,7 +163,13 @@ class Coordinator:
             with suppress(DatabaseAway):
                 if self.roll.study(digest).state == "running":
                     self.roll.set_state(digest, "failed", _why(error, name))
-        finally:
+        self.sittings.pop(digest, None)
+
+    def _drop(self) -> None:
+        """Give back the memory of finished studies that nobody has asked about for a while."""
+        now = time.monotonic()
+        for digest in [digest for digest, asked in self._over.items() if now - asked > _KEPT]:
+            del self._over[digest]
             self.sittings.pop(digest, None)
 
     # -- who may speak, and how much ---------------------------------------------------------------
@@ -223,7 +235,9 @@ class Coordinator:
                 return Letter("wait", {"seconds": 0.0})
             if study.state != "done":
                 raise Refused(f"study {study.name} is {study.state}.")
-            sitting = self.sittings[digest] = self._finished(digest)
+            sitting = await self._rebuilt(digest)
+        if digest in self._over:
+            self._over[digest] = time.monotonic()
         if place.party is None:
             raise Refused(f"site {site} has no number in this study yet: ask for its place first.")
         answer: Letter | Sealed
@@ -291,7 +305,7 @@ class Coordinator:
     async def run(self, digest: str, watch: Watch | None = None) -> Any:
         """Run an approved study with the sites that approved it, from where it is."""
         self.roll.number(digest)
-        sitting, path = self._sitting(digest)
+        sitting, path = self._sitting(digest, asyncio.get_running_loop())
         (run,) = sitting.runs
         sites = run.data.training
         if Folder.exists(path):
@@ -334,15 +348,30 @@ class Coordinator:
             self.audit.append("done", study=digest, rounds=run.done)
         return run
 
-    def _finished(self, digest: str) -> Sitting:
-        """A study that was done before this process began, to give out what it learnt."""
-        sitting, path = self._sitting(digest)
+    async def _rebuilt(self, digest: str) -> Sitting:
+        """A finished study, brought back once for all who ask, while others are answered."""
+        task = self._rebuilding.get(digest)
+        if task is None:
+            events = asyncio.get_running_loop()
+            work = asyncio.to_thread(self._finished, digest, events)
+            task = self._rebuilding[digest] = asyncio.create_task(work)
+        try:
+            sitting = await asyncio.shield(task)
+        finally:
+            if task.done():
+                self._rebuilding.pop(digest, None)
+        self._over.setdefault(digest, time.monotonic())
+        return self.sittings.setdefault(digest, sitting)
+
+    def _finished(self, digest: str, events: asyncio.AbstractEventLoop) -> Sitting:
+        """A study that was done before, to give out what it learnt."""
+        sitting, path = self._sitting(digest, events)
         with Folder.open(path, self.home.shared) as folder:
             sitting.restore(recording.restore(folder, sitting.runs[0]))
         sitting.desk.end(sitting.runs[0].done)
         return sitting
 
-    def _sitting(self, digest: str) -> tuple[Sitting, Path]:
+    def _sitting(self, digest: str, events: asyncio.AbstractEventLoop) -> tuple[Sitting, Path]:
         """A study with the sites that have a number in it, and the folder of its run."""
         record = self.roll.study(digest)
         study = approval.read(bytes(record.text))
@@ -356,7 +385,6 @@ class Coordinator:
             raise ArchipelError(f"study {record.name}: no site has approved it yet.")
         fed = shadow(study.name, sites)
         model = study.build_model(fed)
-        events = asyncio.get_running_loop()
         scale = None
         if needs_scale(study):
             scale = Scale(self.home.path / "scales" / f"{digest}.safetensors", digest, fed.shape[0])

@@ -105,7 +105,7 @@ def read_status(home: Home) -> dict[str, Any] | None:
 def overview(home: Home) -> dict[str, Any]:
     """Every study of the roll, with what the coordinator sees of it."""
     now = read_status(home)
-    with Roll.read(home.database) as roll:
+    with home.roll() as roll:
         studies = [_overview(home, roll, each, now) for each in roll.studies()]
     return {
         "name": home.name,

@@ -174,21 +174,26 @@ class Roll:
         self._lease = lease
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """Take the coordinator's lease and bring the tables up to this version."""
+    def open(cls, url: str, authority: str = "", claims: bool = True) -> Self:
+        """Take the coordinator's lease and bring the tables up to this version.
+
+        Once claimed, the database is that of the authority's federation, and of no other.
+        """
         engine = engine_of(url, leads=True)
         with told(engine):
             roll = cls(engine, File(engine) if is_sqlite(engine) else Session(engine))
         try:
             with roll._writing() as connection:
                 upgrade(connection, TABLES)
+                if authority and _owner(connection, authority) is None and claims:
+                    connection.execute(FEDERATION.insert(), {"authority": authority})
         except BaseException:
             roll.close()
             raise
         return roll
 
     @classmethod
-    def read(cls, url: str) -> Self:
+    def read(cls, url: str, authority: str = "") -> Self:
         """Look, or do single operations, while a coordinator may be up."""
         roll = cls(engine_of(url, leads=False), None)
         try:
@@ -200,6 +205,9 @@ class Roll:
                     f"database = '{shown(roll._engine)}': {holds} and this Archipel needs version "
                     f"{needs}; start the coordinator of this Archipel once, which brings it there."
                 )
+            if authority:
+                with roll._reading() as connection:
+                    _owner(connection, authority)
         except BaseException:
             roll.close()
             raise
@@ -476,6 +484,18 @@ class Roll:
 
 
 # -- parts of operations ---------------------------------------------------------------------------
+
+
+def _owner(connection: sa.Connection, authority: str) -> str | None:
+    """The authority whose federation the database holds; refuse one that is another's."""
+    owner: str | None = connection.scalar(sa.select(FEDERATION.c.authority))
+    if owner not in (None, authority):
+        raise ArchipelError(
+            f"database = '{shown(connection.engine)}': holds another federation, of the authority "
+            f"{str(owner)[:12]}, and this one's is {authority[:12]}; give each a database of its "
+            "own."
+        )
+    return owner
 
 
 def _admitted() -> sa.Select[Any]:
