@@ -201,8 +201,7 @@ def test_a_log_that_is_shorter_than_before_is_said_loudly_and_nothing_is_refused
     clinics, gate, said = Clinics(tmp_path, rounds=5), Gate(3), []
 
     async def main():
-        async with clinics.coordinator(gate) as one:
-            one._say = said.append
+        async with clinics.coordinator(gate, say=said.append) as one:
             for k in (0, 1):
                 await clinics.approves(k)
                 clinics.goes_up(k)

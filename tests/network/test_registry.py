@@ -327,7 +327,7 @@ def test_a_study_is_found_by_hash_or_by_a_name_that_only_it_has(tmp_path):
 
 def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
     """E3: status, log and Prometheus say that it waits for sites, and for how many."""
-    monkeypatch.setattr("archipel.federation.coordinator._GRACE", 0.0)
+    monkeypatch.setattr("archipel.federation.notices._GRACE", 0.0)
     policy = 'quorum = 2\non_missing = "wait"'
     clinics, gate, said = Clinics(tmp_path, rounds=4, policy=policy), Gate(2), []
     port = _free_port()
@@ -337,8 +337,7 @@ def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
             return answer.read().decode()
 
     async def main():
-        async with clinics.coordinator(gate) as one:
-            one._say = said.append
+        async with clinics.coordinator(gate, say=said.append) as one:
             for k in (0, 1):
                 await clinics.approves(k)
                 clinics.goes_up(k)

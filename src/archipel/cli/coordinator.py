@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from archipel.cli import options as o
+from archipel.cli.logs import (
+    AnchorFile,
+    say,
+    show,
+    show_anchors,
+    show_audit,
+    show_evidence,
+    table,
+)
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
@@ -33,22 +40,6 @@ def _home(path: Path) -> Home:
     from archipel.federation.home import Home
 
     return Home(path)
-
-
-def say(text: str, err: bool = False) -> None:
-    """A line on standard output, or the other one, at once, also in a pipe."""
-    print(clean(text), file=sys.stderr if err else sys.stdout, flush=True)
-
-
-def table(*headings: str) -> Table:
-    made = Table(box=None, pad_edge=False)
-    for heading in headings:
-        made.add_column(heading, overflow="fold")
-    return made
-
-
-def show(made: Table) -> None:
-    Console(width=None if sys.stdout.isatty() else 160).print(made)
 
 
 @app.command()
@@ -315,12 +306,6 @@ def _show_status(found: dict[str, Any]) -> None:
             say(f"  round {missed['round']}: without {missed['site']} ({missed['cause']})")
 
 
-AnchorFile = Annotated[
-    Path | None,
-    typer.Option("--anchor", help="A file with anchors that the other side kept; with --verify."),
-]
-
-
 @app.command()
 def audit(
     verify: Annotated[bool, typer.Option("--verify", help="Check hashes and signatures.")] = False,
@@ -338,38 +323,6 @@ def audit(
     show_audit(_home(home).audit, verify, as_json, "coordinator", anchor)
 
 
-def show_audit(log: Any, verify: bool, as_json: bool, name: str, kept: Path | None = None) -> None:
-    """An audit log, or whether it is whole, also against an anchor that somebody else kept."""
-    from archipel.federation.anchors import anchor_in
-    from archipel.federation.audit import check
-
-    if kept is not None and not verify:
-        raise ArchipelError(f"--anchor {kept}: is compared with the log by --verify; say both.")
-    if verify:
-        last = log.head
-        anchor = last if kept is None else anchor_in(kept, name, log.identity.public)
-        count = check(log.path, log.identity.public, anchor)
-        if count == 0:
-            raise ArchipelError(
-                f"'{log.path}': has no entry, though the first is written when a folder is made: "
-                "the log was emptied."
-            )
-        if as_json:
-            o.print_json({"entries": count, "whole": True, "last": last.hash})
-            return
-        say(f"{count} entries, every hash and signature is right; the last is {last.hash}.")
-        if kept is not None:
-            say(f"Entry {anchor.number} is the one that was kept elsewhere: nothing was cut.")
-        return
-    entries = list(log.entries())
-    if as_json:
-        o.print_json({"entries": [entry._asdict() for entry in entries]})
-        return
-    for entry in entries:
-        detail = "  ".join(f"{name}={value}" for name, value in sorted(entry.detail.items()))
-        say(f"{entry.number:>6}  {entry.time[:19].replace('T', ' ')}  {entry.what:<12} {detail}")
-
-
 @app.command()
 def anchors(
     site: Annotated[str | None, typer.Argument(help="A site; all of them without.")] = None,
@@ -383,24 +336,6 @@ def anchors(
       archipel coordinator anchors cleveland --json
     """
     show_anchors(_home(home).anchors, site, as_json)
-
-
-def show_anchors(path: Path, name: str | None, as_json: bool) -> None:
-    """Anchors that were kept of others' logs, of one or of all."""
-    from archipel.errors import unknown
-    from archipel.federation.anchors import Anchors
-
-    kept = Anchors(path).kept
-    if name is not None and name not in kept:
-        raise unknown("log", name, kept)
-    found = {each: kept[each] for each in sorted(kept) if name in (None, each)}
-    if as_json:
-        o.print_json({"anchors": {each: anchor._asdict() for each, anchor in found.items()}})
-        return
-    for each, anchor in found.items():
-        say(f"{each}: entry {anchor.number}, {anchor.hash}, told {anchor.time}")
-    if not found:
-        say("None yet: they come with the rounds of a study.")
 
 
 @app.command()
@@ -420,30 +355,7 @@ def evidence(
     Example:
       archipel coordinator evidence heart --verify
     """
-    from archipel.federation.evidence import Evidence
-
-    where = _home(home)
-    digest, keys = where.keys(study)
-    found = Evidence(where.evidence)
-    if verify:
-        count = found.check(digest, keys)
-        if as_json:
-            o.print_json({"study": digest, "entries": count, "right": True})
-            return
-        say(f"{count} letters, each is signed by its site.")
-        return
-    items = [item for _, item in found.items(digest) if item is not None]
-    if as_json:
-        more = [{"kind": i.kind, "round": i.round, "digest": i.digest} for i in items]
-        rows = [item._asdict() | each for item, each in zip(items, more, strict=True)]
-        o.print_json({"study": digest, "evidence": rows})
-        return
-    shown = table("time (UTC)", "site", "letter", "round", "digest")
-    for item in items:
-        t = "" if item.round is None else str(item.round + (item.kind == "upload"))
-        cells = (item.time[:19].replace("T", " "), item.site, item.kind, t, item.digest)
-        shown.add_row(*(Text(clean(cell)) for cell in cells))
-    show(shown) if items else say("Nothing was signed for this study yet.")
+    show_evidence(_home(home), study, verify, as_json)
 
 
 @app.command()

@@ -12,16 +12,8 @@ import typer
 from rich.text import Text
 
 from archipel.cli import options as o
-from archipel.cli.coordinator import (
-    AnchorFile,
-    say,
-    show,
-    show_anchors,
-    show_audit,
-    stopping,
-    table,
-    timed,
-)
+from archipel.cli.coordinator import stopping, timed
+from archipel.cli.logs import AnchorFile, say, show, show_anchors, show_audit, table
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
-from archipel.errors import ArchipelError, DatabaseAway, RunFailed, clean
+from archipel.errors import ArchipelError, DatabaseAway, RunFailed
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.anchors import Anchors
@@ -30,12 +30,12 @@ from archipel.federation.binding import needs_scale
 from archipel.federation.evidence import Evidence
 from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
+from archipel.federation.notices import Notices
 from archipel.federation.reception import Reception
 from archipel.federation.refusals import Refusals
 from archipel.federation.scale import Scale
 from archipel.federation.site import signed
 from archipel.federation.sitting import Adjourned, Sitting
-from archipel.federation.status import waiting
 from archipel.plugins import reason
 from archipel.recording import Recorder
 from archipel.simulation import Watch
@@ -45,8 +45,6 @@ from archipel.store.roll import Place, Roll
 from archipel.study import Study
 
 REVOKED = "revoked"
-_GRACE = 5.0  # seconds that a study waits before this is said
-_QUIET = 10.0  # seconds between two lines about a site that goes away
 _KEPT = 300.0  # seconds that a finished study stays in memory after the last question
 _SMALL = 1 << 20  # bytes of a letter that is no upload
 
@@ -65,13 +63,8 @@ class Coordinator:
         self._rebuilding: dict[str, asyncio.Task[Sitting]] = {}
         self.seen: dict[str, float] = {}  # site -> when its last letter came
         self.letters: Counter[str] = Counter()  # by kind
-        self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
-        self._revoked: set[str] | None = None  # sites; None before the first look
-        self._waits: dict[str, float] = {}  # study -> since when it waits for sites
-        self._said_waiting: set[str] = set()
-        self._away: dict[tuple[str, str], tuple[str, float]] = {}  # study, site -> why, said when
-        self._refusals = Refusals(self.audit)
+        self._refusals, self._notices = Refusals(self.audit), Notices(say)
         self._evidence = Evidence(home.evidence, self._full)
         self._anchors, self._faults = Anchors(home.anchors), dict[str, str]()
         self.reception = Reception(home, self.roll, self.sittings, say)
@@ -111,7 +104,7 @@ class Coordinator:
                     elif study.state == "stopped" and study.hash in self.sittings:
                         self.sittings[study.hash].engine.adjourn()
                 self._shut_out()
-            self._note_waiting()
+            self._notices.waiting(self.sittings)
             for digest in [digest for digest, task in running.items() if task.done()]:
                 del running[digest]
             self._drop()
@@ -121,24 +114,10 @@ class Coordinator:
             sitting.engine.adjourn()
         await asyncio.gather(*running.values())
 
-    def _note_waiting(self) -> None:
-        """Say when a study begins to wait for sites; `_note` says when it goes on."""
-        for digest, sitting in self.sittings.items():
-            words, now, (run,) = waiting(sitting), time.monotonic(), sitting.runs
-            if not words:
-                self._waits.pop(digest, None)
-                continue
-            waits = now - self._waits.setdefault(digest, now)
-            if waits >= _GRACE and digest not in self._said_waiting:
-                self._said_waiting.add(digest)
-                self._say(f"{run.data.about.name}: waits in round {run.done + 1}: {words}")
-
     def _shut_out(self) -> None:
         """Take sites that were revoked out of the studies under way."""
         revoked = {site.name for site in self.roll.sites() if site.revoked is not None}
-        for name in sorted(revoked - (revoked if self._revoked is None else self._revoked)):
-            self._say(f"{name} was revoked")
-        self._revoked = revoked
+        self._notices.revoked(revoked)
         for sitting in self.sittings.values():
             for party, (name, facts) in enumerate(list(sitting.sites.items())):
                 if name in revoked and sitting.engine.away.get(party) != REVOKED:
@@ -227,7 +206,7 @@ class Coordinator:
             return await self._place(digest, site, place)
         sitting = self.sittings.get(digest)
         if sitting is not None:
-            self._note_away(sitting, site, letter)
+            self._notices.letter(sitting, site, letter)
         if sitting is None:
             study = self.roll.study(digest)
             if study.state in ("open", "running", "stopped"):
@@ -254,17 +233,6 @@ class Coordinator:
         if anchor is not None:
             self._hear(site, anchor, place.identity)
         return answer
-
-    def _note_away(self, sitting: Sitting, site: str, letter: Letter) -> None:
-        """Say that a site pauses or refuses, and that it is back; not each time of many."""
-        name = sitting.runs[0].data.about.name
-        who, now = (name, site), time.monotonic()
-        before, since = self._away.get(who, ("", -_QUIET))
-        why = clean(letter["reason"])[:80] if letter.kind == "away" else ""
-        if why == before or (why and now - since < _QUIET):
-            return
-        self._away[who] = (why, now if why else since)
-        self._say(f"{name}: {site} is away: {why}" if why else f"{name}: {site} is back")
 
     def _hear(self, site: str, anchor: Anchor, identity: bytes) -> None:
         """Keep the anchor of a site's log; say it where that shows that the log was cut."""
@@ -463,12 +431,7 @@ class Coordinator:
         )  # fmt: skip
         self.sittings[digest].engine.engine.log = anchor.text
         self._anchors.save()
-        if cohort.counted and digest in self._said_waiting:
-            self._said_waiting.discard(digest)
-            self._say(f"{run.data.about.name}: goes on, round {t + 1} is done")
-        if missing != self._missed.get(digest, ""):
-            self._say(f"from round {t + 1} on: " + (f"without {missing}" if missing else "all"))
-        self._missed[digest] = missing
+        self._notices.round(digest, run, t, missing)
 
 
 def _why(error: Exception, study: str) -> str:
