@@ -114,7 +114,7 @@ def found(folder):
     kept["too soon"] = one("coordinator", "start", "heart")
     for site in SITES:
         home = ("--home", site)
-        (folder / f"{site}.token").write_text(one.json("coordinator", "invite", site)["token"])
+        kept["invite"] = one.json("coordinator", "invite", site, "--out", f"{site}.token")
         kept[site] = one.json("site", "join", f"{site}.token", "--yes", *home)
         kept["unseen"] = one("site", "approve", "heart", *home)
         kept["review"] = one.json("site", "review", "heart", *home)
@@ -240,6 +240,53 @@ def test_a_site_sees_what_left(federation):
     assert whats.count("round") == 5
 
 
+def test_both_sides_can_show_what_was_sent(federation):
+    """M6, E5: evidence at the coordinator, anchors kept by the other side."""
+    folder = federation.folder
+    rows = federation.json("coordinator", "evidence", "heart")["evidence"]
+    assert sorted({(row["site"], row["kind"]) for row in rows}) == [
+        (site, kind) for site in SITES for kind in ("scores", "sums", "upload")
+    ]
+    assert federation.json("coordinator", "evidence", "heart", "--verify")["entries"] == len(rows)
+    assert "upload" in federation("coordinator", "evidence", "heart").out
+    entries = federation.json("site", "audit", "--home", "va")["entries"]
+    digests = {e["detail"]["digest"] for e in entries if e["what"] == "sent"}
+    assert digests == {row["digest"] for row in rows if row["site"] == "va"}
+
+    (folder / "kept.json").write_text(federation("coordinator", "anchors", "va", "--json").out)
+    (folder / "theirs.json").write_text(federation("site", "anchors", "--home", "va", "--json").out)
+    anchor = ("--verify", "--anchor")
+    done = federation("site", "audit", *anchor, "kept.json", "--home", "va")
+    assert done.code == 0 and "nothing up to it was cut" in done.out
+    assert federation("coordinator", "audit", *anchor, "theirs.json").code == 0
+    done = federation("site", "audit", *anchor, "kept.json", "--home", "cleveland")
+    assert (done.code, done.sentence) == (
+        2, "'kept.json': has no anchor of cleveland, only of va.",
+    )  # fmt: skip
+    assert federation("site", "audit", "--anchor", "kept.json", "--home", "va").code == 2
+
+
+@pytest.mark.parametrize("left", [0, 8, None])
+def test_a_log_that_was_cut_emptied_or_removed_fails(federation, left):
+    """E5: with the anchor that the coordinator kept, and for an empty one without."""
+    folder = federation.folder
+    (folder / "kept.json").write_text(federation("coordinator", "anchors", "va", "--json").out)
+    copy = folder / f"cut-{left}"
+    shutil.copytree(folder / "va", copy)
+    log = copy / "audit.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.unlink() if left is None else log.write_text("".join(lines[:left]))
+    home = ("--home", copy.name)
+
+    done = federation("site", "audit", "--verify", "--anchor", "kept.json", *home)
+    assert done.code == 2
+    assert ("no audit log here" if left is None else "the end was cut off") in done.sentence
+    assert federation("site", "audit", "--verify", *home).code == (0 if left else 2)
+    (row,) = federation.json("site", "budget", *home)["studies"]
+    assert row["lacks"]
+    assert "the log lacks entries" in federation("site", "budget", *home).out
+
+
 def test_a_site_gets_the_model(federation):
     made = federation.json("site", "personalise", "heart", "--home", "cleveland")
 
@@ -294,6 +341,15 @@ def test_the_operator_looks_on(federation):
     assert 'archipel_letters_total{kind="upload"} 10.0' in text
     shown = federation("coordinator", "status").out
     assert f"heart ({federation.kept['study'][:12]}): done, 5 rounds\n" in shown
+    found, path = federation.state()["result"], federation.state()["path"]
+    assert f"  result     {found['metric']} {found['value']:.3f}, in {path}\n" in shown
+    assert federation("report", path, "--out", "report.html").code == 0
+    assert federation("coordinator", "status", "--check").code == 0
+    for line in (federation.folder / "coordinator.log").read_text().splitlines():
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line), line
+    log = (federation.folder / "coordinator.log").read_text()
+    assert log.count("va approved heart") == 1
+    assert "heart: started after round 0 with 2 sites" in log
     assert ": open\n  decisions  none yet\n" in shown
 
 
@@ -321,6 +377,10 @@ REFUSED = {
     "coordinator start lung": "unknown study 'lung': Known: heart, other.",
     "coordinator stop heart": "study heart: is done, not under way.",
     "coordinator submit no.toml": "'no.toml': cannot be read (No such file or directory).",
+    "coordinator submit study.toml --for vaa": "unknown site 'vaa': did you mean 'va'?",
+    "coordinator invite ulm --out no/ulm.token": "--out 'no/ulm.token': there is no such folder",
+    "coordinator evidence lung": "unknown study 'lung'",
+    "coordinator anchors ulm": "unknown log 'ulm': Known: cleveland, va.",
     "coordinator invite Va": "site = 'Va': a site's name has 1 to 40 of a-z, 0-9 and '-'",
     "coordinator invite va": "site = 'va': belongs to the federation since",
     "coordinator revoke nobody --reason x": "unknown site 'nobody'",
@@ -341,6 +401,18 @@ def test_wrong_input_is_one_sentence(federation, command):
     assert done.code == 2, done
     assert REFUSED[command] in done.err.splitlines()[-1].removeprefix("archipel: ")
     assert "{" not in done.out
+
+
+def test_a_token_is_its_owners_and_need_not_be_on_a_command_line(federation, monkeypatch):
+    path = federation.folder / "va.token"
+    assert "token" not in federation.kept["invite"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(path.read_text()))
+    done = federation("site", "join", "-", "--yes", "--home", "new")
+    assert "the invitation was used already" in done.err.splitlines()[-1]
+    done = federation("site", "join", "-", "--home", "new")
+    assert done.code == 2 and "standard input cannot bring the token and the answer" in done.err
 
 
 def test_a_site_does_not_join_where_the_words_differ(federation, monkeypatch):
@@ -443,6 +515,10 @@ def test_the_coordinator_hears_of_it_when_it_is_back(alone):
     done = alone("site", "studies", "--home", "cleveland")
     assert done.code == 2
     assert "site = 'cleveland': was revoked on" in done.sentence and "(a test)" in done.sentence
+    assert alone.state()["decisions"]["cleveland"] == "revoked"
+    alone.until("coordinator", "cleveland was revoked")
+    with urllib.request.urlopen(f"http://{alone.metrics}/metrics") as answer:
+        assert "archipel_refused_total 0.0" not in answer.read().decode()
     assert alone.end("va") == alone.end("coordinator") == 0
     for log in alone.folder.glob("*.log"):  # E10: nobody's log ends in a traceback
         assert "Traceback" not in log.read_text() and "destroyed" not in log.read_text()

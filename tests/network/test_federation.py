@@ -316,6 +316,7 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
             await asyncio.gather(*attending)
         async with coordinator(tmp_path / "c") as one:  # another process, later
             site, points = await joined(one, tmp_path, "newcomer"), party(text, 3)
+            one.home.submit(text, ["newcomer"])
             link = site.link()
             found, approved = await site.fetch(link, digest)
             assert approved == ["site-0", "site-1", "site-2"]
@@ -340,7 +341,7 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
             engine.round(t, range(3))
         own = engine.evaluate(own=True) if engine.has_own else engine.evaluate()
     assert scores["loss"] == pytest.approx(float(own.parties["loss"][3]), rel=1e-5)
-    assert asked == (["model", "ask"] if algorithm == "pefll" else ["model"])
+    assert asked == ["place", "model", *(["ask"] if algorithm == "pefll" else [])]
     assert (site.home / "studies" / digest / "model.safetensors").exists()
 
 

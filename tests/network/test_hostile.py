@@ -454,7 +454,7 @@ def test_a_site_cannot_keep_a_study_from_starting_by_what_it_tells_of_its_data(t
         ):  # fmt: skip
             with pytest.raises(Refused, match="facts: "):
                 await approving(one, mallory, digest, {**right, **wrong} if wrong else {})
-        assert (await approving(one, honest, digest, right)).kind == "seat"
+        assert (await approving(one, honest, digest, right)).kind == "thanks"
         with pytest.raises(Refused, match="have it bind the data that the study describes"):
             await approving(one, mallory, digest, {**right, "shape": "7"})
         await approving(one, mallory, digest, {**right, "more": "x" * 100_000}, "rejected")

@@ -28,7 +28,7 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "003", "002"
+revision, down_revision = "004", "003"
 
 
 def upgrade():
@@ -217,6 +217,37 @@ def test_a_study_is_its_bytes(roll):
     assert (study.name, study.text, study.state, study.note) == ("heart", b"[study]\n", "open", "")
 
 
+def test_a_study_may_be_for_some_sites(roll):
+    """M8: for others it is as if there were no such study."""
+    join(roll, "mainz", "trier")
+    roll.invite("bonn", b"secret", LATER)
+    everybodys = roll.submit("heart", b"heart")
+    theirs = roll.submit("lung", b"lung", ["mainz", "bonn"])
+    roll.submit("heart", b"heart", ["trier"])
+
+    assert [each.hash for each in roll.studies("mainz")] == [everybodys, theirs]
+    assert [each.hash for each in roll.studies("trier")] == [everybodys]
+    assert roll.study(theirs, "bonn").name == "lung"
+    with refused("no study here has this hash") as hidden:
+        roll.study(theirs, "trier")
+    with refused("no study here has this hash") as absent:
+        roll.study("0" * 64, "trier")
+    assert str(hidden.value).replace(theirs, "") == str(absent.value).replace("0" * 64, "")
+    assert roll.named(theirs) == ["bonn", "mainz"] and roll.named(everybodys) == ["trier"]
+    roll.submit("lung", b"lung", ["trier"])
+    assert roll.study(theirs, "trier").name == "lung"
+
+
+def test_a_study_is_for_sites_that_there_are(roll):
+    join(roll, "mainz", "trier")
+    roll.revoke("trier", "left")
+
+    for name in ("mains", "trier"):
+        with refused(f"unknown site '{name}'"):
+            roll.submit("heart", b"heart", ["mainz", name])
+    assert roll.studies() == []
+
+
 def test_states(roll):
     study = roll.submit("heart", b"\x00\xff")
     roll.set_state(study, "failed", "below quorum")
@@ -286,17 +317,16 @@ def test_a_place_is_what_decisions_and_seats_say(roll):
         (second, "mainz", "withdrawn"),
     ]:
         roll.decide(study, site, decision, {}, b"s")
-    for site in ("ulm", "mainz"):
-        roll.seat(first, site)
+    roll.number(first)
 
-    assert roll.place(first, "mainz") == (KEY, "approved", 1)
+    assert roll.place(first, "mainz") == (KEY, "approved", 0)
     assert roll.place(second, "mainz") == (KEY, "withdrawn", None)
     roll.revoke("mainz", "left")
     with refused("was revoked"):
         roll.place(first, "mainz")
     roll.invite("mainz", b"secret", LATER)
     roll.redeem("mainz", b"secret", OTHER, "a9", LATER)
-    assert roll.place(first, "mainz") == (OTHER, None, 1)  # it decides anew
+    assert roll.place(first, "mainz") == (OTHER, None, 0)  # it decides anew
 
 
 def test_who_may_decide_what(roll):
@@ -318,17 +348,38 @@ def test_who_may_decide_what(roll):
         roll.decisions("0" * 64)
 
 
-def test_seats_are_for_ever(roll):
-    join(roll, "mainz", "trier", "bonn")
-    heart, lung = roll.submit("heart", b"heart"), roll.submit("lung", b"lung")
-    numbers = [roll.seat(heart, site) for site in ("trier", "mainz", "trier", "bonn", "mainz")]
+def approve(roll, study, *sites):
+    for site in sites:
+        roll.decide(study, site, "approved", {}, b"signature")
 
-    assert numbers == [0, 1, 0, 2, 1]
-    assert roll.seat(lung, "bonn") == 0
-    with refused("'worms': does not belong"):
-        roll.seat(heart, "worms")
+
+def test_numbers_go_by_name_and_are_for_ever(roll):
+    """E6: whoever approves first, numbers are the same."""
+    join(roll, "mainz", "trier", "bonn", "aachen", "worms")
+    heart, lung = roll.submit("heart", b"heart"), roll.submit("lung", b"lung")
+    approve(roll, heart, "trier", "mainz", "bonn", "worms")
+    roll.decide(heart, "worms", "withdrawn", {}, b"signature")
+
+    assert roll.seats(heart) == []
+    assert roll.number(heart) == ["bonn", "mainz", "trier"]
+    approve(roll, heart, "worms", "aachen")
+    roll.decide(heart, "mainz", "withdrawn", {}, b"signature")
+    assert roll.number(heart) == ["bonn", "mainz", "trier", "aachen", "worms"] == roll.seats(heart)
+    assert roll.number(lung) == []
     with refused("no study here"):
-        roll.seat("0" * 64, "mainz")
+        roll.number("0" * 64)
+
+
+def test_a_revoked_site_decides_nothing_and_gets_no_number(roll):
+    """H4: its approval counts no more, whenever numbers are given."""
+    join(roll, "mainz", "trier", "bonn")
+    study = roll.submit("heart", b"heart")
+    approve(roll, study, "trier", "mainz")
+    roll.revoke("mainz", "left")
+
+    assert [each.site for each in roll.decisions(study)] == ["trier"]
+    assert roll.number(study) == ["trier"]
+    assert [each.site for each in roll.history(study)] == ["trier", "mainz"]
 
 
 # -- several at once -------------------------------------------------------------------------------
@@ -368,14 +419,19 @@ def test_one_of_many_redeems_wins(url, roll):
         assert roll.site(name).identity == bytes(winners) * 32
 
 
-def test_seats_under_many_calls(url, roll):
+def test_numbers_under_many_calls(url, roll):
     names = [f"site-{number}" for number in range(5)]
     join(roll, *names)
     study = roll.submit("heart", b"text")
 
-    found = at_once(url, [lambda each, name=name: each.seat(study, name) for name in names * 2])
-    assert sorted(found[:5]) == [0, 1, 2, 3, 4]
-    assert found[:5] == found[5:] == [roll.seat(study, name) for name in names]
+    def approves(each, name):
+        approve(each, study, name)
+        return each.number(study)
+
+    found = at_once(url, [lambda each, name=name: approves(each, name) for name in names * 2])
+    seats = roll.seats(study)
+    assert sorted(seats) == names
+    assert all(seats[: len(each)] == each for each in found)
 
 
 # -- the lease -------------------------------------------------------------------------------------
@@ -467,6 +523,34 @@ def test_a_lease_that_another_took_is_lost(server, impatient):
         roll.invite("mainz", b"secret", LATER)
 
 
+# -- whose it is ----------------------------------------------------------------------------------
+
+
+def test_two_federations_share_no_database(url):
+    """E8: the first coordinator's authority has it for good."""
+    Roll.open(url, "a" * 64, claims=False).close()
+    Roll.open(url, "b" * 64).close()
+
+    for enter in (Roll.open, Roll.read):
+        with refused("holds another federation, of the authority bbbbbbbbbbbb, and this one's is"):
+            enter(url, "a" * 64)
+        enter(url, "b" * 64).close()
+        enter(url).close()
+
+
+def test_a_password_comes_from_the_environment_and_is_shown_nowhere(monkeypatch):
+    """E8: neither that of the address nor that of the environment."""
+    monkeypatch.setenv(database.PASSWORD, "hidden")
+    engine = database.engine_of("postgresql://me@host/name", leads=False)
+    own = database.engine_of("postgresql://me:secret@host/name?password=secret", leads=False)
+
+    assert engine.url.password == "hidden" and own.url.password == "secret"
+    for each in (database.shown(engine), database.shown(own), repr(engine), repr(own)):
+        assert "hidden" not in each and "secret@" not in each
+    assert database.has_password("postgresql://me@host/name?password=x")
+    assert not database.has_password("postgresql://me@host/name")
+
+
 # -- the tables ------------------------------------------------------------------------------------
 
 
@@ -499,10 +583,10 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
         roll.decide(study, "mainz", "approved", {}, b"signature")
     folder = tmp_path / "100% later"
     shutil.copytree(database.MIGRATIONS, folder)
-    (folder / "versions" / "v003.py").write_text(NEXT)
+    (folder / "versions" / "v004.py").write_text(NEXT)
     with monkeypatch.context() as later:
         later.setattr(database, "MIGRATIONS", folder)
-        with refused("has tables of version 002 and this Archipel needs version 003"):
+        with refused("has tables of version 003 and this Archipel needs version 004"):
             Roll.read(url)
         with Roll.open(url) as roll:
             assert tables(roll)["sites"][0].contact == "none"
@@ -510,14 +594,15 @@ def test_a_later_version_adds_a_column_and_is_refused_by_this_one(url, tmp_path,
             assert [each.site for each in roll.decisions(study)] == ["mainz"]
 
     for refuse in (Roll.open, Roll.read, Roll.open):
-        with refused("newer Archipel .*version 003, this one knows 002"):
+        with refused("newer Archipel .*version 004, this one knows 003"):
             refuse(url)
 
 
 def test_a_database_of_the_first_version_gets_the_tables_of_runs(url, tmp_path, monkeypatch):
     first = tmp_path / "first"
     shutil.copytree(database.MIGRATIONS, first)
-    (first / "versions" / "v002.py").unlink()
+    for later in ("v002.py", "v003.py"):
+        (first / "versions" / later).unlink()
     with monkeypatch.context() as earlier:
         earlier.setattr(database, "MIGRATIONS", first)
         with Roll.open(url) as roll:
@@ -539,7 +624,7 @@ def test_a_failed_migration_leaves_what_was_there(url, tmp_path, monkeypatch):
     folder = tmp_path / "later"
     shutil.copytree(database.MIGRATIONS, folder)
     broken = NEXT.replace('studies.alter_column("note", nullable=True)', "raise ValueError")
-    (folder / "versions" / "v003.py").write_text(broken)
+    (folder / "versions" / "v004.py").write_text(broken)
     with monkeypatch.context() as later:
         later.setattr(database, "MIGRATIONS", folder)
         with pytest.raises(ValueError):
@@ -556,7 +641,7 @@ def test_a_database_of_another_program(url):
         connection.execute(sa.text(f"DROP TABLE {database.VERSION_TABLE}"))
     engine.dispose()
 
-    with refused("belongs to another program, whose table is called 'approvals'"):
+    with refused("belongs to another program, whose table is called 'access'"):
         Roll.open(url)
 
 

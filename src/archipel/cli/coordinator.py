@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from archipel.cli import options as o
+from archipel.cli.logs import (
+    AnchorFile,
+    say,
+    show,
+    show_anchors,
+    show_audit,
+    show_evidence,
+    table,
+)
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
@@ -35,22 +42,6 @@ def _home(path: Path) -> Home:
     return Home(path)
 
 
-def say(text: str, err: bool = False) -> None:
-    """A line on standard output, or the other one, at once, also in a pipe."""
-    print(clean(text), file=sys.stderr if err else sys.stdout, flush=True)
-
-
-def table(*headings: str) -> Table:
-    made = Table(box=None, pad_edge=False)
-    for heading in headings:
-        made.add_column(heading, overflow="fold")
-    return made
-
-
-def show(made: Table) -> None:
-    Console(width=None if sys.stdout.isatty() else 160).print(made)
-
-
 @app.command()
 def init(
     name: Annotated[str, typer.Option(help="What the federation is called.")],
@@ -69,6 +60,7 @@ def init(
     """
     from archipel.federation.authority import fingerprint
     from archipel.federation.home import Home
+    from archipel.store.database import PASSWORD, has_password
 
     made = Home.create(home, name, address, database)
     words = fingerprint(made.authority.pem)
@@ -76,6 +68,11 @@ def init(
         o.print_json({"home": str(home), "name": name, "address": address, "fingerprint": words})
         return
     say(f"Federation {name} is founded in {home}; sites reach it at {address}.")
+    if database is not None and has_password(database):
+        say(
+            "The password was not written down: give it to every command in PGPASSWORD, in "
+            f"~/.pgpass or in {PASSWORD}."
+        )
     say(f"Its fingerprint, to read to sites by telephone: {words}")
     say("Next: archipel coordinator invite SITE, and archipel coordinator up.")
 
@@ -84,24 +81,35 @@ def init(
 def invite(
     site: Annotated[str, typer.Argument(help="The site's name: a-z, 0-9 and '-'.")],
     days: Annotated[float, typer.Option(min=0.01, max=90, help="Until the token expires.")] = 7,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the token to this file, for its owner alone.")
+    ] = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
-    """Print a token with which one site can join, once.
+    """Make a token with which one site can join, once.
 
     \b
-    Example:
+    Examples:
+      archipel coordinator invite cleveland --out cleveland.token
       archipel coordinator invite cleveland
     """
     from datetime import timedelta
 
+    from archipel.federation.authority import write_secret
+
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ArchipelError(f"--out '{out}': there is no such folder; make it, or name another.")
     invitation = _home(home).invite(site, timedelta(days=days))
     token = invitation.token()
+    if out is not None:
+        write_secret(out, f"{token}\n".encode())
     if as_json:
         until = invitation.expires.isoformat(timespec="seconds")
-        o.print_json({"site": site, "token": token, "expires": until})
+        kept = {"token": token} if out is None else {"file": str(out)}
+        o.print_json({"site": site, **kept, "expires": until})
         return
-    print(token)
+    print(token if out is None else f"The token is in {out}, which its owner alone can read.")
     until = f"{invitation.expires:%Y-%m-%d %H:%M} UTC"
     print(
         f"Send this to {site} over a channel that you trust. It works once, until {until}; there: "
@@ -113,24 +121,34 @@ def invite(
 @app.command()
 def submit(
     study: Annotated[Path, typer.Argument(help="A study file.")],
+    sites: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="A site that the study is for; all sites without."),
+    ] = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
-    """Ask the sites for their approval of a study.
+    """Ask sites for their approval of a study.
 
     \b
-    Example:
+    With --for, no other site learns that there is such a study. Submitted again with --for, it
+    is for these sites as well, also for one that only wants the model of a study that is done.
+
+    \b
+    Examples:
       archipel coordinator submit heart.toml
+      archipel coordinator submit heart.toml --for cleveland --for va
     """
     try:
         text = study.read_bytes()
     except OSError as error:
         raise ArchipelError(f"'{study}': cannot be read ({error.strerror}).") from None
-    digest = _home(home).submit(text)
+    digest = _home(home).submit(text, sites or [])
     if as_json:
-        o.print_json({"study": digest})
+        o.print_json({"study": digest, "for": sites})
         return
-    say(f"Submitted, hash {digest}. Sites see it with: archipel site studies")
+    who = f"{', '.join(sites)} see" if sites else "Sites see"
+    say(f"Submitted, hash {digest}. {who} it with: archipel site studies")
 
 
 @app.command()
@@ -194,12 +212,11 @@ def sites(home: Where = _HOME, as_json: o.Json = False) -> None:
       archipel coordinator sites
     """
     from archipel.federation.status import read_status
-    from archipel.store.roll import Roll
 
     where = _home(home)
     now = read_status(where)
     seen, versions = ({}, {}) if now is None else (now["sites"], now["versions"])
-    with Roll.read(where.database) as roll:
+    with where.roll() as roll:
         members, invited = roll.sites(), roll.invitations()
     names = {each.name for each in members}
     rows: list[dict[str, Any]] = [
@@ -240,24 +257,47 @@ def _presence(now: dict[str, Any] | None, site: str) -> str:
 
 
 @app.command()
-def status(home: Where = _HOME, as_json: o.Json = False) -> None:
+def status(
+    home: Where = _HOME,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with exit code 3 if a study stands still.")
+    ] = False,
+    as_json: o.Json = False,
+) -> None:
     """Show whether the coordinator is up, and every study: its round, who works, who is missing.
 
     \b
-    Example:
+    With --check the exit code is 3 where a study that was started waits for sites or for the
+    coordinator to be up; it is 0 otherwise.
+
+    \b
+    Examples:
       archipel coordinator status
+      archipel coordinator status --check --json
     """
     from archipel.federation.status import overview
 
     found = overview(_home(home))
     if as_json:
         o.print_json(found)
-        return
+    else:
+        _show_status(found)
+    if check and any(study["stalled"] for study in found["studies"]):
+        raise typer.Exit(3)
+
+
+def _show_status(found: dict[str, Any]) -> None:
     say(f"{found['name']} at {found['address']}: {'up' if found['up'] else 'not up'}")
     for study in found["studies"]:
         say("")
         note = f", {study['note']}" if study["note"] else ""
         say(f"{study['name']} ({study['hash'][:12]}): {study['state']}{note}")
+        if study["waiting"]:
+            say(f"  stalled    {study['waiting']}")
+        if study["result"] is not None:
+            value = study["result"]["value"]
+            known = "" if value is None else f"{study['result']['metric']} {value:.3f}, "
+            say(f"  result     {known}in {study['path']}")
         approvals = ", ".join(f"{site} {said}" for site, said in study["decisions"].items())
         say(f"  decisions  {approvals or 'none yet'}")
         for site, doing in study["sites"].items():
@@ -269,37 +309,53 @@ def status(home: Where = _HOME, as_json: o.Json = False) -> None:
 @app.command()
 def audit(
     verify: Annotated[bool, typer.Option("--verify", help="Check hashes and signatures.")] = False,
+    anchor: AnchorFile = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
     """Show what the coordinator did, from its audit log.
 
     \b
-    Example:
+    Examples:
       archipel coordinator audit --verify
+      archipel coordinator audit --verify --anchor ulm-kept.json
     """
-    show_audit(_home(home).audit, verify, as_json)
+    show_audit(_home(home).audit, verify, as_json, "coordinator", anchor)
 
 
-def show_audit(log: Any, verify: bool, as_json: bool) -> None:
-    """An audit log, or whether it is whole."""
-    from archipel.federation.audit import check
+@app.command()
+def anchors(
+    site: Annotated[str | None, typer.Argument(help="A site; all of them without.")] = None,
+    home: Where = _HOME,
+    as_json: o.Json = False,
+) -> None:
+    """Show the latest anchors of sites' audit logs, for them to compare with.
 
-    if verify:
-        anchor = log.head
-        count = check(log.path, log.identity.public, anchor)
-        if as_json:
-            o.print_json({"entries": count, "whole": True, "last": anchor.hash})
-        else:
-            say(f"{count} entries, every hash and signature is right; the last is {anchor.hash}.")
-        return
-    entries = list(log.entries())
-    if as_json:
-        o.print_json({"entries": [entry._asdict() for entry in entries]})
-        return
-    for entry in entries:
-        detail = "  ".join(f"{name}={value}" for name, value in sorted(entry.detail.items()))
-        say(f"{entry.number:>6}  {entry.time[:19].replace('T', ' ')}  {entry.what:<12} {detail}")
+    \b
+    Example:
+      archipel coordinator anchors cleveland --json
+    """
+    show_anchors(_home(home).anchors, site, as_json)
+
+
+@app.command()
+def evidence(
+    study: Study,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the signatures.")] = False,
+    home: Where = _HOME,
+    as_json: o.Json = False,
+) -> None:
+    """Show what sites signed of what they sent in a study: uploads, scores, sums, questions.
+
+    \b
+    With --json: the signed text, the signature and the public key, for anybody to check. The
+    site's own audit log has the same digest.
+
+    \b
+    Example:
+      archipel coordinator evidence heart --verify
+    """
+    show_evidence(_home(home), study, verify, as_json)
 
 
 @app.command()
@@ -363,7 +419,7 @@ def timed(text: str) -> None:
 def with_time(text: str) -> str:
     from datetime import UTC, datetime
 
-    return clean(f"{datetime.now(UTC):%H:%M:%S} {text}")
+    return clean(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
 
 
 def stopping() -> Any:

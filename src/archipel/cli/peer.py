@@ -25,7 +25,9 @@ _HOME = Path("site")
 
 @app.command()
 def join(
-    token: Annotated[str, typer.Argument(help="The token that the coordinator sent, or a file.")],
+    token: Annotated[
+        str, typer.Argument(help="A file with the token; - for standard input; or the token.")
+    ],
     address: Annotated[str, typer.Option(help="HOST:PORT at which other peers reach this one.")],
     home: Where = _HOME,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it is right.")] = False,

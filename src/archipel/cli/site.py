@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,7 +12,8 @@ import typer
 from rich.text import Text
 
 from archipel.cli import options as o
-from archipel.cli.coordinator import say, show, show_audit, stopping, table, timed
+from archipel.cli.coordinator import stopping, timed
+from archipel.cli.logs import AnchorFile, say, show, show_anchors, show_audit, table
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
@@ -88,7 +90,9 @@ def _asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
 
 @app.command()
 def join(
-    token: Annotated[str, typer.Argument(help="The token that the coordinator sent, or a file.")],
+    token: Annotated[
+        str, typer.Argument(help="A file with the token; - for standard input; or the token.")
+    ],
     home: Where = _HOME,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it is right.")] = False,
     as_json: o.Json = False,
@@ -96,8 +100,11 @@ def join(
     """Join a federation: make this site's keys here, and have them certified.
 
     \b
+    A token on the command line can be seen by others on this machine while the command runs.
+
+    \b
     Example:
-      archipel site join archipel-eNp1...
+      archipel site join cleveland.token
     """
     join_with(token, home, yes, as_json)
 
@@ -107,6 +114,11 @@ def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "
     from archipel.federation.authority import Invitation, fingerprint
     from archipel.federation.site import Site
 
+    if token == "-" and not yes:
+        raise ArchipelError(
+            "token = '-': standard input cannot bring the token and the answer as well; compare "
+            "the words and say --yes, or give the token as a file."
+        )
     invitation = Invitation.read(_token(token))
     words = fingerprint(invitation.authority)
     for line in (
@@ -127,7 +139,9 @@ def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "
 
 
 def _token(given: str) -> str:
-    """The token, or what is in the file that was named."""
+    """The token, or what is in the file that was named, or comes on standard input."""
+    if given == "-":
+        return sys.stdin.read()
     if given.lstrip().startswith("archipel-") and len(given) > 255:
         return given
     try:
@@ -588,9 +602,10 @@ def budget(home: Where = _HOME, as_json: o.Json = False) -> None:
             "of": site.shelf.read(each).study.rounds if _readable(site, each) is True else None,
             "bytes": sent[each].bytes if each in sent else 0,
             "epsilon": None,
+            "lacks": site.lacks(each, sent),
         }
         for each in site.shelf.known()
-        if each in sent or site.shelf.has_approved(each)
+        if each in sent or site.shelf.has_approved(each) or site.lacks(each, sent)
     ]
     if as_json:
         o.print_json({"studies": rows})
@@ -603,21 +618,42 @@ def budget(home: Where = _HOME, as_json: o.Json = False) -> None:
         )  # fmt: skip
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("Nothing was approved, and nothing left.")
+    for row in rows:
+        if row["lacks"]:
+            say(
+                f"{row['study']}: this site worked in it, and the audit log names nothing that "
+                "left: the log lacks entries; compare it with 'archipel site audit --verify "
+                "--anchor FILE'."
+            )
 
 
 @app.command()
 def audit(
     verify: Annotated[bool, typer.Option("--verify", help="Check hashes and signatures.")] = False,
+    anchor: AnchorFile = None,
     home: Where = _HOME,
     as_json: o.Json = False,
 ) -> None:
     """Show what this site did and sent, from its audit log.
 
     \b
-    Example:
+    Examples:
       archipel site audit --verify
+      archipel site audit --verify --anchor coordinator-kept.json
     """
-    show_audit(_site(home).audit, verify, as_json)
+    site = _site(home)
+    show_audit(site.audit, verify, as_json, site.name, anchor)
+
+
+@app.command()
+def anchors(home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Show the latest anchor of the coordinator's audit log, for its operator to compare with.
+
+    \b
+    Example:
+      archipel site anchors --json
+    """
+    show_anchors(_site(home).home / "anchors.json", None, as_json)
 
 
 @app.command()

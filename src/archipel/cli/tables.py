@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from archipel.cli import options as o
-from archipel.cli.coordinator import say, show, table
+from archipel.cli.logs import say, show, table
 from archipel.errors import clean
 
 if TYPE_CHECKING:

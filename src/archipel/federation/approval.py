@@ -29,7 +29,11 @@ def hash_of(text: bytes) -> str:
 
 
 def looks_like_hash(name: str) -> bool:
-    """Whether a name could be meant as the beginning of a hash."""
+    """Whether it could be a study's hash or the beginning of one, which no name may.
+
+    >>> looks_like_hash("beef"), looks_like_hash("heart")
+    (True, False)
+    """
     return _HASH.fullmatch(name) is not None
 
 

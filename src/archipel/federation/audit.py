@@ -65,6 +65,19 @@ class Anchor(NamedTuple):
     number: int  # of the last entry up to here
     hash: str  # of the last one's line
 
+    @property
+    def text(self) -> str:
+        """As it travels."""
+        return f"{self.number}:{self.hash}"
+
+    @classmethod
+    def read(cls, text: str) -> Anchor:
+        """The anchor that somebody else sent."""
+        if not re.fullmatch(r"\d{1,15}:[0-9a-f]{64}", text):
+            raise ArchipelError(f"log = {text[:100]!r}: not the number and hash of an entry.")
+        number, _, hash = text.partition(":")
+        return cls(int(number), hash)
+
 
 @dataclass(frozen=True)
 class Audit:

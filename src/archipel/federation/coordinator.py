@@ -23,14 +23,14 @@ from archipel.engines.network.transport import POLL, Refused
 from archipel.errors import ArchipelError, DatabaseAway, RunFailed
 from archipel.exchange import is_peer
 from archipel.federation import approval, roster
-from archipel.federation.authority import (
-    GUEST,
-    serial,
-    verify,
-)
+from archipel.federation.anchors import Anchors
+from archipel.federation.audit import Anchor
+from archipel.federation.authority import GUEST, serial, verify
 from archipel.federation.binding import schema_of
+from archipel.federation.evidence import Evidence
 from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
+from archipel.federation.notices import Notices
 from archipel.federation.reception import Reception
 from archipel.federation.refusals import Refusals
 from archipel.federation.scale import Scale, path_of
@@ -41,9 +41,10 @@ from archipel.recording import Recorder
 from archipel.simulation import Watch
 from archipel.store.files import write
 from archipel.store.folder import Folder
-from archipel.store.roll import Roll
+from archipel.store.roll import Place, Roll
 from archipel.study import Study
 
+_KEPT = 300.0  # seconds that a finished study stays in memory after the last question
 _SMALL = 1 << 20  # bytes of a letter that is no upload
 
 
@@ -54,14 +55,17 @@ class Coordinator:
         self, home: Home, *, say: Callable[[str], None] = lambda _: None, silence: float = 60.0
     ) -> None:
         self.home, self._say, self._silence = home, say, silence
-        self.roll = Roll.open(home.database)
+        self.roll = Roll.open(home.database, home.key)
         self.audit = home.audit
         self.sittings: dict[str, Sitting] = {}
+        self._over: dict[str, float] = {}  # finished study -> when a site last asked about it
+        self._rebuilding: dict[str, asyncio.Task[Sitting]] = {}
         self.seen: dict[str, float] = {}  # site -> when its last letter came
         self.letters: Counter[str] = Counter()  # by kind
-        self._missed: dict[str, str] = {}  # study -> who missed its last round, and why
         self._begun = asyncio.Event()  # a study began; a new one for the next
-        self._refusals = Refusals(self.audit)
+        self._refusals, self._notices = Refusals(self.audit), Notices(say)
+        self._evidence = Evidence(home.evidence, self._full)
+        self._anchors, self._faults = Anchors(home.anchors), dict[str, str]()
         self.reception = Reception(home, self.roll, self.sittings, say)
         self._server = GrpcServer(self.answer, self._admit, self._most, moved=self._moved)
 
@@ -78,6 +82,7 @@ class Coordinator:
             sitting.engine.adjourn()
         await self._server.stop(0.5)
         self._refusals.flush()
+        self._anchors.save()
         self.audit.append("down")
         self.roll.close()
 
@@ -97,10 +102,13 @@ class Coordinator:
                         running[study.hash] = task
                     elif study.state == "stopped" and study.hash in self.sittings:
                         self.sittings[study.hash].engine.adjourn()
+                self._notices.revoked(set(self._revoked()))
                 for sitting in self.sittings.values():
                     sitting.look()
+            self._notices.waiting(self.sittings)
             for digest in [digest for digest, task in running.items() if task.done()]:
                 del running[digest]
+            self._drop()
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 1.0)
         for sitting in self.sittings.values():
@@ -110,24 +118,40 @@ class Coordinator:
     async def _going(self, digest: str, name: str, watch: Watch | None) -> None:
         try:
             run = await self.run(digest, watch)
+            self._over[digest] = time.monotonic()  # sites will ask for their verdict
             self._say(f"{name}: done, {run.done} rounds, in {run.folder}")
+            return
         except Adjourned:
-            self._say(f"{name}: adjourned; it goes on from its last round")
+            stopped = self.roll.study(digest).state == "stopped"
+            why = "stopped by the operator" if stopped else "adjourned"
+            self._say(f"{name}: {why}; it goes on from its last round")
         except DatabaseAway as error:
             self._say(f"{name}: {error}")  # and it goes on when the database is back
         except Exception as error:
-            self._say(f"{name}: failed: {_why(error)}")
+            self._say(f"{name}: failed: {_why(error, name)}")
             with suppress(DatabaseAway):
                 if self.roll.study(digest).state == "running":
-                    self.roll.set_state(digest, "failed", _why(error))
-        finally:
+                    self.roll.set_state(digest, "failed", _why(error, name))
+        self.sittings.pop(digest, None)
+
+    def _drop(self) -> None:
+        """Give back the memory of finished studies that nobody has asked about for a while."""
+        now = time.monotonic()
+        for digest in [digest for digest, asked in self._over.items() if now - asked > _KEPT]:
+            del self._over[digest]
             self.sittings.pop(digest, None)
 
     # -- who may speak, and how much ---------------------------------------------------------------
 
     def _admit(self, caller: Caller) -> str:
         if not caller.name.startswith(GUEST):
-            self.roll.admitted(caller.name, serial(caller.certificate))
+            try:
+                self.roll.admitted(caller.name, serial(caller.certificate))
+            except RunFailed:
+                raise
+            except ArchipelError as error:
+                self._refusals.add(caller.name, "any", str(error))
+                raise
             self.seen[caller.name] = time.monotonic()
         return caller.name
 
@@ -168,23 +192,63 @@ class Coordinator:
         place = self.roll.place(digest, site)
         if place.decision != "approved":
             raise Refused(f"site {site} has not approved this study: review it first.")
+        if letter.kind == "place":
+            return await self._place(digest, site, place)
         sitting = self.sittings.get(digest)
+        if sitting is not None:
+            self._notices.letter(sitting, site, letter)
         if sitting is None:
             study = self.roll.study(digest)
             if study.state in ("open", "running", "stopped"):
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._begun.wait(), POLL)
+                await self._beginning()
                 return Letter("wait", {"seconds": 0.0})
             if study.state != "done":
                 raise Refused(f"study {study.name} is {study.state}.")
-            sitting = self.sittings[digest] = self._finished(digest)
-        if "signature" in letter.fields:
-            said = await asyncio.to_thread(signed, letter)
-            if not verify(place.identity, letter["signature"], said):
-                raise Refused(f"the {letter.kind} is not signed by the site.")
-        party = self.roll.seat(digest, site) if place.party is None else place.party
-        answer: Letter | Sealed = await sitting.answer(party, letter)
+            sitting = await self._rebuilt(digest)
+        if digest in self._over:
+            self._over[digest] = time.monotonic()
+        if place.party is None:
+            raise Refused(f"site {site} has no number in this study yet: ask for its place first.")
+        answer: Letter | Sealed
+        if "signature" not in letter.fields:
+            answer = await sitting.answer(place.party, letter)
+            return answer
+        said = await asyncio.to_thread(signed, letter)
+        if not verify(place.identity, letter["signature"], said):
+            raise Refused(f"the {letter.kind} is not signed by the site.")
+        self._evidence.check_size(said)
+        anchor = Anchor.read(letter["log"]) if letter.fields.get("log") is not None else None
+        answer = await sitting.answer(place.party, letter)
+        self._evidence.keep(digest, site, place.identity, said, letter["signature"])
+        if anchor is not None:
+            self._hear(site, anchor, place.identity)
         return answer
+
+    def _hear(self, site: str, anchor: Anchor, identity: bytes) -> None:
+        """Keep the anchor of a site's log; say it where that shows that the log was cut."""
+        fault = self._anchors.hear(site, anchor, identity.hex())
+        if fault and fault != self._faults.get(site):
+            self._say(f"{fault}; ask {site} about it")
+            self.audit.append("anchor", site=site, fault=fault, anchor=anchor.text)
+        self._faults[site] = fault
+
+    def _full(self, study: str, site: str) -> None:
+        self._say(f"so much came from {site} that no more evidence of it is kept for {study[:12]}")
+        self.audit.append("evidence-full", site=site, study=study)
+
+    async def _place(self, digest: str, site: str, place: Place) -> Letter:
+        """A site's number in a study, once it has one: when the study starts."""
+        if place.party is None:
+            await self._beginning()
+            place = self.roll.place(digest, site)
+        if place.party is None:
+            return Letter("wait", {"seconds": 0.0})
+        return Letter("seat", {"study": digest, "party": place.party})
+
+    async def _beginning(self) -> None:
+        """Wait until some study begins, as long as a site may be kept waiting."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._begun.wait(), POLL)
 
     # -- studies -----------------------------------------------------------------------------------
 
@@ -198,7 +262,8 @@ class Coordinator:
 
     async def run(self, digest: str, watch: Watch | None = None) -> Any:
         """Run an approved study with the sites that approved it, from where it is."""
-        sitting, path = self._sitting(digest)
+        self.roll.number(digest)
+        sitting, path = self._sitting(digest, asyncio.get_running_loop())
         (run,) = sitting.runs
         sites = run.data.training
         if Folder.exists(path):
@@ -219,7 +284,9 @@ class Coordinator:
             sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
             sitting.recorder.event(begins, f"after round {run.done} with {sites} sites")
             self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
-            self.audit.append(begins, study=digest, round=run.done, sites=sites)
+            self._say(f"{run.data.about.name}: {begins} after round {run.done} with {sites} sites")
+            anchor = self.audit.append(begins, study=digest, round=run.done, sites=sites)
+            sitting.engine.engine.log = anchor.text
             self.sittings[digest] = sitting
             self._begun.set()
             self._begun = asyncio.Event()
@@ -229,39 +296,53 @@ class Coordinator:
             except (Adjourned, DatabaseAway):
                 raise
             except Exception as error:
+                why = _why(error, run.data.about.name)
+                self.roll.set_state(digest, "failed", why)
                 sitting.recorder.fail(error)
-                self.roll.set_state(digest, "failed", _why(error))
-                self.audit.append("failed", study=digest, reason=_why(error))
+                self.audit.append("failed", study=digest, reason=why)
                 raise
             sitting.desk.end(run.done)
             self.roll.set_state(digest, "done", f"{run.done} rounds")
             self.audit.append("done", study=digest, rounds=run.done)
         return run
 
-    def _finished(self, digest: str) -> Sitting:
-        """A study that was done before this process began, to give out what it learnt."""
-        sitting, path = self._sitting(digest)
+    async def _rebuilt(self, digest: str) -> Sitting:
+        """A finished study, brought back once for all who ask, while others are answered."""
+        task = self._rebuilding.get(digest)
+        if task is None:
+            events = asyncio.get_running_loop()
+            work = asyncio.to_thread(self._finished, digest, events)
+            task = self._rebuilding[digest] = asyncio.create_task(work)
+        try:
+            sitting = await asyncio.shield(task)
+        finally:
+            if task.done():
+                self._rebuilding.pop(digest, None)
+        self._over.setdefault(digest, time.monotonic())
+        return self.sittings.setdefault(digest, sitting)
+
+    def _finished(self, digest: str, events: asyncio.AbstractEventLoop) -> Sitting:
+        """A study that was done before, to give out what it learnt."""
+        sitting, path = self._sitting(digest, events)
         with Folder.open(path, self.home.shared) as folder:
             sitting.restore(recording.restore(folder, sitting.runs[0]))
         sitting.desk.end(sitting.runs[0].done)
         return sitting
 
-    def _sitting(self, digest: str) -> tuple[Sitting, Path]:
+    def _sitting(self, digest: str, events: asyncio.AbstractEventLoop) -> tuple[Sitting, Path]:
         """A study with the sites that have a number in it, and the folder of its run."""
         record = self.roll.study(digest)
         study = approval.read(bytes(record.text))
         decisions = {d.site: d for d in self.roll.decisions(digest)}
+        told = {site: d.facts for site, d in decisions.items() if d.decision == "approved"}
         sites = {
-            site: Facts.of_json(decisions[site].facts)
-            if decisions[site].decision == "approved"
-            else None
+            site: Facts.of_json(told[site]) if site in told else None
             for site in self.roll.seats(digest)
         }
         if not any(sites.values()):
             raise ArchipelError(f"study {record.name}: no site has approved it yet.")
         fed = shadow(study.name, sites)
         model = study.build_model(fed)
-        events = asyncio.get_running_loop()
         scale = None
         if study.scaled:
             scale = Scale(path_of(self.home.path, digest), digest, schema_of(study))
@@ -291,7 +372,7 @@ class Coordinator:
 
     def _roster(self, study: Study, digest: str) -> roster.Signed:
         """Who takes part in a study between peers: those who approved when it first started."""
-        path = self.home.path / "rosters" / f"{digest}.json"
+        path = self.home.roster_of(digest)
         if path.exists():
             return roster.Signed.of_json(path.read_bytes())
         told = {d.site: d for d in self.roll.decisions(digest) if d.decision == "approved"}
@@ -340,15 +421,19 @@ class Coordinator:
         cohort = run.participation[t]
         present = ", ".join(run.data.name(int(k)) for k in cohort.present)
         missing = "; ".join(f"{run.data.name(k)}: {why}" for k, why in cohort.missing.items())
-        self.audit.append(
+        anchor = self.audit.append(
             "round", study=digest, round=t + 1, present=present, missing=missing,
             counted=bool(cohort.counted),
         )  # fmt: skip
-        if missing != self._missed.get(digest, ""):
-            self._say(f"from round {t + 1} on: " + (f"without {missing}" if missing else "all"))
-        self._missed[digest] = missing
+        self.sittings[digest].engine.engine.log = anchor.text
+        self._anchors.save()
+        self._notices.round(digest, run, t, missing)
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, study: str) -> str:
     """What went wrong: in a sentence of ours, or in somebody's code."""
+    if isinstance(error, RunFailed) and isinstance(error.__cause__, OSError):  # a disk is full
+        what = str(error).partition(": make room")[0]
+        again = f"'archipel coordinator start {study}' goes on from the last round"
+        return f"{what}: make room on the coordinator's machine, then {again}."
     return str(error) if isinstance(error, ArchipelError) else reason(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -113,6 +114,7 @@ class Duty:
             await asyncio.sleep(_LONG)  # until somebody has changed something
         except ArchipelError as error:
             self._say(f"{name}: {error}")
+            await site.away(self._link, study, f"refuses: {_without_values(str(error))}")
             await asyncio.sleep(_AGAIN)
 
     def _tell(self, text: str) -> None:
@@ -126,6 +128,15 @@ class Duty:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._link.close()
+
+
+def _without_values(text: str) -> str:
+    """A sentence without numbers and names: it may leave this site, they may not.
+
+    >>> _without_values("'/data/a.csv': 3 rows in column 'age'")
+    "'...': ... rows in column '...'"
+    """
+    return re.sub(r"\d[\d.,]*", "...", re.sub(r"'[^']*'", "'...'", text))
 
 
 def _now_and_then(say: Say, name: str) -> Say:

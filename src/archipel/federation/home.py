@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 
-import sqlalchemy as sa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from archipel.engines.network.grpc import Credentials
 from archipel.errors import ArchipelError
@@ -32,7 +33,9 @@ from archipel.federation.authority import (
     pem_of,
     write_secret,
 )
+from archipel.store.database import to_keep
 from archipel.store.files import locked
+from archipel.store.folder import Folder
 from archipel.store.roll import Roll, Submission
 
 
@@ -60,30 +63,23 @@ class Home:
         if (path / "coordinator.json").exists():
             raise ArchipelError(f"home = '{path}': there is a coordinator already; name another.")
         host_and_port("address =", address, "as sites will reach it")
-        if database is not None:
-            try:
-                sa.make_url(database)
-            except sa.exc.ArgumentError:
-                raise ArchipelError(
-                    f"database = '{database}': give a URL such as "
-                    "postgresql+psycopg://user@host/name."
-                ) from None
-        is_new = not path.exists()
+        url = database or f"sqlite:///{path / 'federation.db'}"
+        authority, is_new = Authority.create(name), not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)  # also where it was there
         try:
-            Roll.open(database or f"sqlite:///{path / 'federation.db'}").close()
+            Roll.open(url, _key(authority), claims=False).close()
         except BaseException:
             if is_new:
                 shutil.rmtree(path)
             raise
-        authority = Authority.create(name)
         write_secret(path / "authority.key", pem_of(authority.key))
         (path / "authority.pem").write_bytes(authority.pem)
         write_secret(path / "identity.key", Identity.create().pem)
-        about = {"name": name, "address": address, "database": database}
+        about = {"name": name, "address": address, "database": database and to_keep(database)}
         write_secret(path / "coordinator.json", json.dumps(about, indent=1).encode())
         home = cls(path)
+        Roll.open(url, home.key).close()  # last: what failed before can be tried again
         home.audit.append("founded", name=name, fingerprint=fingerprint(authority.pem))
         return home
 
@@ -109,13 +105,47 @@ class Home:
         """The database's address where it may hold the runs' journals, too: PostgreSQL."""
         return None if self.database.startswith("sqlite") else self.database
 
+    def roll(self) -> Roll:
+        """The federation's roll, to look or for single operations."""
+        return Roll.read(self.database, self.key)
+
+    @property
+    def key(self) -> str:
+        """Names the federation by its authority's public key."""
+        return _key(self.authority)
+
     def run_of(self, study: str) -> Path:
         """The folder of a study's run."""
         return self.path / "runs" / study[:16]
 
+    def rounds_of(self, study: str) -> int:
+        """How many rounds of a study are on the disk."""
+        path = self.run_of(study)
+        if not Folder.exists(path):
+            return 0
+        journal = Folder.open(path, self.shared).journal
+        try:
+            return int(journal.row()["done"])
+        finally:
+            journal.close()
+
+    def roster_of(self, study: str) -> Path:
+        """The signed roster of a study between peers, from its first start on."""
+        return self.path / "rosters" / f"{study}.json"
+
     @property
     def audit(self) -> Audit:
         return Audit(self.path / "audit.jsonl", self.identity)
+
+    @property
+    def evidence(self) -> Path:
+        """The folder of what sites signed."""
+        return self.path / "evidence"
+
+    @property
+    def anchors(self) -> Path:
+        """The file with the latest anchors of sites' audit logs."""
+        return self.path / "anchors.json"
 
     def credentials(self) -> Credentials:
         """A fresh key and certificate for the port."""
@@ -128,40 +158,56 @@ class Home:
     def invite(self, site: str, valid: timedelta = timedelta(days=7)) -> Invitation:
         """Invite a site."""
         invitation = invite(self.authority, site, self.address, valid)
-        with Roll.read(self.database) as roll:
+        with self.roll() as roll:
             roll.invite(site, invitation.secret, invitation.expires)
         self.audit.append("invited", site=site, expires=invitation.expires.isoformat())
         return invitation
 
     def revoke(self, site: str, reason: str) -> None:
         """Shut a site out, from its next letter on."""
-        with Roll.read(self.database) as roll:
+        with self.roll() as roll:
             roll.revoke(site, reason)
         self.audit.append("revoked", site=site, reason=reason)
 
-    def submit(self, text: bytes) -> str:
-        """Ask the sites for their approval of a study; return its hash."""
+    def submit(self, text: bytes, sites: Collection[str] = ()) -> str:
+        """Ask sites for their approval of a study, these or else all; return its hash."""
         study = approval.read(text)
-        with Roll.read(self.database) as roll:
-            digest = roll.submit(study.name, text)
-        self.audit.append("submitted", study=digest, name=study.name)
+        if approval.looks_like_hash(study.name):
+            raise ArchipelError(
+                f"study.name = '{study.name}': looks like a hash, by which studies are named, too; "
+                "choose a name with other letters than 0-9 and a-f."
+            )
+        with self.roll() as roll:
+            digest = roll.submit(study.name, text, sites)
+            named = ", ".join(roll.named(digest))
+        self.audit.append("submitted", study=digest, name=study.name, sites=named)
         return digest
+
+    def keys(self, study: str) -> tuple[str, dict[str, set[bytes]]]:
+        """The hash of a study, and the public keys with which its sites ever decided on it."""
+        keys: dict[str, set[bytes]] = {}
+        with self.roll() as roll:
+            found = self._find(roll, study)
+            for each in roll.history(found.hash):
+                keys.setdefault(each.site, set()).add(each.identity)
+        return found.hash, keys
 
     def start(self, study: str) -> Submission:
         """Have the coordinator run a study, from where it is, with those who approved it."""
-        with Roll.read(self.database) as roll:
+        with self.roll() as roll:
             found = self._find(roll, study)
             approved = sum(d.decision == "approved" for d in roll.decisions(found.hash))
             if found.state in ("running", "done"):
                 raise ArchipelError(f"study {found.name}: is {found.state} already.")
             if not approved:
                 raise ArchipelError(f"study {found.name}: no site has approved it yet.")
+            roll.number(found.hash)
             roll.set_state(found.hash, "running", f"started with {approved} sites")
         return found
 
     def stop(self, study: str) -> Submission:
         """Have the coordinator leave a study where it is; `start` goes on."""
-        with Roll.read(self.database) as roll:
+        with self.roll() as roll:
             found = self._find(roll, study)
             if found.state not in ("open", "running"):
                 raise ArchipelError(f"study {found.name}: is {found.state}, not under way.")
@@ -170,4 +216,11 @@ class Home:
         return found
 
     def _find(self, roll: Roll, study: str) -> Submission:
-        return roll.study(approval.find({each.hash: each.name for each in roll.studies()}, study))
+        """The study of a hash, or of its beginning; else the only one of a name."""
+        studies = {each.hash: each for each in roll.studies()}
+        return studies[approval.find({hash: each.name for hash, each in studies.items()}, study)]
+
+
+def _key(authority: Authority) -> str:
+    public = authority.key.public_key()
+    return sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()

@@ -195,6 +195,7 @@ class PeerSite(Site):
                 f"study {described.name}: {described.algorithm.name} has a server; take part with "
                 "'archipel site up'."
             )
+        await self.place(link, study)
         roster, folder = await self.roster(link, study), self.shelf.folder(study)
         seat, path = self._seat(study, data)
         lanes, about = self._lanes(roster, seat), described.study
@@ -268,6 +269,7 @@ class PeerSite(Site):
         points = int(seat.data.n_test[seat.party]) if agreed else 0
         while True:
             fields = {"study": study, "points": points, **await log.untold()}
+            fields["log"] = self.audit.head.text
             letter = Letter("told", fields)
             letter = Letter("told", {**fields, "signature": self.sign(letter)})
             while True:

@@ -18,10 +18,10 @@ from archipel.exchange import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.authority import GUEST, VALID, serial, verify
 from archipel.federation.binding import schema_of
-from archipel.federation.gathering import Gathering
 from archipel.federation.home import Home
 from archipel.federation.sitting import Sitting
-from archipel.store.roll import Roll
+from archipel.store.roll import Decision, Roll, Submission
+from archipel.study import Study
 
 _KEPT = 30  # letters of one sender in a minute that add to the database
 
@@ -56,7 +56,7 @@ class Reception:
             case "hello":
                 return self._hello(sender, letter["version"])
             case "study":
-                return self._study(letter["study"])
+                return self._study(sender, letter["study"])
             case "approve":
                 return self._approve(sender, letter)
         return None
@@ -88,13 +88,13 @@ class Reception:
         if runs != self.versions.get(site, mine):
             self._say(f"{site} runs Archipel {runs}, this is {mine}: results may differ")
         self.versions[site] = runs
-        studies = {study.hash: study.state for study in self._roll.studies()}
+        studies = {study.hash: study.state for study in self._roll.studies(site)}
         return Letter("welcome", {"studies": studies})
 
-    def _study(self, digest: str) -> Letter:
+    def _study(self, site: str, digest: str) -> Letter:
+        text = bytes(self._roll.study(digest, site).text).decode()
         decisions = self._roll.decisions(digest)
         members = ", ".join(d.site for d in decisions if d.decision == "approved")
-        text = bytes(self._roll.study(digest).text).decode()
         return Letter("text", {"text": text, "members": members})
 
     def _approve(self, site: str, letter: Letter) -> Letter:
@@ -104,36 +104,51 @@ class Reception:
             raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
         if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
             raise Refused("the decision is not signed by the site.")
+        if any(d.site == site and _is_again(d, letter) for d in self._roll.decisions(digest)):
+            return Letter("thanks")  # two processes of a site told the same
         sitting = self._sittings.get(digest)
         facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
+        record, told = self._roll.study(digest, site), dict[str, Any]()
         if facts is not None:
-            self._check_late(digest, site, sitting)
-            self._check_kind(digest, site, facts)
-        told = {} if facts is None else facts.to_json() | self._address(digest, letter["facts"])
+            study = approval.read(bytes(record.text))
+            self._check_late(record, study, site)
+            self._check_kind(record.hash, study, site, facts)
+            told = facts.to_json() | _address(study, letter["facts"])
         self._roll.decide(digest, site, decision, told, letter["signature"])
         self._audit.append(decision, site=site, study=digest)
-        self._say(f"{site} {decision} {self._roll.study(digest).name}")
-        seated = site in self._roll.seats(digest)
-        if facts is None and not seated:
-            return Letter("thanks")
-        party = self._roll.seat(digest, site)
-        if sitting is not None:
-            sitting.change(site, party, facts)
-        return Letter("seat", {"study": digest, "party": party})
+        self._say(f"{site} {decision} {record.name}")
+        seats = self._roll.seats(digest)
+        if seats and facts is not None:  # numbers were given when the study started
+            seats = self._roll.number(digest)
+        if sitting is not None and site in seats:
+            sitting.change(site, seats.index(site), facts)
+        return Letter("thanks")
 
-    def _check_late(self, digest: str, site: str, sitting: Sitting | None) -> None:
-        """Refuse a site that comes after the first round where the study says so."""
-        if sitting is None or site in self._roll.seats(digest):
+    def _check_late(self, record: Submission, study: Study, site: str) -> None:
+        """Refuse a site that comes after the first round where the study says so.
+
+        The disk says how far the study is, so that it counts, too, while the study is stopped.
+        """
+        if site in self._roll.seats(record.hash):
             return
-        name = self._roll.study(digest).name
-        if isinstance(sitting, Gathering):
-            raise Refused(f"study {name}: its roster is signed, so no peer joins after its start.")
-        if sitting.runs[0].done > 0 and not sitting.who.late_joiners:
-            raise Refused(f"study {name} takes no site after its first round (late_joiners).")
+        if record.state == "done" and site in self._roll.named(record.hash):
+            return
+        if record.state == "done":
+            raise Refused(
+                f"study {record.name} is done and {site} took no part in it: its model is for "
+                "those who did, and for sites that the operator named with 'submit --for'."
+            )
+        if self._home.roster_of(record.hash).exists():
+            raise Refused(
+                f"study {record.name}: its roster is signed, so no peer joins after its start."
+            )
+        if not study.round.late_joiners and self._home.rounds_of(record.hash) > 0:
+            raise Refused(
+                f"study {record.name} takes no site after its first round (late_joiners)."
+            )
 
-    def _check_kind(self, digest: str, site: str, facts: Facts) -> None:
+    def _check_kind(self, digest: str, study: Study, site: str, facts: Facts) -> None:
         """Refuse data of another kind than the study describes, or than others have."""
-        study = approval.read(bytes(self._roll.study(digest).text))
         if study.data.schema is not None:
             described = Facts.of(schema_of(study).empty(), counts=False)
             shadow("", {"the study": described, site: facts})
@@ -143,16 +158,6 @@ class Reception:
                 shadow("", {other.site: Facts.of_json(other.facts), site: facts})
                 return
 
-    def _address(self, digest: str, facts: Mapping[str, Any]) -> dict[str, str]:
-        """Where a peer listens; a study between peers takes nobody without it."""
-        study = approval.read(bytes(self._roll.study(digest).text))
-        if not is_peer(study.algorithm_object):
-            return {}
-        address = facts.get("address")
-        if not isinstance(address, str) or len(address) > 300 or not address.isprintable():
-            raise Refused("address: this site listens nowhere; join with 'archipel peer join'.")
-        return {"address": roster.check_address(address)}
-
     def _pace(self, sender: str) -> None:
         """Refuse more letters than people would send of those that the database keeps."""
         minute = int(time.monotonic() // 60)
@@ -161,3 +166,20 @@ class Reception:
         self._kept[sender] += 1
         if self._kept[sender] > _KEPT:
             raise Refused(f"more than {_KEPT} such letters in a minute: wait for the next.")
+
+
+def _is_again(latest: Decision, letter: Letter) -> bool:
+    """Whether a site says what it said last, word for word."""
+    told = latest.facts if latest.decision == "approved" else {}
+    same = all(letter["facts"].get(name) == value for name, value in told.items())
+    return same and latest.signature == letter["signature"]
+
+
+def _address(study: Study, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Where a peer listens; a study between peers takes nobody without it."""
+    if not is_peer(study.algorithm_object):
+        return {}
+    address = facts.get("address")
+    if not isinstance(address, str) or len(address) > 300 or not address.isprintable():
+        raise Refused("address: this site listens nowhere; join with 'archipel peer join'.")
+    return {"address": roster.check_address(address)}

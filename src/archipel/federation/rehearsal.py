@@ -68,8 +68,8 @@ async def rehearse(
     party_of(study, 0, sites)
     text = study.toml().encode()
     names = [_site_name(fed.name(k)) for k in range(sites)]
-    if len(set(names)) < sites:
-        names = [f"site-{k}" for k in range(sites)]
+    if names != sorted(set(names)):  # sites are numbered by name, as parties are in a simulation
+        names = [f"site-{k:0{len(str(sites - 1))}}" for k in range(sites)]
     tables = _tables(study, fed.names or [], out)
     port = _free_port()
     home = Home.create(out / "coordinator", study.name, f"localhost:{port}")
@@ -94,7 +94,7 @@ async def rehearse(
             }
             _tell(processes[k], given)
             say(f"{name} joins")
-            await _approved(coordinator, digest, k + 1, processes[k], name)
+        await _approved(coordinator, digest, processes, names)
         run: Run = await coordinator.run(digest, watch)
         codes = await asyncio.gather(*(process.wait() for process in processes))
         if any(codes):
@@ -108,16 +108,23 @@ async def rehearse(
 
 
 async def _approved(
-    coordinator: Coordinator, digest: str, count: int, process: Any, name: str
+    coordinator: Coordinator,
+    digest: str,
+    processes: Sequence[asyncio.subprocess.Process],
+    names: Sequence[str],
 ) -> None:
-    """Wait for a site's approval: they come one after another, so that their order is known."""
-    waiting = asyncio.create_task(coordinator.approved(digest, count))
-    ended = asyncio.create_task(process.wait())
-    await asyncio.wait([waiting, ended], return_when=asyncio.FIRST_COMPLETED)
-    if not waiting.done():
-        waiting.cancel()
-        raise RunFailed(f"site {name} ended before it approved the study.")
-    ended.cancel()
+    """Wait until every site has approved."""
+    waiting = asyncio.create_task(coordinator.approved(digest, len(names)))
+    ended = {
+        asyncio.create_task(each.wait()): name for each, name in zip(processes, names, strict=True)
+    }
+    await asyncio.wait([waiting, *ended], return_when=asyncio.FIRST_COMPLETED)
+    gone = [name for task, name in ended.items() if task.done()]
+    approved = waiting.done()
+    for task in (waiting, *ended):
+        task.cancel()
+    if not approved:
+        raise RunFailed(f"site {gone[0]} ended before it approved the study.")
 
 
 async def _start() -> asyncio.subprocess.Process:

@@ -103,10 +103,8 @@ class Shelf:
 
     # -- the site's place --------------------------------------------------------------------------
 
-    def told(self, study: str, party: int | None) -> None:
-        """The coordinator knows the decision, and gave the site a number."""
-        if party is not None:
-            write(self.folder(study) / "party", str(party).encode())
+    def told(self, study: str) -> None:
+        """The coordinator knows the decision."""
         decision = self.decision(study)
         assert decision is not None
         self.decide(study, decision._replace(told=True, refused=""))
@@ -138,12 +136,18 @@ class Shelf:
         folder = self.folder(study)
         return (folder / "state.safetensors").exists() and not (folder / "rounds").exists()
 
+    def seated(self, study: str, party: int) -> None:
+        """The coordinator gave the site a number, which it keeps."""
+        write(self.folder(study) / "party", str(party).encode())
+
+    def has_party(self, study: str) -> bool:
+        return (self.folder(study) / "party").exists()
+
     def party(self, study: str) -> int:
         """The site's number in the study."""
-        path = self.folder(study) / "party"
-        if not path.exists():
+        if not self.has_party(study):
             raise ArchipelError(
-                f"study {study[:12]}: the coordinator does not know of the approval yet; it is "
-                "told when it can be reached."
+                f"study {study[:12]}: this site has no number in it yet; it gets one when the "
+                "study starts and the coordinator can be reached."
             )
-        return int(path.read_text())
+        return int((self.folder(study) / "party").read_text())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,8 @@ from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy
 from archipel.federation import approval, bundles, scale
-from archipel.federation.audit import Audit
+from archipel.federation.anchors import Anchors
+from archipel.federation.audit import Anchor, Audit
 from archipel.federation.authority import (
     COORDINATOR,
     RENEW,
@@ -59,7 +61,10 @@ def signed(letter: Letter) -> bytes:
     """What a site signs of an upload or of scores: all of it, so that it fits no other round."""
     parts = [letter.kind]
     parts += [f"{k}={letter.fields[k]!r}" for k in sorted(letter.fields) if k != "signature"]
-    arrays = [digest.hex() for digest in letter.digests]
+    arrays = [
+        f"{tag} {shape} {digest.hex()}"
+        for (tag, shape), digest in zip(letter.forms, letter.digests, strict=True)
+    ]
     return "\n".join(["archipel letter", *parts, *arrays]).encode()
 
 
@@ -106,6 +111,7 @@ class Site:
             ) from None
         self.audit = Audit(home / "audit.jsonl", self.identity)
         self.shelf = Shelf(home / "studies")
+        self._fault = ""  # of the coordinator's log, as it was last said
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -250,11 +256,36 @@ class Site:
                 "signature": self.identity.sign(approval.statement(study, found.decision)),
             }
             try:
-                answer = await link.ask(Letter("approve", fields))
+                await link.ask(Letter("approve", fields))
             except Refused as no:
                 self.shelf.decide(study, found._replace(told=True, refused=str(no)))
                 raise
-            self.shelf.told(study, answer["party"] if answer.kind == "seat" else None)
+            self.shelf.told(study)
+
+    async def place(self, link: GrpcLink, study: str, patient: bool = True) -> int:
+        """This site's number in a study that it approved: given once, when the study starts."""
+        self._assure_approved(study)
+        pause = 1.0
+        while not self.shelf.has_party(study):
+            if patient:
+                await self.may(link, study)
+            try:
+                answer = await link.ask(Letter("place", {"study": study}))
+            except Cut:
+                if not patient:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 30)
+                continue
+            if answer.kind == "seat":
+                self.shelf.seated(study, answer["party"])
+            elif answer.kind != "wait":
+                raise Refused(f"a {answer.kind} is no answer to a site that asks for its number.")
+            elif not patient:
+                raise ArchipelError(f"study {study[:12]} has not started: this site has no number.")
+            else:
+                await asyncio.sleep(min(max(0.1, answer["seconds"]), 10.0))
+        return self.shelf.party(study)
 
     # -- always, also when nobody answers ----------------------------------------------------------
 
@@ -288,15 +319,28 @@ class Site:
                 found.setdefault(study, Sent()).add(entry.detail)
         return found
 
+    def lacks(self, study: str, sent: Mapping[str, Sent]) -> bool:
+        """Whether this site worked in a study in rounds of which its audit log names nothing.
+
+        What left in the round under way may not be there yet.
+        """
+        folder = self.shelf.folder(study)
+        path = folder / "state.safetensors"
+        if not path.exists():
+            return study not in sent and any(folder.glob("peer/*.safetensors"))
+        last = int(safetensors.torch.load_file(path)["last"][0])  # counted from 0
+        return study not in sent or last > max(sent[study].rounds, default=0)
+
     async def personalise(self, study: str, data: Federation) -> dict[str, float]:
         """Get the model of a finished study, this site's own where the algorithm makes one.
 
         It is written beside the approval, with a bundle to apply it with; returns its metrics on
         this site's test points.
         """
-        seat, path = self._seat(study, data)
         link = self.link()
         try:
+            await self.place(link, study, patient=False)
+            seat, path = self._seat(study, data)
             w, rounds = await Attendance(seat, link, study, sign=self.sign).model()
         finally:
             await link.close()
@@ -307,10 +351,13 @@ class Site:
         self.audit.append("personalised", study=study, rounds=rounds)
         return seat.score(w, rounds, own=seat.has_personal)
 
-    def _seat(self, study: str, data: Federation) -> tuple[Seat, Path]:
-        """This site's seat in a study that it approved, as it was left, and where that lies."""
+    def _assure_approved(self, study: str) -> None:
         if not self.shelf.has_approved(study):
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
+
+    def _seat(self, study: str, data: Federation) -> tuple[Seat, Path]:
+        """This site's seat in a study that it approved, as it was left, and where that lies."""
+        self._assure_approved(study)
         described = self.shelf.read(study)
         rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
         self.policy.refuse(self.exposure(described, data, rows))
@@ -353,13 +400,36 @@ class Site:
         self.shelf.drop_round(study)
 
     def sign(self, letter: Letter) -> bytes:
-        """Write down that a letter leaves, and sign it."""
+        """Write down that a letter leaves, how many numbers it has and its digest, and sign it."""
+        said = signed(letter)
         size = sum(array.numel() * array.element_size() for array in letter.arrays)
+        maps = [value for value in letter.fields.values() if isinstance(value, dict)]
+        numbers = sum(array.numel() for array in letter.arrays) + sum(map(len, maps))
         detail = {"kind": letter.kind, "study": letter["study"], "bytes": size}
+        detail |= {"numbers": numbers, "digest": sha256(said).hexdigest()}
         if "round" in letter.fields:
             detail["round"] = int(letter["round"]) + (letter.kind in ("upload", "vector"))
         self.audit.append("sent", **detail)
-        return self.identity.sign(signed(letter))
+        return self.identity.sign(said)
+
+    def exchange(self, theirs: str | None, say: Callable[[str], None]) -> str:
+        """Keep the anchor of the coordinator's log, and return that of this site's."""
+        if theirs is not None:
+            kept = Anchors(self.home / "anchors.json")
+            if fault := kept.hear(COORDINATOR, Anchor.read(theirs)):
+                if fault != self._fault:
+                    say(f"{fault}: tell the coordinator's operator, and keep anchors.json")
+                    self.audit.append("anchor", of=COORDINATOR, fault=fault, anchor=theirs)
+                self._fault = fault
+            else:
+                kept.save()
+        return self.audit.head.text
+
+    async def away(self, link: GrpcLink, study: str, why: str) -> None:
+        """Have the coordinator know that this site does not work now, if it can be told."""
+        with suppress(ArchipelError, TimeoutError):
+            fields = {"study": study, "reason": why[:80]}
+            await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
 
     async def may(self, link: GrpcLink, study: str) -> None:
         """Return when something may leave for a study: not in a pause, and never without approval.
@@ -367,9 +437,7 @@ class Site:
         The coordinator is told of a pause, if it can be.
         """
         if self.paused:
-            with suppress(Cut, Refused, TimeoutError):
-                fields = {"study": study, "reason": "paused"}
-                await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+            await self.away(link, study, "paused")
         while self.paused:
             await asyncio.sleep(0.5)
         if not self.shelf.has_approved(study):
@@ -389,6 +457,7 @@ class Site:
         say: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Take part in an approved study until it is done; return its rounds."""
+        await self.place(link, study)
         seat, path = self._seat(study, data)
 
         def keep() -> None:
@@ -400,6 +469,7 @@ class Site:
         attendance = Attendance(
             seat, link, study, sign=self.sign, keep=keep, say=say, may=may,
             counts=self.policy.counts, scale=scale.name_at(path.with_name("scale.safetensors")),
+            log=lambda theirs: self.exchange(theirs, say),
         )  # fmt: skip
         rounds = await attendance.run()
         self.shelf.end(study, rounds)

@@ -334,6 +334,11 @@ class Sitting(Loop):
         if self.recorder is not None:
             self.recorder.joined()
 
+    @property
+    def needed(self) -> int:
+        """Uploads that a round needs."""
+        return self._policy()[1]
+
     def _policy(self) -> tuple[Participation, int]:
         """The study's policy for the sites there are now, and how many uploads a round needs."""
         sample, quorum = self.who.sample, self.who.quorum

@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from archipel.errors import ArchipelError, RunFailed
+from archipel.exchange import is_peer
 from archipel.federation.authority import host_and_port
 from archipel.federation.home import Home
 from archipel.store.files import write
@@ -28,6 +29,7 @@ from archipel.store.roll import STATES, Roll, Submission
 
 if TYPE_CHECKING:
     from archipel.federation.coordinator import Coordinator
+    from archipel.federation.sitting import Sitting
 
 _LAST = 5  # misses that are shown
 
@@ -52,6 +54,9 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
             "bytes_down": run.spent.down,
             "seconds": run.seconds,
             "sites": sitting.presence(),
+            "waiting": waiting(sitting),
+            "stalled": int(bool(waiting(sitting))),
+            "sites_present": present(sitting),
             "misses": len(misses),
             "missing": misses[-_LAST:],
         }
@@ -62,6 +67,22 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
         "letters": dict(coordinator.letters),
         "refused": coordinator.refused,
     }
+
+
+def present(sitting: Sitting) -> int:
+    """How many sites of a study that can be asked are there."""
+    return int(sitting.engine.here(sitting.eligible).sum())
+
+
+def waiting(sitting: Sitting) -> str:
+    """What a study that stands still waits for; empty while it goes on, and when it is over."""
+    (run,) = sitting.runs
+    if run.state != "running" or run.done >= run.rounds:
+        return ""
+    here, needed = present(sitting), max(1, sitting.needed)
+    if here < needed and not is_peer(run.algorithm):  # peers work without being seen here
+        return f"{here} of the {needed} sites that a round needs are here"
+    return str(getattr(sitting, "waiting", ""))
 
 
 async def keep_status(coordinator: Coordinator) -> None:
@@ -84,7 +105,7 @@ def read_status(home: Home) -> dict[str, Any] | None:
 def overview(home: Home) -> dict[str, Any]:
     """Every study of the roll, with what the coordinator sees of it."""
     now = read_status(home)
-    with Roll.read(home.database) as roll:
+    with home.roll() as roll:
         studies = [_overview(home, roll, each, now) for each in roll.studies()]
     return {
         "name": home.name,
@@ -100,15 +121,39 @@ def _overview(
     seen = {}
     if now is not None and study.state == "running":
         seen = now["studies"].get(study.hash, {})
+    path = home.run_of(study.hash)
     return {
         "name": study.name,
         "hash": study.hash,
         "state": _state(study.state, now is not None),
         "note": _note(home, study, seen),
-        "decisions": {d.site: d.decision for d in roll.decisions(study.hash)},
+        "stalled": study.state == "running" and (now is None or bool(seen.get("waiting"))),
+        "waiting": seen.get("waiting", ""),
+        "result": _result(home, study),
+        "path": str(path) if Folder.exists(path) else None,
+        "decisions": _decisions(roll, study.hash),
         "sites": seen.get("sites", {}),
         "missing": seen.get("missing", []),
     }
+
+
+def _result(home: Home, study: Submission) -> dict[str, Any] | None:
+    """The metric of a study that is done, as its journal has it."""
+    if study.state != "done" or not Folder.exists(home.run_of(study.hash)):
+        return None
+    journal = Folder.open(home.run_of(study.hash), home.shared).journal
+    try:
+        summary = journal.row()["summary"] or {}
+    finally:
+        journal.close()
+    return {"metric": summary.get("metric"), "value": summary.get("value")}
+
+
+def _decisions(roll: Roll, study: str) -> dict[str, str]:
+    """What each site said last; a site that was revoked says nothing any more."""
+    revoked = {site.name for site in roll.sites() if site.revoked is not None}
+    said = {d.site: d.decision for d in roll.decisions(study)}
+    return said | {d.site: "revoked" for d in roll.history(study) if d.site in revoked}
 
 
 def _state(state: str, up: bool) -> str:
@@ -169,6 +214,8 @@ _GAUGES = {
     "round": "Rounds done",
     "rounds": "Rounds of the study",
     "value": "The study's metric, at the last evaluation",
+    "stalled": "1 while the study waits for sites, else 0",
+    "sites_present": "Sites of the study that are there",
     "misses": "Times that a sampled site was missing",
     "bytes_up": "Bytes of uploads",
     "bytes_down": "Bytes sent to sites",

@@ -28,6 +28,7 @@ from archipel.store.journal import now
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 VERSION_TABLE = "archipel_version"
+PASSWORD = "ARCHIPEL_DATABASE_PASSWORD"  # where PostgreSQL's own PGPASSWORD is not wanted
 PATIENCE = 60  # seconds that a writer waits for its turn
 _TRIES = 10  # to take the lease, twenty a second: a killed process may not be quite gone
 _LEASE, _TURN = "1095910216, 1", "1095910216, 2"  # PostgreSQL's advisory locks
@@ -52,6 +53,8 @@ def engine_of(address: str, leads: bool) -> sa.Engine:
             f"database = '{where}': Archipel knows SQLite and PostgreSQL; write sqlite:///path or "
             "postgresql+psycopg://user@host/name."
         )
+    if url.password is None and (password := os.environ.get(PASSWORD)):
+        url = url.set(password=password)
     try:
         return sa.create_engine(
             url.set(drivername="postgresql+psycopg"),
@@ -111,6 +114,11 @@ def to_keep(address: str) -> str:
     url = sa.make_url(address).difference_update_query(_SECRETS)
     parts = (url.drivername, url.username, None, url.host, url.port, url.database, url.query)
     return sa.URL.create(*parts).render_as_string()
+
+
+def has_password(address: str) -> bool:
+    url = sa.make_url(address)
+    return url.password is not None or any(name in url.query for name in _SECRETS)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
@@ -80,6 +80,18 @@ STUDIES = sa.Table(
     sa.Column("submitted", sa.String, nullable=False),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("note", sa.String, nullable=False),
+    sa.Column("listed", sa.Boolean, nullable=False, server_default=sa.false()),  # see ACCESS
+)
+ACCESS = sa.Table(  # who a listed study is for; of others, who may have the model without a part
+    "access",
+    METADATA,
+    sa.Column("study", sa.ForeignKey(STUDIES.c.hash), primary_key=True),
+    sa.Column("site", sa.String, primary_key=True),  # that joined or was invited
+)
+FEDERATION = sa.Table(
+    "federation",
+    METADATA,
+    sa.Column("authority", sa.String, primary_key=True),  # SHA-256 of its key: one row
 )
 APPROVALS = sa.Table(
     "approvals",
@@ -162,21 +174,26 @@ class Roll:
         self._lease = lease
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """Take the coordinator's lease and bring the tables up to this version."""
+    def open(cls, url: str, authority: str = "", claims: bool = True) -> Self:
+        """Take the coordinator's lease and bring the tables up to this version.
+
+        Once claimed, the database is that of the authority's federation, and of no other.
+        """
         engine = engine_of(url, leads=True)
         with told(engine):
             roll = cls(engine, File(engine) if is_sqlite(engine) else Session(engine))
         try:
             with roll._writing() as connection:
                 upgrade(connection, TABLES)
+                if authority and _owner(connection, authority) is None and claims:
+                    connection.execute(FEDERATION.insert(), {"authority": authority})
         except BaseException:
             roll.close()
             raise
         return roll
 
     @classmethod
-    def read(cls, url: str) -> Self:
+    def read(cls, url: str, authority: str = "") -> Self:
         """Look, or do single operations, while a coordinator may be up."""
         roll = cls(engine_of(url, leads=False), None)
         try:
@@ -188,6 +205,9 @@ class Roll:
                     f"database = '{shown(roll._engine)}': {holds} and this Archipel needs version "
                     f"{needs}; start the coordinator of this Archipel once, which brings it there."
                 )
+            if authority:
+                with roll._reading() as connection:
+                    _owner(connection, authority)
         except BaseException:
             roll.close()
             raise
@@ -348,24 +368,41 @@ class Roll:
 
     # -- studies ----------------------------------------------------------------------------------
 
-    def submit(self, name: str, text: bytes) -> str:
-        """Enter a study, unless these very bytes are there already; return their hash."""
+    def submit(self, name: str, text: bytes, sites: Collection[str] = ()) -> str:
+        """Enter a study, for these sites or else for all; return the hash of its bytes.
+
+        The same bytes again add sites to those that are named: whoever is named may have what was
+        learnt, and only they see a study that was for some sites from the first.
+        """
         digest = sha256(text).hexdigest()
-        study = {"hash": digest, "name": clean(name), "text": text, "submitted": now()}
+        study: dict[str, Any] = {"hash": digest, "name": clean(name), "text": text}
+        study |= {"submitted": now(), "state": "open", "note": "", "listed": bool(sites)}
         with self._writing() as connection:
+            _check_known(connection, sites)
             there = sa.select(STUDIES.c.id).where(STUDIES.c.hash == digest)
             if connection.scalar(there) is None:
-                connection.execute(STUDIES.insert(), {**study, "state": "open", "note": ""})
+                connection.execute(STUDIES.insert(), study)
+            new = sorted(set(sites) - set(_named(connection, digest)))
+            if new:
+                rows = [{"study": digest, "site": site} for site in new]
+                connection.execute(ACCESS.insert(), rows)
         return digest
 
-    def studies(self) -> list[Submission]:
-        """In the order of submission."""
+    def studies(self, site: str | None = None) -> list[Submission]:
+        """In the order of submission: all, or those that a site may see."""
+        query = _studies() if site is None else _studies().where(_visible(site))
         with self._reading() as connection:
-            return [Submission(*row) for row in connection.execute(_studies())]
+            return [Submission(*row) for row in connection.execute(query)]
 
-    def study(self, hash: str) -> Submission:
+    def named(self, hash: str) -> list[str]:
+        """The sites that a study names."""
         with self._reading() as connection:
-            return _study(connection, hash)
+            return _named(connection, hash)
+
+    def study(self, hash: str, site: str | None = None) -> Submission:
+        """A study; one that the site may not see is as if it were not there."""
+        with self._reading() as connection:
+            return _study(connection, hash, site)
 
     def set_state(self, hash: str, state: str, note: str = "") -> None:
         if state not in STATES:
@@ -404,17 +441,10 @@ class Roll:
     def decisions(self, hash: str) -> list[Decision]:
         """The latest of each site, in the order of first approval, then of first decision.
 
-        A site that was revoked and came back with another key decides anew.
+        A site that was revoked decides nothing; one that came back with another key decides anew.
         """
         with self._reading() as connection:
-            rows = connection.execute(_decisions(connection, hash, SITES.c.identity)).all()
-        latest: dict[str, Decision] = {}
-        first: dict[str, int] = {}
-        for number, each in enumerate(Decision(*row) for row in rows):
-            latest[each.site] = each
-            if each.decision == "approved":
-                first.setdefault(each.site, number)
-        return sorted(latest.values(), key=lambda each: first.get(each.site, len(rows)))
+            return _latest(connection, hash)
 
     def place(self, hash: str, site: str) -> Place:
         """What a site is to a study now, in one look."""
@@ -429,31 +459,43 @@ class Roll:
             query = _decisions(connection, hash, APPROVALS.c.identity)
             return [Decision(*row) for row in connection.execute(query)]
 
-    def seat(self, hash: str, site: str) -> int:
-        """A site's party number in a study, in the order of asking; it never changes."""
-        mine = sa.select(SEATS.c.party).where(SEATS.c.study == hash, SEATS.c.site == site)
-        with self._reading() as connection:
-            _study(connection, hash)
-            _member(connection, site)
-            party: int | None = connection.scalar(mine)
-        if party is None:
-            with self._writing() as connection:
-                party = connection.scalar(mine)  # it may have asked twice at once
-                if party is None:
-                    taken = sa.select(sa.func.count()).where(SEATS.c.study == hash)
-                    party = connection.execute(taken).scalar_one()
-                    row = {"study": hash, "site": site, "party": party}
-                    connection.execute(SEATS.insert(), row)
-        return party
+    def number(self, hash: str) -> list[str]:
+        """Give each site that approves a study a number, by name; all that have one, in order.
+
+        Numbers never change, so whoever comes later gets the next free ones.
+        """
+        with self._writing() as connection:
+            there = _seats(connection, hash)
+            latest = _latest(connection, hash)
+            approve = {each.site for each in latest if each.decision == "approved"}
+            new = sorted(approve - set(there))
+            rows = [
+                {"study": hash, "site": site, "party": party}
+                for party, site in enumerate(new, len(there))
+            ]
+            if rows:
+                connection.execute(SEATS.insert(), rows)
+        return there + new
 
     def seats(self, hash: str) -> list[str]:
         """The sites that have a number in a study, in the order of these."""
-        query = sa.select(SEATS.c.site).where(SEATS.c.study == hash).order_by(SEATS.c.party)
         with self._reading() as connection:
-            return list(connection.execute(query).scalars())
+            return _seats(connection, hash)
 
 
 # -- parts of operations ---------------------------------------------------------------------------
+
+
+def _owner(connection: sa.Connection, authority: str) -> str | None:
+    """The authority whose federation the database holds; refuse one that is another's."""
+    owner: str | None = connection.scalar(sa.select(FEDERATION.c.authority))
+    if owner not in (None, authority):
+        raise ArchipelError(
+            f"database = '{shown(connection.engine)}': holds another federation, of the authority "
+            f"{str(owner)[:12]}, and this one's is {authority[:12]}; give each a database of its "
+            "own."
+        )
+    return owner
 
 
 def _admitted() -> sa.Select[Any]:
@@ -528,15 +570,58 @@ def _studies() -> sa.Select[Any]:
     return sa.select(*columns).order_by(STUDIES.c.id)
 
 
-def _study(connection: sa.Connection, hash: str) -> Submission:
+def _check_known(connection: sa.Connection, sites: Collection[str]) -> None:
+    """Refuse names of sites that neither belong nor are invited."""
+    members = sa.select(SITES.c.name).where(SITES.c.revoked.is_(None))
+    invited = sa.select(INVITATIONS.c.site).where(
+        INVITATIONS.c.used.is_(None), INVITATIONS.c.withdrawn.is_(None)
+    )
+    known = set(connection.scalars(sa.union(members, invited)))
+    for site in sites:
+        if site not in known:
+            raise unknown("site", site, known)
+
+
+def _named(connection: sa.Connection, hash: str) -> list[str]:
+    query = sa.select(ACCESS.c.site).where(ACCESS.c.study == hash).order_by(ACCESS.c.site)
+    return list(connection.scalars(query))
+
+
+def _visible(site: str) -> sa.ColumnElement[bool]:
+    """Of studies: for all, or for this site."""
+    named = sa.select(ACCESS.c.study).where(ACCESS.c.site == site)
+    return sa.or_(STUDIES.c.listed.is_(False), STUDIES.c.hash.in_(named))
+
+
+def _study(connection: sa.Connection, hash: str, site: str | None = None) -> Submission:
     row = None
     if re.fullmatch("[0-9a-f]{64}", hash):  # a site may send anything
-        row = connection.execute(_studies().where(STUDIES.c.hash == hash)).one_or_none()
+        query = _studies().where(STUDIES.c.hash == hash)
+        query = query if site is None else query.where(_visible(site))
+        row = connection.execute(query).one_or_none()
     if row is None:
         raise ArchipelError(
             f"study = '{hash}': no study here has this hash; submit it, or look up the right one."
         )
     return Submission(*row)
+
+
+def _seats(connection: sa.Connection, hash: str) -> list[str]:
+    query = sa.select(SEATS.c.site).where(SEATS.c.study == hash).order_by(SEATS.c.party)
+    return list(connection.execute(query).scalars())
+
+
+def _latest(connection: sa.Connection, hash: str) -> list[Decision]:
+    """What each site that belongs said last, in the order of first approval."""
+    query = _decisions(connection, hash, SITES.c.identity).where(SITES.c.revoked.is_(None))
+    rows = connection.execute(query).all()
+    latest: dict[str, Decision] = {}
+    first: dict[str, int] = {}
+    for number, each in enumerate(Decision(*row) for row in rows):
+        latest[each.site] = each
+        if each.decision == "approved":
+            first.setdefault(each.site, number)
+    return sorted(latest.values(), key=lambda each: first.get(each.site, len(rows)))
 
 
 def _decisions(connection: sa.Connection, hash: str, identity: sa.Column[bytes]) -> sa.Select[Any]:

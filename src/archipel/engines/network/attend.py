@@ -44,6 +44,7 @@ class Attendance:
         may: Callable[[], Awaitable[None]] | None = None,
         counts: bool = True,
         scale: str | None = None,
+        log: Callable[[str | None], str | None] = lambda _: None,
         pause: float = 1.0,
     ) -> None:
         """`keep` is called before anything leaves, so that a restart sends the same again.
@@ -51,11 +52,12 @@ class Attendance:
         `may` is awaited before every letter: it returns when the party may go on, or raises.
         `scale` names the scale of the party's data; where it was made anew, `Rescaled` is raised.
         Without `counts` the party does not tell how many points it has, trained on or measured on.
+        `log` takes the anchor of the other side's audit log and returns this one's.
         """
         self._seat, self._link, self._study = seat, link, study
         link.most = max(link.most, SMALL + seat.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
-        self._may, self._counts, self._scale = may, counts, scale
+        self._may, self._counts, self._scale, self._log = may, counts, scale, log
         self._grown = 0, 0  # how far the work was at the last beat, and how often it had grown
 
     async def run(self) -> int:
@@ -93,6 +95,7 @@ class Attendance:
             "n": self._seat.n,
             "gradients": gradients if self._counts else 0,
             "answers": letter.name,
+            "log": self._log(letter.fields.get("log")),
         }
         with suppress(Refused):  # too late, or begun anew: ask what now
             await self._ask("upload", arrays, **fields)

@@ -126,6 +126,7 @@ class NetworkEngine:
         self.points: dict[int, int] = {}  # party -> training points, where uploads tell them
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
+        self.log: str | None = None  # anchor of the coordinator's audit log, for parties to keep
 
     # -- what parties ask --------------------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class NetworkEngine:
 
     def _letter(self, t: int, number: int, attempt: int, arrays: Sequence[Tensor]) -> Letter:
         fields = {"study": self.study, "round": t, "number": number, "attempt": attempt}
-        return Letter("work", fields, arrays)
+        return Letter("work", {**fields, "log": self.log}, arrays)
 
     def _replies(
         self, t: int, number: int, attempt: int, reply: Any, heard: list[int],

@@ -220,6 +220,8 @@ class GrpcServer:
         except RunFailed:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer now")
         except ArchipelError as error:
+            with suppress(TimeoutError):  # a caller that still writes would not learn why
+                await asyncio.wait_for(context.read(), 5.0)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         if self._talking[name] >= _AT_ONCE:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations")

@@ -57,6 +57,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "hello": {"version": (str,), "approved": (list,)},
     "study": {"study": (str,)},
     "approve": {"study": (str,), "decision": (str,), "facts": (dict,), "signature": (bytes,)},
+    "place": {"study": (str,)},
     "next": {
         "study": (str,),
         "pending": (int,),
@@ -72,6 +73,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "n": (float,),
         "gradients": (int,),
         "answers": (bytes,),
+        "log": (str, type(None)),  # anchor of the sender's audit log
         "signature": (bytes,),
     },
     "scores": {
@@ -95,6 +97,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "gradients": (int,),
         "up": (int,),
         "down": (int,),
+        "log": (str, type(None)),
         "signature": (bytes,),
     },
     "model": {"study": (str,)},
@@ -114,6 +117,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "round": (int,),
         "number": (int,),
         "attempt": (int,),
+        "log": (str, type(None)),
     },
     "verdict": {"study": (str,), "round": (int,), "counted": (bool,)},
     "evaluate": {"study": (str,), "round": (int,)},
@@ -158,6 +162,14 @@ class Letter:
             return self.hashed
         return [sha256(_raw(tensor)).digest() for tensor in self.arrays]
 
+    @property
+    def forms(self) -> list[tuple[str, list[int]]]:
+        """Dtype and shape of each array."""
+        for tensor in self.arrays:
+            if tensor.dtype not in _TAGS:
+                raise ArchipelError(f"a letter holds no {tensor.dtype}: convert it to float32.")
+        return [(_TAGS[tensor.dtype], list(tensor.shape)) for tensor in self.arrays]
+
     @cached_property
     def name(self) -> bytes:
         """Of a letter that came."""
@@ -181,11 +193,7 @@ def encode(letter: Letter) -> bytearray:
 def _pack(letter: Letter) -> bytes:
     """A letter's header."""
     _check(letter.kind, letter.fields)
-    for tensor in letter.arrays:
-        if tensor.dtype not in _TAGS:
-            raise ArchipelError(f"a letter holds no {tensor.dtype}: convert it to float32.")
-    forms = [[_TAGS[tensor.dtype], list(tensor.shape)] for tensor in letter.arrays]
-    header: bytes = msgpack.packb([letter.kind, dict(letter.fields), forms])
+    header: bytes = msgpack.packb([letter.kind, dict(letter.fields), letter.forms])
     if len(header) > MOST_HEADER:
         raise ArchipelError(f"the header of a letter has {len(header)} bytes: send fewer fields.")
     return header
