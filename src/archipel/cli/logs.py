@@ -61,8 +61,7 @@ def show_audit(log: Any, verify: bool, as_json: bool, name: str, kept: Path | No
             return
         say(f"{count} entries, every hash and signature is right; the last is {last.hash}.")
         if kept is not None:
-            said = f"Entry {anchor.number} is the one that was kept elsewhere"
-            say(f"{said}: nothing up to it was cut.")
+            say(f"Entry {anchor.number} is as it was kept elsewhere: nothing up to it was cut.")
         return
     entries = list(log.entries())
     if as_json:

@@ -284,7 +284,8 @@ class Coordinator:
             sitting.recorder = Recorder(folder, run, sitting.engine.state, 0.0)
             sitting.recorder.event(begins, f"after round {run.done} with {sites} sites")
             self.roll.set_state(digest, "running", f"round {run.done} of {run.rounds}")
-            self._say(f"{run.data.about.name}: {begins} after round {run.done} with {sites} sites")
+            who = f"{sites} site{'' if sites == 1 else 's'}"
+            self._say(f"{run.data.about.name}: {begins} after round {run.done} with {who}")
             anchor = self.audit.append(begins, study=digest, round=run.done, sites=sites)
             sitting.engine.engine.log = anchor.text
             self.sittings[digest] = sitting
