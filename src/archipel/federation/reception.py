@@ -23,6 +23,7 @@ from archipel.federation.home import Home
 from archipel.federation.sitting import Sitting
 from archipel.store.roll import Roll
 
+_SAID = 4 << 10  # bytes of a decision with its facts
 _KEPT = 30  # letters of one sender in a minute that add to the database
 
 
@@ -102,14 +103,15 @@ class Reception:
         known = self._roll.site(site)
         if decision not in ("approved", "rejected", "withdrawn"):
             raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
-        if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
+        told = dict(letter["facts"])
+        if not verify(known.identity, letter["signature"], _said(site, digest, decision, told)):
             raise Refused("the decision is not signed by the site.")
         sitting = self._sittings.get(digest)
-        facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
+        facts = Facts.of_json(told) if decision == "approved" else None
         if facts is not None:
             self._check_late(digest, site, sitting)
             self._check_kind(digest, site, facts)
-        told = {} if facts is None else facts.to_json() | self._address(digest, letter["facts"])
+            self._check_port(digest, site, told)
         self._roll.decide(digest, site, decision, told, letter["signature"])
         self._audit.append(decision, site=site, study=digest)
         self._say(f"{site} {decision} {self._roll.study(digest).name}")
@@ -143,15 +145,11 @@ class Reception:
                 shadow("", {other.site: Facts.of_json(other.facts), site: facts})
                 return
 
-    def _address(self, digest: str, facts: Mapping[str, Any]) -> dict[str, str]:
-        """Where a peer listens; a study between peers takes nobody without it."""
+    def _check_port(self, digest: str, site: str, facts: Mapping[str, Any]) -> None:
+        """A study between peers takes nobody whom the others cannot reach."""
         study = approval.read(bytes(self._roll.study(digest).text))
-        if not is_peer(study.algorithm_object):
-            return {}
-        address = facts.get("address")
-        if not isinstance(address, str) or len(address) > 300 or not address.isprintable():
-            raise Refused("address: this site listens nowhere; join with 'archipel peer join'.")
-        return {"address": roster.check_address(address)}
+        if is_peer(study.algorithm_object):
+            roster.check_port(site, facts)
 
     def _pace(self, sender: str) -> None:
         """Refuse more letters than people would send of those that the database keeps."""
@@ -161,3 +159,14 @@ class Reception:
         self._kept[sender] += 1
         if self._kept[sender] > _KEPT:
             raise Refused(f"more than {_KEPT} such letters in a minute: wait for the next.")
+
+
+def _said(site: str, study: str, decision: str, facts: Mapping[str, Any]) -> bytes:
+    """What a site signs, which is kept and sent on as it is."""
+    try:
+        said = approval.statement(site, study, decision, facts)
+    except (TypeError, ValueError):
+        raise Refused("facts: no JSON; send texts and finite numbers.") from None
+    if len(said) > _SAID:
+        raise Refused(f"facts: {len(said)} bytes; send at most {_SAID}.")
+    return said

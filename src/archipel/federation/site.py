@@ -29,7 +29,7 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
-from archipel.federation import approval
+from archipel.federation import approval, port
 from archipel.federation.audit import Audit
 from archipel.federation.authority import (
     COORDINATOR,
@@ -112,7 +112,7 @@ class Site:
         fields = {
             "site": invitation.site,
             "secret": invitation.secret,
-            "request": request(key, invitation.site, listens=bool(listens)),
+            "request": request(key, invitation.site),
             "identity": identity.public,
         }
         try:
@@ -129,6 +129,8 @@ class Site:
         write_secret(home / "site.pem", pem_of(key) + answer["certificate"])
         write_secret(home / "identity.key", identity.pem)
         write(home / "authority.pem", answer["authority"])
+        if listens:
+            port.make(home, invitation.site)
         about = {
             "name": invitation.site,
             "address": invitation.address,
@@ -154,8 +156,7 @@ class Site:
         if ends(self.credentials().chain) - datetime.now(UTC) > RENEW:
             return False
         key = new_key()
-        asked = request(key, self.name, listens=bool(self.listens))
-        answer = await link.ask(Letter("renew", {"request": asked}))
+        answer = await link.ask(Letter("renew", {"request": request(key, self.name)}))
         write_secret(self.home / "site.pem", pem_of(key) + answer["certificate"])
         self.audit.append("renewed")
         return True
@@ -200,7 +201,7 @@ class Site:
         study = self.shelf.put(text)
         told = {} if facts is None else facts.to_json()
         if told and self.listens:
-            told["address"] = self.listens
+            told |= {"address": self.listens, "certificate": port.certificate(self.home)}
         self.shelf.decide(study, Decision(decision, told))
         self.audit.append(decision, study=study)
         return study
@@ -210,11 +211,13 @@ class Site:
         for study in self.shelf.untold():
             found = self.shelf.decision(study)
             assert found is not None
+            facts = dict(found.facts)
+            said = approval.statement(self.name, study, found.decision, facts)
             fields = {
                 "study": study,
                 "decision": found.decision,
-                "facts": dict(found.facts),
-                "signature": self.identity.sign(approval.statement(study, found.decision)),
+                "facts": facts,
+                "signature": self.identity.sign(said),
             }
             try:
                 answer = await link.ask(Letter("approve", fields))

@@ -104,7 +104,7 @@ class GrpcLink:
         """`most` is how large an answer may be; whoever expects a model says so."""
         self._partials, self.most, self.pieces, self._name = Partials(), most, 0, name
         self._channel = grpc.aio.secure_channel(
-            address,
+            f"dns:///{address}",  # a name or an IP address, and never a scheme
             grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.chain),
             [*_OPTIONS, ("grpc.ssl_target_name_override", name)],
         )
@@ -172,8 +172,10 @@ class GrpcServer:
         self._talking: Counter[str] = Counter()  # conversations under way, by caller
         self._server: Any = None
 
-    async def start(self, address: str, credentials: Credentials) -> int:
-        """Listen, and return the port."""
+    async def start(
+        self, address: str, credentials: Credentials | Callable[[], Credentials]
+    ) -> int:
+        """Listen, and return the port; a function is asked anew for every connection."""
         _allow_files()
         self._server = grpc.aio.server(options=[*_OPTIONS, *_SERVER])
         handler = grpc.stream_stream_rpc_method_handler(self._converse)
@@ -181,11 +183,13 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
-        tls = grpc.ssl_server_credentials(
-            [(credentials.key, credentials.chain)],
-            credentials.authority,
-            require_client_auth=True,
-        )
+
+        def shown() -> Any:
+            now = credentials() if callable(credentials) else credentials
+            pair = (now.key, now.chain)
+            return grpc.ssl_server_certificate_configuration([pair], now.authority)
+
+        tls = grpc.dynamic_ssl_server_credentials(shown(), shown, True)  # callers show one, too
         try:
             port = self._server.add_secure_port(address, tls)
         except RuntimeError:

@@ -113,7 +113,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "learnt": {"study": (str,), "rounds": (int,)},
     "advice": {"study": (str,), "number": (int,)},
     "done": {"study": (str,), "rounds": (int,)},
-    "peers": {"study": (str,), "roster": (bytes,), "signature": (bytes,)},
+    "peers": {
+        "study": (str,),
+        "roster": (bytes,),
+        "signature": (bytes,),
+        "revoked": (bytes,),
+        "revoked_signature": (bytes,),
+    },
     "refused": {"reason": (str,)},
     # one peer to another
     "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
