@@ -88,8 +88,14 @@ class Contacts:
         return all(self.silent(j) or self.of[j].late for j in around)
 
     def patience(self, j: int) -> float:
-        """Seconds that peer j is waited for at most in an exchange, whatever it says."""
-        return min(self.limit, self.silence) if self.of[j].late else self.limit
+        """Seconds that peer j is waited for at most in an exchange, whatever it says.
+
+        One that waits for others itself has a deadline for them, too; one that was late is no
+        longer worth much time.
+        """
+        if self.of[j].late:
+            return min(self.limit / 4, self.silence)
+        return 2 * self.limit if self.of[j].doing == "waits" else self.limit
 
     def drop(self, j: int) -> None:
         """Have nothing to do with peer j any more."""

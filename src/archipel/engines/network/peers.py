@@ -163,7 +163,7 @@ class Peer:
             own, gradients = await asyncio.to_thread(self.seat.alone, t, self._mix())
         except (Behind, Over) as ahead:
             rounds = self.words.rounds
-            self.round = min(ahead.round + 1, rounds) if isinstance(ahead, Behind) else rounds
+            self.round = min(ahead.round, rounds) if isinstance(ahead, Behind) else rounds
             self._keep()
             mixing.begin(self.round)
             if isinstance(ahead, Over):

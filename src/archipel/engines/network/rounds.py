@@ -10,12 +10,12 @@ goes to the diagonal, so that the W of every exchange is symmetric and doubly st
 - A peer that sees the other end beyond its own exchange drops the edge at once.
 - One without a sign of life for `silence` seconds is dropped, and waited for again once it is seen.
 - One that gives signs of life but does not exchange is dropped after the deadline of the study, or
-  after `LIMIT`; in later exchanges it is waited for at most `silence` seconds, until one counts.
+  after `LIMIT`; in later exchanges it is waited for less, until one counts.
 - A peer without anybody to exchange with waits: it is away itself, or there is no use in training
   alone. So nobody is dropped for silence or lateness unless somebody else is there.
 - A peer that comes back finishes its open round with what was exchanged already. Where nothing was,
   and others went on without it, it was away: it leaves the round, keeps its state, and goes on in
-  the round after the last that they tell.
+  the last round that one of them tells and has not begun to exchange in.
 
 Deadlines run by each peer's own clock, and W stays symmetric whatever the clocks say, since the
 fate of an edge is decided in one place: at the lower end, which answers with its vector or drops
@@ -50,7 +50,7 @@ from archipel.graphs import Topology
 
 
 class Behind(ArchipelError):
-    """The others went on in the meantime."""
+    """The others went on in the meantime, and can be met again in this round."""
 
     def __init__(self, round: int) -> None:
         super().__init__(f"the others are in round {round + 1}.")
@@ -99,7 +99,7 @@ class Rounds:
         self.missing: dict[int, str] = {}  # in this round
         self.up = self.down = 0  # bytes of vectors, in this round
         self._used = 0  # edges that counted in this round
-        self._told: list[int] = []  # rounds of those that went on without this peer
+        self._told: list[int] = []  # rounds in which those that went on can be met again
         self._gave_up: dict[int, At] = {}  # the last exchange that a lower end left unanswered
         self._dropped: dict[int, At] = {}  # the last exchange that a higher end gave up
         self._answered: dict[int, tuple[At, Tensor, Tensor]] = {}  # the last: mine, theirs
@@ -268,8 +268,9 @@ class Rounds:
         self.contacts.ring()
 
     def _went_on(self, exchange: Exchange, j: int) -> None:
-        t = self.contacts.of[j].at[0]
-        self._told.append(t)
+        t, number = self.contacts.of[j].at
+        is_new = number == 0 and t > exchange.at[0]  # nothing was exchanged in it yet
+        self._told.append(t if is_new else max(t, exchange.at[0]) + 1)
         self._lose(exchange, j, f"went on without this peer, to round {t + 1}")
 
     def _lose(self, exchange: Exchange, j: int, cause: str) -> None:
