@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 import archipel as ar
 from archipel.data.shadow import Facts
+from archipel.engines.network import attend
 from archipel.engines.network.attend import Attendance
 from archipel.engines.network.contacts import Contacts, Words
 from archipel.engines.network.desk import Desk
@@ -821,3 +822,33 @@ def test_a_peer_cannot_send_another_to_the_end_of_the_study():
     assert missing == {1: "went on without this peer, to round 100"}
     assert doing.isprintable()
     assert len(doing) == 80
+
+
+def test_no_count_of_gradients_leaves_in_a_pause(monkeypatch):
+    """Low: a site that trained on while it was paused said how far it was."""
+    monkeypatch.setattr(attend, "_BEAT", 0.01)
+    sent, asked, resumed = [], [], asyncio.Event()
+
+    class Line:
+        most = pieces = 0
+
+        async def ask(self, letter):
+            sent.append(letter["busy"])
+            return Letter("thanks")
+
+    async def may():
+        asked.append(1)
+        await resumed.wait()
+
+    async def play():
+        site = Attendance(seat_of(), Line(), "s", may=may)
+        work = asyncio.create_task(site._beating(asyncio.sleep(0.5), lambda: "trains, 7 gradients"))
+        await asyncio.sleep(0.2)
+        before = list(sent)
+        resumed.set()
+        await work
+        return before
+
+    assert asyncio.run(play()) == []
+    assert asked[:1] == [1]  # the one that waited is the first to be told
+    assert sent[:1] == ["trains, 7 gradients"]

@@ -819,7 +819,7 @@ def test_peers_need_no_coordinator_once_they_have_the_roster(tmp_path):
             digest, peers = await gathered(one, tmp_path, text)
             tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
             running = asyncio.create_task(one.run(digest))
-            while len([site for site, _ in peers if site.begun()]) < 4:
+            while len([site for site, _ in peers if site.fellows.begun()]) < 4:
                 await asyncio.sleep(0.01)
         with suppress(Adjourned):  # it went down, maybe in the midst of a round
             await running
@@ -895,12 +895,12 @@ def test_only_members_are_answered_and_only_for_themselves(tmp_path):
     for bad in (forged, other):
         path.write_bytes(bad.to_json())
         with pytest.raises(ar.ArchipelError, match="not signed by the federation's authority"):
-            asyncio.run(site.roster(None, digest))
+            asyncio.run(site.fellows.roster(None, digest))
     mine, other = roster.peers
     moved = mine._replace(facts={**mine.facts, "address": "x:1"})
     path.write_bytes(replace(roster, peers=(moved, other)).sign(home.authority).to_json())
     with pytest.raises(ar.ArchipelError, match="another number, address, certificate or key"):
-        asyncio.run(site.roster(None, digest))
+        asyncio.run(site.fellows.roster(None, digest))
 
 
 def test_a_log_that_was_cut_goes_on(tmp_path):

@@ -103,7 +103,7 @@ def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "
         f"Federation   {invitation.federation}, at {invitation.address}",
         f"You join as  {invitation.site}",
         f"Fingerprint  {words}",
-        "Compare the eight words with the coordinator's operator by telephone.",
+        "Compare the twelve words with the coordinator's operator by telephone.",
     ):
         say(line, err=as_json)
     if not yes and not typer.confirm("Are they the same?", err=as_json):
@@ -153,7 +153,7 @@ def studies(home: Where = _HOME, as_json: o.Json = False) -> None:
             {
                 "study": site.shelf.read(each).name,
                 "hash": each,
-                "state": states.get(each, "unknown"),
+                "state": states.get(each) or _reached(site, each),
                 "decision": "none yet" if found is None else found.decision,
                 "told": found is None or found.told,
                 "refused": "" if found is None else found.refused,
@@ -171,6 +171,16 @@ def studies(home: Where = _HOME, as_json: o.Json = False) -> None:
         cells = (row["study"], str(row["hash"])[:12], row["state"], said)
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("No study yet.")
+
+
+def _reached(site: Site, study: str) -> str:
+    """The state of a study while the coordinator is silent: between peers it may well go on."""
+    from archipel.federation import diary
+
+    done = diary.reached(site.shelf.folder(study))
+    if done is None:
+        return "unknown"
+    return f"between peers, this one at round {done} of {site.shelf.read(study).study.rounds}"
 
 
 def _known(site: Site, name: str) -> tuple[str, list[str]]:
@@ -259,6 +269,7 @@ def approve(
       archipel site approve heart
       archipel site approve heart --counts
     """
+    from archipel.exchange import is_peer
     from archipel.federation import binding
 
     site = _site(home)
@@ -267,7 +278,8 @@ def approve(
     records = binding.records(site.home / "data", described)
     site.decide(site.shelf.text(digest), "approved", binding.facts(records, counts))
     said = f"Study {described.name} is approved, hash {digest}."
-    _tell(site, said, "It runs while 'archipel site up' does.", as_json)
+    verb = "peer" if is_peer(described.algorithm_object) else "site"
+    _tell(site, said, f"It runs while 'archipel {verb} up' does.", as_json)
 
 
 @app.command()

@@ -27,18 +27,17 @@ from archipel.engines.network.transport import SMALL, Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange import is_peer
 from archipel.federation import port
-from archipel.federation.acquaintances import Acquaintances
 from archipel.federation.authority import Invitation, verify
 from archipel.federation.diary import Files, Log
 from archipel.federation.duty import Duty
-from archipel.federation.roster import Member, Roster, Signed, check_address, fingerprint
+from archipel.federation.fellows import Fellows
+from archipel.federation.roster import Member, Roster, Signed, check_address
 from archipel.federation.site import Left, Site, signed
 from archipel.graphs import topology
 from archipel.store.files import write
 from archipel.tree import first, nbytes
 
 LOOK = 30.0  # seconds between two questions for who was revoked
-_LONG = 30.0  # seconds that a peer waits at most before it asks for the roster again
 
 
 class Lane:
@@ -73,9 +72,9 @@ class PeerSite(Site):
                 f"home = '{home}': a site that listens nowhere; join anew with 'archipel peer "
                 "join TOKEN --address HOST:PORT'."
             )
-        self._silence, self._stays, self._confirm = silence, stays, confirm
+        self._silence, self._stays = silence, stays
         self._serving: dict[str, tuple[Peer, Roster]] = {}
-        self.acquaintances = Acquaintances(home / "peers.json")
+        self.fellows = Fellows(self, confirm)
 
     @classmethod
     async def join_as_peer(cls, home: Path, invitation: Invitation, address: str) -> PeerSite:
@@ -108,7 +107,7 @@ class PeerSite(Site):
             for study, (_, roster) in self._serving.items()
             if self.shelf.has_approved(study)
             for member in roster.peers
-            if member.name != self.name and member.name not in self.revoked(study)
+            if member.name != self.name and member.name not in self.fellows.revoked(study)
         ]
 
     def _admit(self, caller: Caller) -> str:
@@ -134,92 +133,7 @@ class PeerSite(Site):
             raise Refused(f"the caller and {self.name} are not both in this study.")
         return await peer.answer(member.party, letter)
 
-    # -- who the others are ------------------------------------------------------------------------
-
-    def begun(self) -> list[str]:
-        """Approved studies whose roster is here."""
-        approved = self.shelf.approved()
-        return [each for each in approved if (self.shelf.folder(each) / "roster.json").exists()]
-
-    def known_roster(self, study: str) -> Roster | None:
-        """The roster on the disk, also one that this peer did not accept yet."""
-        for name in ("roster.json", "offered.json"):
-            path = self.shelf.folder(study) / name
-            if path.exists():
-                found = Signed.of_json(path.read_bytes()).read(self._authority)
-                found.check()
-                return found
-        return None
-
-    @property
-    def _authority(self) -> bytes:
-        return (self.home / "authority.pem").read_bytes()
-
-    async def roster(
-        self, link: GrpcLink, study: str, say: Callable[[str], None] = lambda _: None
-    ) -> Roster:
-        """The study's signed roster: from the disk, or else from the coordinator."""
-        folder, pause = self.shelf.folder(study), 1.0
-        if (folder / "roster.json").exists():
-            found = Signed.of_json((folder / "roster.json").read_bytes())
-            return self._accept(found.read(self._authority), study, say)
-        while True:
-            await self.may(link, study)
-            try:
-                answer = await link.ask(Letter("roster", {"study": study}))
-            except Cut:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONG)
-                continue
-            if answer.kind == "peers":
-                found = Signed(answer["roster"], answer["signature"])
-                roster = found.read(self._authority)
-                write(folder / "offered.json", found.to_json())
-                self._accept(roster, study, say)
-                (folder / "offered.json").replace(folder / "roster.json")
-                return roster
-            seconds = answer["seconds"]
-            await asyncio.sleep(seconds if 0.1 <= seconds <= _LONG else 1.0)
-
-    def _accept(self, roster: Roster, study: str, say: Callable[[str], None]) -> Roster:
-        """Check a roster, and remember whom this peer meets in it."""
-        self._check(roster, study)
-        new = self.acquaintances.new(each for each in roster.peers if each.name != self.name)
-        if new and self._confirm:
-            raise ArchipelError(
-                f"nobody here has confirmed the key of {', '.join(each.name for each in new)}: see "
-                f"'archipel peer roster {study[:12]}', telephone, and say 'archipel peer trust "
-                "NAME' for each."
-            )
-        for each in new:
-            self.acquaintances.trust(each.name, each.identity)
-            words = fingerprint(each.identity)
-            self.audit.append("met", peer=each.name, fingerprint=words)
-            say(f"meets {each.name} for the first time, fingerprint {words}")
-        return roster
-
-    def _check(self, roster: Roster, study: str) -> None:
-        """Refuse a roster of another study, or with anything that a member did not sign."""
-        mine, decision = roster.member(self.name), self.shelf.decision(study)
-        if roster.study != study or mine is None or decision is None:
-            raise ArchipelError(f"the roster is not one of study {study[:12]} with {self.name}.")
-        if roster.topology != (self.shelf.read(study).topology.name or ""):
-            raise ArchipelError(
-                f"the roster names another graph ('{roster.topology}') than study {study[:12]}: do "
-                "not take part, and tell the coordinator's operator."
-            )
-        right = (self.shelf.party(study), self.identity.public.hex(), dict(decision.facts))
-        if (mine.party, mine.identity, dict(mine.facts)) != right:
-            raise ArchipelError(
-                f"the roster has another number, address, certificate or key for {self.name} than "
-                "it has here: do not take part, and tell the coordinator's operator."
-            )
-        roster.check()
-
-    def revoked(self, study: str) -> frozenset[str]:
-        """The members whom this peer goes on without, as the coordinator once told it."""
-        path = self.shelf.folder(study) / "revoked.json"
-        return frozenset(json.loads(path.read_bytes())) if path.exists() else frozenset()
+    # -- who is out --------------------------------------------------------------------------------
 
     async def _look_for_revoked(
         self, link: GrpcLink, peer: Peer, roster: Roster, say: Callable[[str], None]
@@ -233,13 +147,13 @@ class PeerSite(Site):
                 answer = await asyncio.wait_for(link.ask(asked), 60)
                 if answer.kind == "peers":
                     found = Signed(answer["revoked"], answer["revoked_signature"])
-                    self._drop(found.revoked(self._authority, study), peer, roster, say)
+                    self._drop(found.revoked(self.authority, study), peer, roster, say)
             await asyncio.sleep(LOOK)
 
     def _drop(
         self, names: frozenset[str], peer: Peer, roster: Roster, say: Callable[[str], None]
     ) -> None:
-        before, study = self.revoked(roster.study), roster.study
+        before, study = self.fellows.revoked(roster.study), roster.study
         if new := sorted(names - before):
             write(
                 self.shelf.folder(study) / "revoked.json",
@@ -270,7 +184,7 @@ class PeerSite(Site):
                 f"study {described.name}: {described.algorithm.name} has a server; take part with "
                 "'archipel site up'."
             )
-        roster, folder = await self.roster(link, study, say), self.shelf.folder(study)
+        roster, folder = await self.fellows.roster(link, study, say), self.shelf.folder(study)
         seat, path = self._seat(study, data)
         lanes, about = self._lanes(roster, seat), described.study
         log = Log(folder / "rounds.jsonl")
@@ -397,7 +311,7 @@ async def up(
             say(f"listens on port {number}, as {site.listens}")
             try:
                 while not stop.is_set():
-                    for study in site.begun():
+                    for study in site.fellows.begun():
                         duty.begin(study)
                     await duty.look()
                     with suppress(TimeoutError):

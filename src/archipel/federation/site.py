@@ -146,7 +146,12 @@ class Site:
     def credentials(self) -> Credentials:
         """The site's TLS key and certificate, which lie in one file so that they always fit."""
         key, begins, certificate = (self.home / "site.pem").read_bytes().partition(_CERTIFICATE)
-        return Credentials(key, begins + certificate, (self.home / "authority.pem").read_bytes())
+        return Credentials(key, begins + certificate, self.authority)
+
+    @property
+    def authority(self) -> bytes:
+        """The certificate that the federation is."""
+        return (self.home / "authority.pem").read_bytes()
 
     def link(self) -> GrpcLink:
         return GrpcLink(self.address, COORDINATOR, self.credentials())

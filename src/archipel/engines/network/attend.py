@@ -150,7 +150,7 @@ class Attendance:
                 done, _ = await asyncio.wait([task], timeout=_BEAT)
                 if done:
                     return task.result()
-                if text := doing():
+                if (beat is None or beat.done()) and (text := doing()):
                     beat = asyncio.create_task(self._beat(text))
         finally:
             task.cancel()
@@ -160,6 +160,8 @@ class Attendance:
     async def _beat(self, doing: str) -> None:
         """Say what this party does; whether it is heard is seen by what comes next."""
         with suppress(ArchipelError, TimeoutError):
+            if self._may is not None:
+                await self._may()  # in a pause not even a count leaves
             letter = self._letter("next", (), pending=-1, busy=doing)
             await asyncio.wait_for(self._link.ask(letter), _BEAT)
 
