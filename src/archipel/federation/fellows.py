@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.transport import Cut
+from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation.acquaintances import Acquaintances
 from archipel.federation.roster import Member, Roster, Signed, fingerprint
@@ -67,8 +67,9 @@ class Fellows:
                 self._accept(roster, study, say)
                 (folder / "offered.json").replace(folder / "roster.json")
                 return roster
-            seconds = answer["seconds"]
-            await asyncio.sleep(seconds if 0.1 <= seconds <= _LONG else 1.0)
+            if answer.kind != "wait":
+                raise Refused(f"a {answer.kind} is no answer to a peer that asks for the roster.")
+            await asyncio.sleep(min(max(0.1, answer["seconds"]), _LONG))
 
     def _accept(self, roster: Roster, study: str, say: Say) -> Roster:
         """Check a roster, and remember whom this peer meets in it."""
@@ -89,25 +90,20 @@ class Fellows:
 
     def _check(self, roster: Roster, study: str) -> None:
         """Refuse a roster of another study, or with anything that a member did not sign."""
-        mine, decision = roster.member(self._site.name), self._site.shelf.decision(study)
+        name, shelf = self._site.name, self._site.shelf
+        mine, decision = roster.member(name), shelf.decision(study)
         if roster.study != study or mine is None or decision is None:
-            raise ArchipelError(
-                f"the roster is not one of study {study[:12]} with {self._site.name}."
-            )
-        if roster.topology != (self._site.shelf.read(study).topology.name or ""):
+            raise ArchipelError(f"the roster is not one of study {study[:12]} with {name}.")
+        if roster.topology != (shelf.read(study).topology.name or ""):
             raise ArchipelError(
                 f"the roster names another graph ('{roster.topology}') than study {study[:12]}: do "
                 "not take part, and tell the coordinator's operator."
             )
-        right = (
-            self._site.shelf.party(study),
-            self._site.identity.public.hex(),
-            dict(decision.facts),
-        )
+        right = (shelf.party(study), self._site.identity.public.hex(), dict(decision.facts))
         if (mine.party, mine.identity, dict(mine.facts)) != right:
             raise ArchipelError(
-                f"the roster has another number, address, certificate or key for {self._site.name} than "
-                "it has here: do not take part, and tell the coordinator's operator."
+                f"the roster has another number, address, certificate or key for {name} than it "
+                "has here: do not take part, and tell the coordinator's operator."
             )
         roster.check()
 
