@@ -340,7 +340,8 @@ def test_an_address_is_a_name_or_an_ip_address_and_a_port(address):
     "address",
     [
         "unix:5", "unix:///tmp/x:5", "dns:///ulm:1", "dns:5", "xds:ulm:1", "xds:5",
-        "ipv4:1.2.3.4:5", "ulm/x:5", "ulm\n:5", "ulm\x1b:5", "ulm :5", "u:lm:5", "[::1]5:1", "[x]:5", ":5", "ulm:",
+        "ipv4:1.2.3.4:5", "ulm/x:5", "ulm\n:5", "ulm\x1b:5", "ulm :5", "u:lm:5", "[::1]5:1", ":5",
+        "[x]:5", "ulm:",
         "ulm:0", "ulm:65536", "ulm:\u00b2", "ulm:+5", "http://ulm:5", "@ulm:5", "[fe80::1%0]:5",
         "ulm:000000005", "\u0443lm:5",
     ],
