@@ -847,7 +847,7 @@ def test_only_members_are_answered_and_only_for_themselves(tmp_path):
             (first, data), (second, _) = peers
             running = asyncio.create_task(one.run(digest))
             task = asyncio.create_task(attend(first, data, digest))
-            while digest not in first._serving:
+            while not first.trusted:
                 await asyncio.sleep(0.01)
 
             async def ask(who, signer, name="peer-0", x=None, shown=None, **changed):

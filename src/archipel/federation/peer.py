@@ -19,7 +19,7 @@ import safetensors.torch
 
 from archipel.data.federation import Federation
 from archipel.engines.network.contacts import SILENCE, Words
-from archipel.engines.network.grpc import Caller, Credentials, GrpcLink, GrpcServer
+from archipel.engines.network.grpc import Caller, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.seat import Seat
@@ -37,6 +37,7 @@ from archipel.graphs import topology
 from archipel.store.files import write
 from archipel.tree import first, nbytes
 
+_TRIES = 50  # to open a port that was just closed
 LOOK = 30.0  # seconds between two questions for who was revoked
 
 
@@ -74,6 +75,9 @@ class PeerSite(Site):
             )
         self._silence, self._stays = silence, stays
         self._serving: dict[str, tuple[Peer, Roster]] = {}
+        self._server = GrpcServer(self._answer, self._admit, self._most)
+        self._where, self._turn = "", asyncio.Lock()  # where it listens now
+        self.trusted: frozenset[str] = frozenset()  # certificates of fellow members
         self.fellows = Fellows(self, confirm)
 
     @classmethod
@@ -86,19 +90,38 @@ class PeerSite(Site):
     @asynccontextmanager
     async def listening(self, address: str | None = None) -> AsyncIterator[int]:
         """Answer other peers; by default on the port that they were told, on every network."""
-        server = GrpcServer(self._answer, self._admit, self._most)
         where = address or f"[::]:{self.listens.rpartition(':')[2]}"
-        number = await server.start(where, self.shown)
+        self.trusted = frozenset(each.certificate for each in self._members())
+        number = await self._server.start(where, port.credentials(self.home, self.trusted))
+        self._where = f"{where.rpartition(':')[0]}:{number}"
         self.audit.append("up", port=number)
         try:
             yield number
         finally:
-            await server.stop(0.2)
+            self._where = ""
+            await self._server.stop(0.2)
             self.audit.append("down")
 
-    def shown(self) -> Credentials:
-        """This peer's own certificate, and those of its fellow members: it trusts no other."""
-        return port.credentials(self.home, [each.certificate for each in self._members()])
+    async def _listen_anew(self) -> None:
+        """Trust those alone who are fellow members now; a port's trust is fixed while it is open.
+
+        gRPC can change it for an open port (dynamic credentials), and crashes when two handshakes
+        come at that moment.
+        """
+        async with self._turn:
+            trusted = frozenset(each.certificate for each in self._members())
+            if not self._where or trusted == self.trusted:
+                return
+            await self._server.stop(0.2)  # who was talking asks again
+            for left in reversed(range(_TRIES)):
+                try:
+                    await self._server.start(self._where, port.credentials(self.home, trusted))
+                    break
+                except ArchipelError:  # the port is not free yet
+                    if not left:
+                        raise
+                    await asyncio.sleep(0.2)
+            self.trusted = trusted
 
     def _members(self) -> list[Member]:
         """Whom this peer answers."""
@@ -148,6 +171,7 @@ class PeerSite(Site):
                 if answer.kind == "peers":
                     found = Signed(answer["revoked"], answer["revoked_signature"])
                     self._drop(found.revoked(self.authority, study), peer, roster, say)
+                    await self._listen_anew()
             await asyncio.sleep(LOOK)
 
     def _drop(
@@ -208,6 +232,7 @@ class PeerSite(Site):
         )
         self._drop(frozenset(), peer, roster, say)
         self._serving[study] = peer, roster
+        await self._listen_anew()
         telling = asyncio.create_task(self._telling(link, study, seat, log))
         looking = asyncio.create_task(self._look_for_revoked(link, peer, roster, say))
         running = asyncio.create_task(peer.run())

@@ -172,10 +172,8 @@ class GrpcServer:
         self._talking: Counter[str] = Counter()  # conversations under way, by caller
         self._server: Any = None
 
-    async def start(
-        self, address: str, credentials: Credentials | Callable[[], Credentials]
-    ) -> int:
-        """Listen, and return the port; a function is asked anew for every connection."""
+    async def start(self, address: str, credentials: Credentials) -> int:
+        """Listen, and return the port."""
         _allow_files()
         self._server = grpc.aio.server(options=[*_OPTIONS, *_SERVER])
         handler = grpc.stream_stream_rpc_method_handler(self._converse)
@@ -183,13 +181,11 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
-
-        def shown() -> Any:
-            now = credentials() if callable(credentials) else credentials
-            pair = (now.key, now.chain)
-            return grpc.ssl_server_certificate_configuration([pair], now.authority)
-
-        tls = grpc.dynamic_ssl_server_credentials(shown(), shown, True)  # callers show one, too
+        tls = grpc.ssl_server_credentials(
+            [(credentials.key, credentials.chain)],
+            credentials.authority,
+            require_client_auth=True,
+        )
         try:
             port = self._server.add_secure_port(address, tls)
         except RuntimeError:
