@@ -166,7 +166,7 @@ def test_what_was_said_on_the_way(federation):
     kept = federation.kept
 
     assert kept["cleveland"]["fingerprint"] == kept["init"]["fingerprint"]
-    assert len(kept["init"]["fingerprint"].split()) == 8
+    assert len(kept["init"]["fingerprint"].split()) == 12
     assert kept["table"]["ignored"] == ["patient"]
     assert kept["table"]["rows"] == 200 and kept["table"]["used"] == 130
     assert kept["review"]["study"] == kept["start"]["study"] == kept["study"]

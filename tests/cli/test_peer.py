@@ -4,12 +4,14 @@ import contextlib
 import io
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
 from cli.test_institutions import EXAMPLE, Federation, free_port
+from network.test_peers import coordinator, gathered, run
 
 SITES = ["cleveland", "hungarian", "va"]
 RING = """
@@ -51,11 +53,15 @@ def test_peers_learn_from_their_own_tables(tmp_path):
             review = one.json("site", "review", "heart", *home)["text"]
             assert "to each neighbour on the graph complete, every round" in review
             one.json("site", "policy", "set", "counts=true", "neighbours=true", *home)
-            one.json("site", "approve", digest[:12], "--yes", *home)
+            approved = one("site", "approve", digest[:12], "--yes", *home)
+            assert "It runs while 'archipel peer up' does." in approved.out  # E13
             one.up(site, "peer", "up", *home)
         one.json("coordinator", "start", "heart")
         for site in SITES:
             one.until(site, "done, after round 5")
+            listed = one.json("peer", "roster", "heart", "--home", site)
+            assert listed["accepted"]
+            assert sum(row["known"].startswith("known") for row in listed["peers"]) == 2
         one.until("coordinator", "heart: done, 5 rounds")
     finally:
         for process in one.processes.values():
@@ -115,3 +121,57 @@ def test_a_peer_says_where_it_is_reached(archipel, tmp_path):
     done = archipel("peer", "up")
     assert done.code == 2
     assert "no site there" in done.sentence
+
+
+@pytest.fixture
+def peers(tmp_path):
+    """Two peers of a study that started, whose coordinator is down since; its hash, and homes."""
+
+    async def play():
+        async with coordinator(tmp_path / "coordinator") as one:
+            digest, found = await gathered(one, tmp_path, RING, 2)
+            one.home.start(digest)
+            sitting, _ = one._sitting(digest)
+            for site, _ in found:
+                folder = site.shelf.folder(digest)
+                (folder / "offered.json").write_bytes(sitting.roster.to_json())
+            return digest, [str(site.home) for site, _ in found]
+
+    return run(play(), 60)
+
+
+def test_a_peers_key_is_read_out_listed_and_confirmed(archipel, peers):
+    """H5: what two operators need for a telephone call."""
+    digest, (mine, other) = peers
+    words = archipel("peer", "fingerprint", "--home", other, "--json").json["fingerprint"]
+    before = archipel("peer", "roster", "ring", "--home", mine, "--json").json
+    refused = archipel("peer", "trust", "nobody", "--home", mine)
+    archipel("peer", "trust", "peer-1", "--home", mine, "--yes")
+    after = archipel("peer", "roster", digest[:12], "--home", mine, "--json").json
+    again = archipel("peer", "trust", "peer-1", "--home", mine, "--yes")
+    anew = archipel("peer", "trust", "peer-1", "--anew", "--home", mine, "--yes", "--json").json
+
+    assert len(words.split()) == 12
+    assert [row["known"] for row in before["peers"]] == ["this peer", "new"]
+    assert before["peers"][1]["fingerprint"] == words
+    assert before["peers"][1]["address"].startswith("localhost:")
+    assert before["accepted"] is False
+    assert "no roster that waits here has it" in refused.sentence
+    assert after["peers"][1]["known"].startswith("known since 2")
+    assert "only if it has joined anew, say --anew" in again.sentence
+    assert anew == {"peer": "peer-1", "fingerprint": words}
+
+
+def test_with_the_coordinator_down_a_peer_says_how_far_it_is(archipel, peers):
+    """E13: a study between peers goes on, and its state used to be unknown."""
+    digest, (mine, _) = peers
+    path = Path(mine) / "studies" / digest / "rounds.jsonl"
+    unknown = archipel("site", "studies", "--home", mine, "--json").json
+    path.write_text('{"round": 1}\n{"round": 2')
+    known = archipel("site", "studies", "--home", mine, "--json").json
+    status = archipel("coordinator", "status", "--json").json
+
+    assert unknown["studies"][0]["state"] == "unknown"
+    assert known["coordinator"] is False
+    assert known["studies"][0]["state"] == "between peers, this one at round 1 of 2"
+    assert status["studies"][0]["state"].startswith("goes on between peers")

@@ -14,6 +14,7 @@ import archipel as ar
 from archipel.engines.network.letters import (
     KINDS,
     MAGIC,
+    MOST_CONTAINERS,
     PIECE,
     BadLetter,
     Letter,
@@ -138,6 +139,33 @@ def test_bytes_for_a_huge_array_are_not_set_aside():
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
+
+
+@pytest.mark.parametrize("inside", [{}, [], {"a": {}}, [[]]], ids=str)
+def test_a_header_full_of_empty_things_ends_with_the_first_too_many(monkeypatch, inside):
+    """Low: a megabyte of empty maps took a second, and they were all made before it was refused."""
+    made, unpack = [], msgpack.unpackb
+
+    def counting(data, *, object_hook, list_hook, **options):
+        def hook(container, before):
+            made.append(1)
+            return before(container)
+
+        return unpack(
+            data,
+            object_hook=lambda each: hook(each, object_hook),
+            list_hook=lambda each: hook(each, list_hook),
+            **options,
+        )
+
+    monkeypatch.setattr(msgpack, "unpackb", counting)
+    full = [[inside] * 4000 for _ in range(60)]
+    header = msgpack.packb(["hello", {"version": "1", "approved": full}, []])
+    data = MAGIC + len(header).to_bytes(4, "little") + header
+
+    with pytest.raises(BadLetter, match="not msgpack"):
+        decode(data + bytes(-len(header) % 8))
+    assert len(made) == MOST_CONTAINERS + 1
 
 
 def test_a_letter_that_cannot_be_sent_says_why():

@@ -2,6 +2,8 @@
 """Peers among themselves: the rounds of a simulation, whoever is cut off, dies and comes back."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -9,14 +11,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
 from torch import nn
 
 import archipel as ar
 from archipel import load_bundle
 from archipel.algorithms import DSGD
 from archipel.data.shadow import Facts
+from archipel.engines.network import contacts
 from archipel.engines.network.contacts import Left
 from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.letters import Letter
@@ -25,12 +26,13 @@ from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.network.twin import Circle, meet
 from archipel.engines.plan import Plan
-from archipel.federation import rehearsal
+from archipel.federation import port, rehearsal
 from archipel.federation.audit import check
-from archipel.federation.authority import Authority, Invitation, new_key, request, verify
+from archipel.federation.authority import Authority, Invitation, verify
 from archipel.federation.coordinator import Coordinator
+from archipel.federation.diary import Log
 from archipel.federation.home import Home
-from archipel.federation.peer import Log, PeerSite
+from archipel.federation.peer import PeerSite
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.roster import Signed
 from archipel.federation.site import signed
@@ -60,7 +62,12 @@ def simulated(algorithm, data, model, graph, rounds, away=lambda t: ()):
 
 
 def run(play, seconds=30):
-    return asyncio.run(asyncio.wait_for(play, seconds))
+    async def main():
+        threads = ThreadPoolExecutor(64)  # those of peers that were killed may still be at work
+        asyncio.get_running_loop().set_default_executor(threads)
+        return await asyncio.wait_for(play, seconds)
+
+    return asyncio.run(main())
 
 
 def close(states, expected, tolerance=1e-9):
@@ -85,14 +92,15 @@ def rounds_of(circle, k):
     return {report.round - 1 for report in circle.reports[k]}
 
 
-def check_doubly_stochastic(circle, graph, rounds):
+def check_doubly_stochastic(circle, graph, rounds, honest=None):
     """Of every edge both ends say the same: so W is symmetric, and its rows sum to 1."""
+    who = range(graph.n) if honest is None else honest
     told = [{r.round - 1: r.missing for r in reports} for reports in circle.reports]
     for t in range(rounds):
         used = torch.zeros(graph.n, graph.n)
-        for i in range(graph.n):
+        for i in who:
             if t in told[i]:
-                for j in graph.neighbours(i, t):
+                for j in set(graph.neighbours(i, t)) & set(who):
                     used[i, j] = j not in told[i][t]
         assert torch.equal(used, used.T), f"round {t}: {used}"
 
@@ -310,7 +318,8 @@ def test_gossip_waits_for_nobody():
         return circle, states
 
     circle, states = run(play())
-    assert all(len(circle.reports[k]) == 20 for k in range(4))
+    assert all(circle.reports[k][-1].round == 20 for k in range(4))
+    assert max(len(circle.reports[k]) for k in range(4)) == 20
     assert all(bool(torch.isfinite(state).all()) for state in states)
 
 
@@ -385,6 +394,330 @@ def test_a_vector_of_a_round_that_is_over_gets_no_answer_but_where_the_peer_is()
 
     answer = run(play())
     assert (answer.kind, answer["round"]) == ("beat", 3)
+
+
+# -- deadlines, and who is left alone --------------------------------------------------------------
+
+
+class Liar:
+    """A peer that says it trains, and gets further all the time, and never exchanges anything."""
+
+    done = False
+
+    def __init__(self, circle, k):
+        self._circle, self._k, self._said = circle, k, 0
+        circle.up[k] = self
+
+    async def answer(self, j, letter):
+        self._said += 1
+        fields = {"study": "twin", "round": letter["round"], "number": 0, "gave_up": None}
+        return Letter("beat", {**fields, "doing": f"trains, {self._said} gradients"})
+
+    async def talk(self):
+        while True:
+            for j in set(self._circle.up) - {self._k}:
+                at = self._circle.up[j].mixing.at
+                letter = Letter("beat", {"round": at[0], "number": at[1], "study": "twin"})
+                with suppress(ar.ArchipelError):
+                    await self._circle.up[j].answer(self._k, await self.answer(j, letter))
+            await asyncio.sleep(0.02)
+
+
+async def with_liar(circle, liar, honest):
+    """The states of honest peers in the end, with one that only says that it trains."""
+    talking = asyncio.create_task(Liar(circle, liar).talk())
+    for k in honest:
+        circle.begin(k)
+    try:
+        return await circle.done()
+    finally:
+        talking.cancel()
+
+
+@pytest.mark.parametrize("liar", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "asynchronous"), [("ring", False), ("matching", False), ("complete", True)]
+)
+def test_a_peer_that_only_says_it_trains_holds_nobody(name, asynchronous, liar):
+    """M2: it used to keep all others in round 0."""
+    data, model = problem()
+    algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology(name, 5), 6
+    honest = [k for k in range(5) if k != liar]
+
+    async def play():
+        circle = Circle(
+            algorithm, data, model, graph, rounds,
+            asynchronous=asynchronous, silence=60.0, deadline=0.2,
+        )  # fmt: skip
+        await with_liar(circle, liar, honest)
+        return circle
+
+    circle = run(play(), 60)
+    took_part = set.union(*(rounds_of(circle, k) for k in honest))
+    assert took_part == set(range(rounds))
+    told = [{r.round - 1: r.missing for r in reports} for reports in circle.reports]
+    if not asynchronous:
+        assert any("past the deadline (trains" in why for k in honest for t in told[k]
+                   for why in told[k][t].values())  # fmt: skip
+        check_doubly_stochastic(circle, graph, rounds, honest)
+
+
+def test_without_a_deadline_there_is_a_limit(monkeypatch):
+    """M2: a study need not name a deadline for its peers to be safe."""
+    monkeypatch.setattr(contacts, "LIMIT", 0.2)
+    data, model = problem()
+
+    async def play():
+        circle = Circle(DSGD(lr=0.1, batch_size=4), data, model, topology("ring", 5), 3)
+        await with_liar(circle, 1, [0, 2, 3, 4])
+        return circle
+
+    circle = run(play(), 60)
+    assert set.union(*(rounds_of(circle, k) for k in range(5))) == {0, 1, 2}
+
+
+class Slow(Circle):
+    """Peers whose training and whose letters take their time, there and back."""
+
+    def __init__(self, *parts, seed, pace, **options):
+        super().__init__(*parts, **options)
+        self._random, self._pace = np.random.default_rng(seed), pace
+
+    def _link(self, k, j):
+        link = super()._link(k, j)
+        answer = link._answer
+
+        async def late(who, letter):
+            await asyncio.sleep(self._random.exponential(self._pace))
+            reply = await answer(who, letter)
+            await asyncio.sleep(self._random.exponential(self._pace))
+            return reply
+
+        link._answer = late
+        return link
+
+
+@pytest.mark.parametrize("name", ["ring", "complete", "matching"])
+@pytest.mark.parametrize("seed", range(3))
+def test_deadlines_leave_w_doubly_stochastic_whatever_the_clocks_say(name, seed):
+    """M2: an edge counts on both sides or on neither, also when an answer comes past the deadline.
+
+    Letters take as long as the deadline, so that the ends of an edge disagree about time in most
+    exchanges.
+    """
+    data, model = problem()
+    algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology(name, 5), 12
+
+    async def play():
+        circle = Slow(
+            algorithm, data, model, graph, rounds,
+            seed=seed, pace=0.02, silence=15.0, deadline=0.05,
+        )  # fmt: skip
+        for k in range(5):
+            circle.begin(k)
+        return circle, await circle.done()
+
+    circle, _ = run(play(), 120)
+    causes = [why for reports in circle.reports for r in reports for why in r.missing.values()]
+    assert any("past the deadline" in why for why in causes)
+    check_doubly_stochastic(circle, graph, rounds)
+
+
+def test_the_last_question_is_answered_as_before_or_never_again():
+    """The lower end decides: having answered, it says the same; or else it drops the edge."""
+    data, model = problem()
+
+    async def play():
+        circle = Circle(DSGD(lr=0.1, batch_size=4), data, model, topology("ring", 5), 3)
+        peer = circle.begin(0)
+        while peer.mixing.open is None:
+            await asyncio.sleep(0.001)
+        right = vector()(peer)
+        last = Letter("beat", {
+            "study": "twin", "round": 0, "number": 0, "doing": "waits", "gave_up": [0, 0],
+        })  # fmt: skip
+        first = await peer.answer(1, right)
+        again = await peer.answer(1, last)
+        never = await peer.answer(4, last)
+        after = await peer.answer(4, right)
+        await circle.end(0)
+        return first, again, never, after
+
+    first, again, never, after = run(play())
+    assert torch.equal(first.arrays[0], again.arrays[0])
+    assert (never.kind, after.kind) == ("beat", "beat")
+    assert (after["round"], after["number"]) > (0, 0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_last_peer_does_not_go_on_alone(asynchronous):
+    """E13: once nobody else is there it waits, and goes on when somebody comes back."""
+    data, model = problem(3)
+
+    async def play():
+        circle = Circle(
+            DSGD(lr=0.1, batch_size=4), data, model, topology("complete", 3), 2000,
+            asynchronous=asynchronous, silence=0.5, deadline=0.5,
+        )  # fmt: skip
+        for k in range(3):
+            circle.begin(k)
+        while min(map(len, circle.reports)) < 3:
+            await asyncio.sleep(0.01)
+        await circle.end(1)
+        await circle.end(2)
+        while not circle.up[0].is_alone:
+            await asyncio.sleep(0.01)
+        waits = len(circle.reports[0])
+        await asyncio.sleep(2.0)
+        waited = len(circle.reports[0])
+        circle.begin(1)
+        while len(circle.reports[0]) < waited + 3:
+            await asyncio.sleep(0.01)
+        for k in (0, 1):
+            await circle.end(k)
+        return waits, waited
+
+    waits, waited = run(play(), 60)
+    assert waited <= waits + 1  # the round that was under way
+
+
+def test_a_peer_that_everybody_refuses_does_not_go_on_alone():
+    """E13: all others left the study, and say so."""
+    data, model = problem(3)
+
+    async def play():
+        circle = Circle(
+            DSGD(lr=0.1, batch_size=4), data, model, topology("complete", 3), 2000, silence=0.5
+        )
+        left = []
+
+        def fault(k, j, reply):
+            if left and k == 2:
+                raise Refused("not both in this study.")
+
+        circle.fault = fault
+        for k in range(3):
+            circle.begin(k)
+        while min(map(len, circle.reports)) < 3:
+            await asyncio.sleep(0.01)
+        left.append(True)
+        for k in (0, 1):
+            circle.tasks.pop(k).cancel()
+        while not circle.up[2].is_alone:
+            await asyncio.sleep(0.01)
+        waits = len(circle.reports[2])
+        await asyncio.sleep(1.5)
+        waited = len(circle.reports[2])
+        await circle.end(2)
+        return waits, waited
+
+    waits, waited = run(play(), 60)
+    assert waited <= waits + 1  # the round that was under way
+
+
+def test_who_is_left_when_others_are_done_is_done_and_trains_no_further():
+    """E13, at everyone's own pace: what others would not hear of is not trained."""
+    data, model = problem(2)
+
+    async def play():
+        circle = Circle(
+            DSGD(lr=0.1, batch_size=4), data, model, topology("complete", 2), 5, asynchronous=True
+        )
+        peer = circle.begin(0)
+        done = circle.up[1] = Circle(*circle._parts, 5, asynchronous=True).begin(1)
+        done.round = 5
+        done.mixing.begin(5)
+        await circle.tasks[0]
+        await circle.end(0)
+        return circle.reports[0], peer.round
+
+    reports, reached = run(play())
+    assert reached == 5
+    assert len(reports) < 5
+    assert (reports[-1].round, reports[-1].gradients) == (5, 0)
+
+
+def test_a_revoked_peer_is_neither_heard_nor_waited_for():
+    """H4: from the moment that peers know."""
+    data, model = problem()
+    algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology("ring", 5), 30
+
+    async def play():
+        circle = Circle(algorithm, data, model, graph, rounds)
+        dropped = []
+
+        def watch(k, report):
+            if report.round == 5 and k not in dropped and k != 2:
+                dropped.append(k)
+                circle.up[k].contacts.drop(2)
+
+        circle.watch = watch
+        for k in range(5):
+            circle.begin(k)
+        await asyncio.gather(*(circle.tasks[k] for k in (0, 1, 3, 4)))
+        with pytest.raises(Refused, match="revoked"):
+            await circle.up[1].answer(2, Letter("beat", {
+                "study": "twin", "round": 5, "number": 0, "doing": "", "gave_up": None,
+            }))  # fmt: skip
+        for k in list(circle.tasks):
+            await circle.end(k)
+        return circle
+
+    circle = run(play(), 60)
+    for k in (1, 3):
+        assert {r.missing.get(2) for r in circle.reports[k] if r.round > 6} == {"revoked"}
+        assert len(circle.reports[k]) == rounds
+
+
+@dataclass(frozen=True)
+class Held:
+    """Training that takes until somebody lets it go."""
+
+    gate = threading.Event()
+
+    def init(self, x):
+        return x
+
+    def party(self, me, own):
+        self.gate.wait(30)
+        return me.mix(own)
+
+
+def test_nothing_leaves_a_peer_in_a_pause():
+    """Low: neither how far it is, nor the answer to a question that came before the pause."""
+    data, model = problem(2)
+
+    async def play():
+        circle = Circle(Held(), data, model, topology("complete", 2), 3)
+        paused, sent = [], []
+        Held.gate.set()
+        peer = circle.begin(0)
+        Held.gate.clear()
+        peer.contacts.paused = lambda: bool(paused)
+
+        async def hear(letter):
+            sent.append(letter)
+            raise Cut("heard.")
+
+        peer.contacts.links[1].ask = hear
+        peer.contacts.every = 0.01
+        fields = {"study": "twin", "round": 0, "number": 0, "signature": b""}
+        asked = peer.answer(1, Letter("vector", fields, [torch.zeros(51).double()]))
+        asking = asyncio.create_task(asked)  # held until it has trained
+        await asyncio.sleep(0.05)
+        paused.append(True)
+        await asyncio.sleep(0.05)  # a beat that was on its way
+        sent.clear()
+        Held.gate.set()
+        with pytest.raises(Cut, match="paused"):
+            await asking
+        beats = asyncio.create_task(peer.contacts.beat(lambda: [1], peer.told))
+        await asyncio.sleep(0.2)
+        beats.cancel()
+        await circle.end(0)
+        return sent
+
+    assert run(play()) == []
 
 
 # -- with keys, certificates and a roster ----------------------------------------------------------
@@ -490,7 +823,7 @@ def test_peers_need_no_coordinator_once_they_have_the_roster(tmp_path):
             digest, peers = await gathered(one, tmp_path, text)
             tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
             running = asyncio.create_task(one.run(digest))
-            while len([site for site, _ in peers if site.begun()]) < 4:
+            while len([site for site, _ in peers if site.fellows.begun()]) < 4:
                 await asyncio.sleep(0.01)
         with suppress(Adjourned):  # it went down, maybe in the midst of a round
             await running
@@ -518,21 +851,25 @@ def test_only_members_are_answered_and_only_for_themselves(tmp_path):
             (first, data), (second, _) = peers
             running = asyncio.create_task(one.run(digest))
             task = asyncio.create_task(attend(first, data, digest))
-            while digest not in first._serving:
+            while not first.trusted:
                 await asyncio.sleep(0.01)
 
-            async def ask(who, signer, name="peer-0", x=None, **changed):
+            async def ask(who, signer, name="peer-0", x=None, shown=None, **changed):
                 fields = {"study": digest, "round": 0, "number": 0, **changed}
                 letter = Letter("vector", fields, [torch.zeros(28) if x is None else x])
                 letter = letter.adding(signature=signer.identity.sign(signed(letter)))
-                link = GrpcLink(first.listens, name, who.credentials(), 1 << 20)
+                trusted = port.certificate((first if name == "peer-0" else second).home)
+                shown = shown or port.credentials(who.home, [trusted])
+                link = GrpcLink(first.listens, name, shown, 1 << 20)
                 try:
                     return await asyncio.wait_for(link.ask(letter), 10)
                 finally:
                     await link.close()
 
-            with pytest.raises(ar.ArchipelError, match="stranger is in no study with peer-0"):
+            with pytest.raises(Cut):  # TLS: of no study
                 await ask(stranger, stranger)
+            with pytest.raises(Cut):  # TLS: peers trust each other's own certificates alone
+                await ask(second, second, shown=second.credentials())
             with pytest.raises(Refused, match="not signed by peer-1"):
                 await ask(second, stranger)
             with pytest.raises(Refused, match="there is none"):
@@ -562,24 +899,12 @@ def test_only_members_are_answered_and_only_for_themselves(tmp_path):
     for bad in (forged, other):
         path.write_bytes(bad.to_json())
         with pytest.raises(ar.ArchipelError, match="not signed by the federation's authority"):
-            asyncio.run(site.roster(None, digest))
-    moved = replace(roster, peers=tuple(m._replace(address="x:1") for m in roster.peers))
-    path.write_bytes(moved.sign(home.authority).to_json())
-    with pytest.raises(ar.ArchipelError, match="another number, address or key"):
-        asyncio.run(site.roster(None, digest))
-
-
-@pytest.mark.parametrize(
-    ("asked", "name", "listens"),
-    [("ulm", "ulm", True), ("bonn", "ulm", False), ("coordinator", "ulm", False)],
-)
-def test_a_certificate_to_listen_with_is_for_exactly_ones_own_name(asked, name, listens):
-    authority = Authority.create("test")
-    issued = authority.issue(request(new_key(), asked, listens=True), name)
-    certificate = x509.load_pem_x509_certificate(issued)
-    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert (ExtendedKeyUsageOID.SERVER_AUTH in usage) is listens
-    assert ExtendedKeyUsageOID.CLIENT_AUTH in usage
+            asyncio.run(site.fellows.roster(None, digest))
+    mine, other = roster.peers
+    moved = mine._replace(facts={**mine.facts, "address": "x:1"})
+    path.write_bytes(replace(roster, peers=(moved, other)).sign(home.authority).to_json())
+    with pytest.raises(ar.ArchipelError, match="another number, address, certificate or key"):
+        asyncio.run(site.fellows.roster(None, digest))
 
 
 def test_a_log_that_was_cut_goes_on(tmp_path):

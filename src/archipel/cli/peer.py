@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from archipel.cli import options as o
 from archipel.cli.coordinator import stopping, timed
+from archipel.cli.logs import say, show, table
 from archipel.cli.site import join_with
+from archipel.errors import ArchipelError, clean
+
+if TYPE_CHECKING:
+    from archipel.federation.peer import PeerSite
 
 app = typer.Typer(
     help="A peer: a site that learns with others directly, in studies without a server. "
@@ -20,6 +26,7 @@ app = typer.Typer(
 )
 
 Where = Annotated[Path, typer.Option("--home", help="The site's folder.")]
+Study = Annotated[str, typer.Argument(help="A study's name, or the beginning of its hash.")]
 _HOME = Path("site")
 
 
@@ -53,6 +60,9 @@ def up(
     silence: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a silent peer is gone round.")
     ] = 60.0,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Take no new peer's key before 'trust' confirms it.")
+    ] = False,
 ) -> None:
     """Take part in every approved study without a server, and answer other peers, until stopped.
 
@@ -68,7 +78,7 @@ def up(
 
     from archipel.federation import peer
 
-    site = peer.PeerSite(home, silence, stays=True)
+    site = peer.PeerSite(home, silence, stays=True, confirm=confirm)
 
     async def main() -> None:
         with site.at_work():  # says so before anything else is said
@@ -77,3 +87,100 @@ def up(
         timed("down")
 
     asyncio.run(main())
+
+
+def _site(home: Path) -> PeerSite:
+    from archipel.federation.peer import PeerSite
+
+    return PeerSite(home)
+
+
+@app.command()
+def fingerprint(home: Where = _HOME, as_json: o.Json = False) -> None:
+    """Show this peer's own key in twelve words, to read to other peers by telephone.
+
+    \b
+    Example:
+      archipel peer fingerprint
+    """
+    from archipel.federation import roster
+
+    site = _site(home)
+    words = roster.fingerprint(site.identity.public.hex())
+    if as_json:
+        o.print_json({"peer": site.name, "fingerprint": words})
+        return
+    say(f"{site.name}: {words}")
+
+
+@app.command()
+def roster(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
+    """List the members of a study: where they listen, their keys, and since when they are known.
+
+    \b
+    Example:
+      archipel peer roster ring
+    """
+    from archipel.federation.roster import fingerprint
+
+    site = _site(home)
+    digest = site.shelf.find(study)
+    found = site.fellows.known(digest)
+    if found is None:
+        raise ArchipelError(
+            f"study = '{study}': has no roster here yet; it comes while 'archipel peer up' runs, "
+            "once the study has started."
+        )
+    rows = [
+        {
+            "peer": each.name,
+            "address": each.address,
+            "fingerprint": fingerprint(each.identity),
+            "known": site.fellows.standing(each, digest),
+        }
+        for each in found.peers
+    ]
+    if as_json:
+        o.print_json({"study": digest, "accepted": digest in site.fellows.begun(), "peers": rows})
+        return
+    shown = table("peer", "address", "fingerprint", "known")
+    for row in rows:
+        shown.add_row(*(Text(clean(cell)) for cell in row.values()))
+    show(shown)
+
+
+@app.command()
+def trust(
+    name: Annotated[str, typer.Argument(help="The peer.")],
+    anew: Annotated[
+        bool, typer.Option("--anew", help="It has joined anew: forget the key that it had.")
+    ] = False,
+    home: Where = _HOME,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it is right.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Confirm a peer's key after a telephone call.
+
+    \b
+    Examples:
+      archipel peer trust bonn
+      archipel peer trust bonn --anew
+    """
+    from archipel.federation.roster import fingerprint
+
+    site = _site(home)
+    identity = site.fellows.offered(name, anew)
+    words = None if identity is None else fingerprint(identity)
+    if words is not None:
+        say(f"Fingerprint  {words}", err=as_json)
+        if not yes and not typer.confirm(f"Has {name} read you the same words?", err=as_json):
+            raise ArchipelError(f"peer = '{name}': not trusted; the words must be the same.")
+    site.fellows.trust(name, identity)
+    if as_json:
+        o.print_json({"peer": name, "fingerprint": words})
+        return
+    say(
+        f"The old key of {name} is forgotten; the next roster's is taken."
+        if words is None
+        else f"{name} has this key from now on."
+    )

@@ -125,7 +125,7 @@ def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "
         f"Federation   {invitation.federation}, at {invitation.address}",
         f"You join as  {invitation.site}",
         f"Fingerprint  {words}",
-        "Compare the eight words with the coordinator's operator by telephone.",
+        "Compare the twelve words with the coordinator's operator by telephone.",
     ):
         say(line, err=as_json)
     if not yes and not typer.confirm("Are they the same?", err=as_json):
@@ -177,7 +177,7 @@ def studies(home: Where = _HOME, as_json: o.Json = False) -> None:
             {
                 "study": site.shelf.name(each) or "(no name that can be read)",
                 "hash": each,
-                "state": states.get(each, "unknown"),
+                "state": states.get(each) or _reached(site, each),
                 "readable": _readable(site, each),
                 "decision": "none yet" if found is None else found.decision,
                 "told": found is None or found.told,
@@ -206,6 +206,16 @@ def _readable(site: Site, study: str) -> bool | str:
     except ArchipelError as error:
         return str(error)
     return True
+
+
+def _reached(site: Site, study: str) -> str:
+    """The state of a study while the coordinator is silent: between peers it may well go on."""
+    from archipel.federation import diary
+
+    done = diary.reached(site.shelf.folder(study))
+    if done is None:
+        return "unknown"
+    return f"between peers, this one at round {done} of {site.shelf.read(study).study.rounds}"
 
 
 def _fetched(site: Site) -> None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from hashlib import sha256
+from typing import Any
 
 import torch
 
@@ -122,6 +124,7 @@ def difference(before: bytes, after: bytes) -> list[str]:
     ]
 
 
-def statement(study: str, decision: str) -> bytes:
-    """What a site signs when it decides."""
-    return f"archipel decision\n{study}\n{decision}".encode()
+def statement(site: str, study: str, decision: str, facts: Mapping[str, Any]) -> bytes:
+    """What a site signs when it decides: all that goes with the decision, in one spelling."""
+    said = {"site": site, "study": study, "decision": decision, "facts": dict(facts)}
+    return b"archipel decision\n" + json.dumps(said, sort_keys=True, allow_nan=False).encode()

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import secrets
 import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from ipaddress import IPv6Address
 from pathlib import Path
 
 import msgpack
@@ -45,7 +47,13 @@ COORDINATOR = "coordinator"  # the name that its certificate has
 GUEST = "invited:"  # before the name of a site that has a token and no certificate yet
 VALID = timedelta(days=30)
 RENEW = timedelta(days=10)  # before the end
+_COMMON = NameOID.COMMON_NAME
 _CLOCKS = timedelta(minutes=5)  # that two clocks may differ by
+_LONG = timedelta(days=3650)
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_SCHEMES = frozenset(  # of gRPC's addresses
+    ["unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6", "xds", "google-c2p", "passthrough"]
+)
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -68,20 +76,45 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def host_and_port(field: str, address: str, hint: str) -> tuple[str, int]:
-    """Take an address apart, or say what is wrong with it."""
+    """Take an address apart, or say what is wrong with it.
+
+    The host is a name or an IP address. What gRPC would take for another way to resolve it (unix:5)
+    is none.
+
+    >>> host_and_port("address =", "[::1]:8443", "as sites reach it")
+    ('[::1]', 8443)
+    """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ArchipelError(f"{field} '{address}': give host:port, {hint}.")
+    is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536
+    if not is_port or not _is_host(host):
+        raise ArchipelError(f"{field} '{address[:300]}': give host:port, {hint}.")
     return host, int(port)
 
 
-def fingerprint(certificate: bytes) -> str:
-    """Of an authority, in words to compare by telephone: 8 of 256 words, 64 bits.
+def _is_host(host: str) -> bool:
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return IPv6Address(host[1:-1]).scope_id is None
+        except ValueError:
+            return False
+    return bool(_HOST.fullmatch(host)) and len(host) <= 253 and host.lower() not in _SCHEMES
 
-    >>> len(fingerprint(b"any bytes").split())
-    8
+
+def fingerprint(certificate: bytes) -> str:
+    """Of a certificate (PEM), in words to compare by telephone.
+
+    Hashed is what is certified, not the text around it.
     """
-    return " ".join(WORDS[byte] for byte in sha256(certificate).digest()[:8])
+    return in_words(x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()))
+
+
+def in_words(digest: bytes) -> str:
+    """The first 96 bits of a hash, as 12 of 256 words.
+
+    >>> len(in_words(sha256(b"any bytes").digest()).split())
+    12
+    """
+    return " ".join(WORDS[byte] for byte in digest[:12])
 
 
 # -- certificates ----------------------------------------------------------------------------------
@@ -98,7 +131,7 @@ class Authority:
     def create(cls, name: str) -> Authority:
         key = new_key()
         subject = _name(name)
-        builder = _builder(subject, subject, key.public_key(), timedelta(days=3650))
+        builder = _builder(subject, subject, key.public_key(), _LONG)
         builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
         builder = builder.add_extension(_usage(signs=True), critical=True)
         return cls(key, builder.sign(key, hashes.SHA256()))
@@ -128,46 +161,58 @@ class Authority:
         if not is_ours or not _signed_by_itself(asked):
             raise ArchipelError("request: not signed by a P-256 key of its own.")
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        return self.certify(key, name, valid, listens=_asks_to_listen(asked, name))
+        return self.certify(key, name, valid)
 
-    def certify(
-        self,
-        key: ec.EllipticCurvePublicKey,
-        name: str,
-        valid: timedelta = VALID,
-        listens: bool = False,
-    ) -> bytes:
-        """The coordinator listens; sites ask; peers do both."""
+    def certify(self, key: ec.EllipticCurvePublicKey, name: str, valid: timedelta = VALID) -> bytes:
+        """The coordinator listens; sites ask."""
         builder = _builder(_name(name), self.certificate.subject, key, valid)
         builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
         builder = builder.add_extension(_usage(signs=False), critical=True)
-        uses = [] if name == COORDINATOR else [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if name == COORDINATOR or listens:
-            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        use = ExtendedKeyUsageOID.CLIENT_AUTH
+        if name == COORDINATOR:
+            use = ExtendedKeyUsageOID.SERVER_AUTH
             builder = builder.add_extension(_listener(name), critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=True)
         return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def request(key: ec.EllipticCurvePrivateKey, name: str, listens: bool = False) -> bytes:
-    """Ask for a certificate for one's own key; a peer's is one to listen with, too."""
+def request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    """Ask for a certificate for one's own key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
-    if listens:
-        builder = builder.add_extension(_listener(name), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def of_ones_own(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    """A certificate (PEM) that a peer makes for its port, and that nobody else stands for.
+
+    Others trust it because it is in an approval that the peer signed, so it lasts as long as an
+    authority. Its subject has a number: peers may know an older one of the same name.
+    """
+    subject = x509.Name(
+        [*_name(name), x509.NameAttribute(NameOID.SERIAL_NUMBER, secrets.token_hex(8))]
+    )
+    builder = _builder(subject, subject, key.public_key(), _LONG)
+    builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(_listener(name), critical=False)
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+    builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=True)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def is_of_ones_own(certificate: str, name: str) -> bool:
+    """Whether this is one certificate in PEM and nothing else, signed by itself, in this name."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate.encode())
+        found.verify_directly_issued_by(found)
+        names = [str(each.value) for each in found.subject.get_attributes_for_oid(_COMMON)]
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return names == [name] and found.public_bytes(Encoding.PEM).decode() == certificate
 
 
 def _listener(name: str) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName([x509.DNSName(name)])
-
-
-def _asks_to_listen(asked: x509.CertificateSigningRequest, name: str) -> bool:
-    """Whether a request is one to listen with, under exactly the name that it may have."""
-    try:
-        found = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        return False
-    return name != COORDINATOR and found.value == _listener(name)
 
 
 def _signed_by_itself(asked: x509.CertificateSigningRequest) -> bool:
@@ -186,11 +231,11 @@ def ends(certificate: bytes) -> datetime:
 
 
 def _name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return x509.Name([x509.NameAttribute(_COMMON, name)])
 
 
 def _common_name(name: x509.Name) -> str:
-    return str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    return str(name.get_attributes_for_oid(_COMMON)[0].value)
 
 
 def _builder(
@@ -270,7 +315,8 @@ class Invitation:
             if not all(isinstance(each, bytes) for each in (key, certificate, secret)):
                 raise ValueError
             expires = datetime.fromtimestamp(int(until), UTC)
-            x509.load_pem_x509_certificate(authority)
+            certified = x509.load_pem_x509_certificate(authority)
+            authority = certified.public_bytes(Encoding.PEM)  # this one alone is compared, and used
         except (ValueError, TypeError, OverflowError, OSError, zlib.error, msgpack.UnpackException):
             raise ArchipelError(
                 "the token is not whole: copy all of it, from archipel- to its end."

@@ -8,6 +8,7 @@ certificates, the roll (who belongs, what was approved), a run's folder per stud
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -362,6 +363,7 @@ class Coordinator:
         sitting.revoked = self._revoked
         if isinstance(sitting, Gathering):
             sitting.roster = self._roster(study, digest)
+            sitting.excluded = functools.partial(self._excluded, digest, sitting.roster)
         (run,) = sitting.runs
         run.study, run.environment = study, recording.environment(study)
         run.approved = bytes(record.text)
@@ -379,15 +381,9 @@ class Coordinator:
         told = {d.site: d for d in self.roll.decisions(digest) if d.decision == "approved"}
         seats = list(self.roll.seats(digest))
         members = [
-            roster.Member(
-                party,
-                site,
-                str(told[site].facts.get("address", "")),
-                told[site].identity.hex(),
-                int(told[site].facts["n"]),
-            )
+            roster.Member(party, site, d.identity.hex(), d.facts, d.signature.hex())
             for party, site in enumerate(seats)
-            if site in told
+            if (d := told.get(site)) is not None and self.roll.site(site).revoked is None
         ]
         made = roster.make(digest, study.topology.name or "", len(seats), members)
         signed_roster = made.sign(self.home.authority)
@@ -395,6 +391,17 @@ class Coordinator:
         write(path, signed_roster.to_json())
         self.audit.append("roster", study=digest, peers=", ".join(m.name for m in members))
         return signed_roster
+
+    def _excluded(self, digest: str, signed_roster: roster.Signed) -> roster.Signed:
+        """Whom of its roster a study between peers goes on without."""
+        members = signed_roster.read(self.home.authority.pem).peers
+        known = {site.name: site for site in self.roll.sites()}
+        gone = [
+            each.name
+            for each in members
+            if known[each.name].revoked or known[each.name].identity.hex() != each.identity
+        ]
+        return roster.sign_revoked(self.home.authority, digest, gone)
 
     def _seeing(self, digest: str, watch: Watch | None) -> Any:
         """Whoever looks on, and the audit log: every round's roster, and every miss."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +111,7 @@ class Gathering(Sitting):
     """The loop over rounds that peers have among themselves."""
 
     roster: Signed
+    excluded: Callable[[], Signed]  # the members that peers go on without, as of now
 
     def _engine(
         self,
@@ -132,8 +133,15 @@ class Gathering(Sitting):
                 self.engine.tell(party, letter)
                 return Letter("thanks")
             case "roster":
-                fields = {"roster": self.roster.text, "signature": self.roster.signature}
-                return Letter("peers", {"study": letter["study"], **fields})
+                gone = self.excluded()
+                fields = {
+                    "study": letter["study"],
+                    "roster": self.roster.text,
+                    "signature": self.roster.signature,
+                    "revoked": gone.text,
+                    "revoked_signature": gone.signature,
+                }
+                return Letter("peers", fields)
             case "scale" | "sums" | "away":
                 return await super().answer(party, letter)
         name = type(self.runs[0].algorithm).__name__

@@ -2,21 +2,20 @@
 """A peer: a site that other peers ask, too, and that needs no coordinator once a study runs.
 
 It joins, reviews and approves as a site does. Of the coordinator it gets the signed roster, once,
-and tells it from time to time how far it is, if the coordinator can be reached. Vectors go from
-peer to peer, over mutual TLS in both directions, each signed by the peer that made it.
+tells it from time to time how far it is, and asks it who was revoked, if it can be reached. Vectors
+go from peer to peer, each signed by the peer that made it, over mutual TLS in both directions with
+certificates that the peers made themselves: the coordinator can stand for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
-from torch import Tensor
 
 from archipel.data.federation import Federation
 from archipel.engines.network.contacts import SILENCE, Words
@@ -27,42 +26,30 @@ from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import SMALL, Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange import is_peer
-from archipel.federation import bundles
+from archipel.federation import bundles, port
 from archipel.federation.authority import Invitation, verify
+from archipel.federation.diary import Files, Log
 from archipel.federation.duty import Duty
-from archipel.federation.roster import Roster, Signed, check_address
+from archipel.federation.fellows import Fellows
+from archipel.federation.roster import Member, Roster, Signed, check_address
 from archipel.federation.site import Left, Site, signed
 from archipel.graphs import topology
-from archipel.run import plain
 from archipel.store.files import write
 from archipel.tree import first, nbytes
 
-
-class Files:
-    """A peer's part in a study on its disk: a file for each name."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        copies = {key: tensor.detach().clone() for key, tensor in tensors.items()}
-        write(self._folder / f"{name}.safetensors", safetensors.torch.save(copies))
-
-    def kept(self) -> dict[str, dict[str, Tensor]]:
-        found = self._folder.glob("[!.]*.safetensors")
-        return {path.stem: safetensors.torch.load(path.read_bytes()) for path in found}
-
-    def forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            (self._folder / f"{name}.safetensors").unlink(missing_ok=True)
+_TRIES = 50  # to open a port that was just closed
+LOOK = 30.0  # seconds between two questions for who was revoked
 
 
 class Lane:
     """A way to another peer, closed in a pause."""
 
     def __init__(self, link: GrpcLink, site: Site) -> None:
-        self._link, self._site, self.most, self.pieces = link, site, link.most, 0
+        self._link, self._site, self.most = link, site, link.most
+
+    @property
+    def pieces(self) -> int:
+        return self._link.pieces
 
     async def ask(self, letter: Letter) -> Letter:
         if self._site.paused:
@@ -76,7 +63,10 @@ class Lane:
 class PeerSite(Site):
     """A site's folder, for a site that is asked as well."""
 
-    def __init__(self, home: Path, silence: float = SILENCE, stays: bool = False) -> None:
+    def __init__(
+        self, home: Path, silence: float = SILENCE, stays: bool = False, confirm: bool = False
+    ) -> None:
+        """With `confirm` a peer's key that is new here counts once somebody has confirmed it."""
         super().__init__(home)
         if not self.listens:
             raise ArchipelError(
@@ -85,98 +75,121 @@ class PeerSite(Site):
             )
         self._silence, self._stays = silence, stays
         self._serving: dict[str, tuple[Peer, Roster]] = {}
+        self._server = GrpcServer(self._answer, self._admit, self._most)
+        self._where, self._turn = "", asyncio.Lock()  # where it listens now
+        self.trusted: frozenset[str] = frozenset()  # certificates of fellow members
+        self.fellows = Fellows(self, confirm)
 
     @classmethod
     async def join_as_peer(cls, home: Path, invitation: Invitation, address: str) -> PeerSite:
         await Site.join(home, invitation, check_address(address))
         return cls(home)
 
-    @property
-    def certificate(self) -> bytes:
-        return self.credentials().chain
-
     # -- being asked -------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def listening(self, address: str | None = None) -> AsyncIterator[int]:
         """Answer other peers; by default on the port that they were told, on every network."""
-        server = GrpcServer(self._answer, self._admit, self._most)
         where = address or f"[::]:{self.listens.rpartition(':')[2]}"
-        port = await server.start(where, self.credentials())
-        self.audit.append("up", port=port)
+        self.trusted = frozenset(each.certificate for each in self._members())
+        number = await self._server.start(where, port.credentials(self.home, self.trusted))
+        self._where = f"{where.rpartition(':')[0]}:{number}"
+        self.audit.append("up", port=number)
         try:
-            yield port
+            yield number
         finally:
-            await server.stop(0.2)
+            self._where = ""
+            await self._server.stop(0.2)
             self.audit.append("down")
 
+    async def _listen_anew(self) -> None:
+        """Trust those alone who are fellow members now; a port's trust is fixed while it is open.
+
+        gRPC can change it for an open port (dynamic credentials), and crashes when two handshakes
+        come at that moment.
+        """
+        async with self._turn:
+            trusted = frozenset(each.certificate for each in self._members())
+            if not self._where or trusted == self.trusted:
+                return
+            await self._server.stop(0.2)  # who was talking asks again
+            for left in reversed(range(_TRIES)):
+                try:
+                    await self._server.start(self._where, port.credentials(self.home, trusted))
+                    break
+                except ArchipelError:  # the port is not free yet
+                    if not left:
+                        raise
+                    await asyncio.sleep(0.2)
+            self.trusted = trusted
+
+    def _members(self) -> list[Member]:
+        """Whom this peer answers."""
+        return [
+            member
+            for study, (_, roster) in self._serving.items()
+            if self.shelf.has_approved(study)
+            for member in roster.peers
+            if member.name != self.name and member.name not in self.fellows.revoked(study)
+        ]
+
     def _admit(self, caller: Caller) -> str:
+        """Know a caller by its certificate, exactly, and not by who stands for it."""
         if self.paused:
             raise ArchipelError(f"{self.name} is paused")
-        if self._serving and not any(r.member(caller.name) for _, r in self._serving.values()):
-            raise ArchipelError(f"{caller.name} is in no study with {self.name}")
-        return caller.name
+        for member in self._members():
+            if member.certificate.encode() == caller.certificate:
+                return member.identity
+        raise ArchipelError(f"{caller.name} is in no study with {self.name}")
 
-    def _most(self, name: str) -> int:
+    def _most(self, identity: str) -> int:
         return SMALL + max((peer.most for peer, _ in self._serving.values()), default=0)
 
-    async def _answer(self, sender: str, letter: Letter) -> Letter:
+    async def _answer(self, identity: str, letter: Letter) -> Letter:
         if "study" not in letter.fields:
             raise Refused(f"a {letter.kind} is nothing that a peer sends.")
         if letter["study"] not in self._serving:
             raise Cut("not yet.")  # it will be asked again
         peer, roster = self._serving[letter["study"]]
-        member = roster.member(sender)
+        member = next((each for each in roster.peers if each.identity == identity), None)
         if member is None or not self.shelf.has_approved(roster.study):
-            raise Refused(f"{sender} and {self.name} are not both in this study.")
+            raise Refused(f"the caller and {self.name} are not both in this study.")
         return await peer.answer(member.party, letter)
 
-    # -- taking part -------------------------------------------------------------------------------
+    # -- who is out --------------------------------------------------------------------------------
 
-    def begun(self) -> list[str]:
-        """Approved studies whose roster is here."""
-        approved = self.shelf.approved()
-        return [each for each in approved if (self.shelf.folder(each) / "roster.json").exists()]
-
-    async def roster(self, link: GrpcLink, study: str) -> Roster:
-        """The study's signed roster: from the disk, or else from the coordinator."""
-        path = self.shelf.folder(study) / "roster.json"
-        authority = (self.home / "authority.pem").read_bytes()
-        if path.exists():
-            found = Signed.of_json(path.read_bytes())
-            return self._checked(found.read(authority), study)
-        pause = 1.0
+    async def _look_for_revoked(
+        self, link: GrpcLink, peer: Peer, roster: Roster, say: Callable[[str], None]
+    ) -> None:
+        """Ask the coordinator from time to time who was revoked; who once was is out for good."""
+        study = roster.study
         while True:
-            await self.may(link, study)
-            try:
-                answer = await link.ask(Letter("roster", {"study": study}))
-            except Cut:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 30)
-                continue
-            if answer.kind == "peers":
-                found = Signed(answer["roster"], answer["signature"])
-                roster = self._checked(found.read(authority), study)
-                write(path, found.to_json())
-                return roster
-            await asyncio.sleep(answer["seconds"])
+            with suppress(Cut, Refused, TimeoutError):
+                await self.may(link, study)
+                asked = Letter("roster", {"study": study})
+                answer = await asyncio.wait_for(link.ask(asked), 60)
+                if answer.kind == "peers":
+                    found = Signed(answer["revoked"], answer["revoked_signature"])
+                    self._drop(found.revoked(self.authority, study), peer, roster, say)
+                    await self._listen_anew()
+            await asyncio.sleep(LOOK)
 
-    def _checked(self, roster: Roster, study: str) -> Roster:
-        mine = roster.member(self.name)
-        right = (self.shelf.party(study), self.listens, self.identity.public.hex())
-        if roster.study != study or mine is None:
-            raise ArchipelError(f"the roster is not one of study {study[:12]} with {self.name}.")
-        if roster.topology != (self.shelf.read(study).topology.name or ""):
-            raise ArchipelError(
-                f"the roster names another graph ('{roster.topology}') than study {study[:12]}: do "
-                "not take part, and tell the coordinator's operator."
+    def _drop(
+        self, names: frozenset[str], peer: Peer, roster: Roster, say: Callable[[str], None]
+    ) -> None:
+        before, study = self.fellows.revoked(roster.study), roster.study
+        if new := sorted(names - before):
+            write(
+                self.shelf.folder(study) / "revoked.json",
+                json.dumps(sorted(names | before)).encode(),
             )
-        if (mine.party, mine.address, mine.identity) != right:
-            raise ArchipelError(
-                f"the roster has another number, address or key for {self.name} than it has here: "
-                "do not take part, and tell the coordinator's operator."
-            )
-        return roster
+            self.audit.append("dropped", study=study, peers=", ".join(new))
+            say(f"goes on without {', '.join(new)}: revoked")
+        for member in roster.peers:
+            if member.name in names | before and member.name != self.name:
+                peer.contacts.drop(member.party)
+
+    # -- taking part -------------------------------------------------------------------------------
 
     async def attend(
         self,
@@ -196,7 +209,7 @@ class PeerSite(Site):
                 "'archipel site up'."
             )
         await self.place(link, study)
-        roster, folder = await self.roster(link, study), self.shelf.folder(study)
+        roster, folder = await self.fellows.roster(link, study, say), self.shelf.folder(study)
         seat, path = self._seat(study, data)
         lanes, about = self._lanes(roster, seat), described.study
         log = Log(folder / "rounds.jsonl")
@@ -214,10 +227,15 @@ class PeerSite(Site):
             asynchronous=described.topology.asynchronous,
             evaluate_every=about.evaluate_every,
             silence=self._silence,
+            deadline=described.round.deadline,
+            paused=lambda: self.paused,
             report=report,
         )
+        self._drop(frozenset(), peer, roster, say)
         self._serving[study] = peer, roster
+        await self._listen_anew()
         telling = asyncio.create_task(self._telling(link, study, seat, log))
+        looking = asyncio.create_task(self._look_for_revoked(link, peer, roster, say))
         running = asyncio.create_task(peer.run())
         try:
             while not running.done():
@@ -239,9 +257,9 @@ class PeerSite(Site):
             with suppress(TimeoutError):  # the coordinator may be down
                 await asyncio.wait_for(log.all_told(), self._silence)
         finally:
-            for task in (running, telling):
+            for task in (running, telling, looking):
                 task.cancel()
-            await asyncio.gather(running, telling, return_exceptions=True)
+            await asyncio.gather(running, telling, looking, return_exceptions=True)
             for lane in lanes.values():
                 await lane.close()
         return peer.round
@@ -255,20 +273,22 @@ class PeerSite(Site):
         return states.get(study) == "done"
 
     def _lanes(self, roster: Roster, seat: Seat) -> dict[int, Lane]:
-        credentials, most = self.credentials(), SMALL + seat.most + nbytes(tuple(seat.mixed))
-        return {
-            member.party: Lane(GrpcLink(member.address, member.name, credentials, most), self)
-            for member in roster.peers
-            if member.name != self.name
-        }
+        most, lanes = SMALL + seat.most + nbytes(tuple(seat.mixed)), {}
+        for member in roster.peers:
+            if member.name != self.name:
+                trusted = port.credentials(self.home, [member.certificate])
+                link = GrpcLink(member.address, member.name, trusted, most)
+                lanes[member.party] = Lane(link, self)
+        return lanes
 
     async def _telling(self, link: GrpcLink, study: str, seat: Seat, log: Log) -> None:
         """Tell the coordinator what became of each round, whenever it can be reached."""
-        decision = self.shelf.decision(study)
-        agreed = decision is not None and decision.facts["n"] > 0
-        points = int(seat.data.n_test[seat.party]) if agreed else 0
         while True:
-            fields = {"study": study, "points": points, **await log.untold()}
+            fields = {"study": study, "points": 0, **await log.untold()}
+            if self.policy.counts:
+                fields["points"] = int(seat.data.n_test[seat.party])
+            else:
+                fields["gradients"] = 0
             fields["log"] = self.audit.head.text
             letter = Letter("told", fields)
             letter = Letter("told", {**fields, "signature": self.sign(letter)})
@@ -284,44 +304,6 @@ class PeerSite(Site):
                     pass
                 await asyncio.sleep(1.0)
             log.told()
-
-
-class Log:
-    """What became of a peer's rounds, a line each, and how many lines the coordinator knows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._cursor = path, path.with_name("told")
-        *self._lines, cut = (path.read_text() if path.exists() else "").split("\n")
-        if cut:  # the process was killed while it wrote
-            write(path, "".join(f"{line}\n" for line in self._lines).encode())
-        told = self._cursor.read_text() if self._cursor.exists() else ""
-        self._told = min(int(told) if told.isdigit() else 0, len(self._lines))
-        self._moved = asyncio.Event()
-
-    def add(self, report: Report) -> None:
-        line = json.dumps(plain({**report._asdict(), "missing": dict(report.missing)}))
-        with self._path.open("a") as file:
-            file.write(line + "\n")
-        self._lines.append(line)
-        self._moved.set()
-
-    async def untold(self) -> dict[str, Any]:
-        """The first line that the coordinator does not know."""
-        while self._told >= len(self._lines):
-            self._moved.clear()
-            await self._moved.wait()
-        found: dict[str, Any] = json.loads(self._lines[self._told])
-        return found
-
-    def told(self) -> None:
-        self._told += 1
-        self._cursor.write_text(str(self._told))
-        self._moved.set()
-
-    async def all_told(self) -> None:
-        while self._told < len(self._lines):
-            self._moved.clear()
-            await self._moved.wait()
 
 
 def _checking(roster: Roster) -> Callable[[int, Letter], None]:
@@ -354,16 +336,14 @@ async def up(
     """
     duty = Duty(site, say)
     with site.at_work():
-        try:
-            while not stop.is_set():  # with a renewed certificate it listens anew
-                certificate = site.certificate
-                async with site.listening(listen) as port:
-                    say(f"listens on port {port}, as {site.listens}")
-                    while not stop.is_set() and site.certificate == certificate:
-                        for study in site.begun():
-                            duty.begin(study)
-                        await duty.look()
-                        with suppress(TimeoutError):
-                            await asyncio.wait_for(stop.wait(), 1.0)
-        finally:
-            await duty.end()
+        async with site.listening(listen) as number:
+            say(f"listens on port {number}, as {site.listens}")
+            try:
+                while not stop.is_set():
+                    for study in site.fellows.begun():
+                        duty.begin(study)
+                    await duty.look()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), 1.0)
+            finally:
+                await duty.end()

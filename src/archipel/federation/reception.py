@@ -23,6 +23,7 @@ from archipel.federation.sitting import Sitting
 from archipel.store.roll import Decision, Roll, Submission
 from archipel.study import Study
 
+_SAID = 4 << 10  # bytes of a decision with its facts
 _KEPT = 30  # letters of one sender in a minute that add to the database
 
 
@@ -102,18 +103,20 @@ class Reception:
         known = self._roll.site(site)
         if decision not in ("approved", "rejected", "withdrawn"):
             raise Refused(f"decision = {decision[:40]!r}: say approved, rejected or withdrawn.")
-        if not verify(known.identity, letter["signature"], approval.statement(digest, decision)):
+        told = dict(letter["facts"])
+        if not verify(known.identity, letter["signature"], _said(site, digest, decision, told)):
             raise Refused("the decision is not signed by the site.")
         if any(d.site == site and _is_again(d, letter) for d in self._roll.decisions(digest)):
             return Letter("thanks")  # two processes of a site told the same
         sitting = self._sittings.get(digest)
-        facts = Facts.of_json(letter["facts"]) if decision == "approved" else None
-        record, told = self._roll.study(digest, site), dict[str, Any]()
+        facts = Facts.of_json(told) if decision == "approved" else None
+        record = self._roll.study(digest, site)
         if facts is not None:
             study = approval.read(bytes(record.text))
             self._check_late(record, study, site)
             self._check_kind(record.hash, study, site, facts)
-            told = facts.to_json() | _address(study, letter["facts"])
+            if is_peer(study.algorithm_object):
+                roster.check_port(site, told)
         self._roll.decide(digest, site, decision, told, letter["signature"])
         self._audit.append(decision, site=site, study=digest)
         self._say(f"{site} {decision} {record.name}")
@@ -169,17 +172,16 @@ class Reception:
 
 
 def _is_again(latest: Decision, letter: Letter) -> bool:
-    """Whether a site says what it said last, word for word."""
-    told = latest.facts if latest.decision == "approved" else {}
-    same = all(letter["facts"].get(name) == value for name, value in told.items())
-    return same and latest.signature == letter["signature"]
+    """Whether a site says what it said last: its signature covers all of it."""
+    return bool(latest.signature == letter["signature"])
 
 
-def _address(study: Study, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Where a peer listens; a study between peers takes nobody without it."""
-    if not is_peer(study.algorithm_object):
-        return {}
-    address = facts.get("address")
-    if not isinstance(address, str) or len(address) > 300 or not address.isprintable():
-        raise Refused("address: this site listens nowhere; join with 'archipel peer join'.")
-    return {"address": roster.check_address(address)}
+def _said(site: str, study: str, decision: str, facts: Mapping[str, Any]) -> bytes:
+    """What a site signs, which is kept and sent on as it is."""
+    try:
+        said = approval.statement(site, study, decision, facts)
+    except (TypeError, ValueError):
+        raise Refused("facts: no JSON; send texts and finite numbers.") from None
+    if len(said) > _SAID:
+        raise Refused(f"facts: {len(said)} bytes; send at most {_SAID}.")
+    return said

@@ -31,7 +31,7 @@ from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange import Anatomy
-from archipel.federation import approval, bundles, scale
+from archipel.federation import approval, bundles, port, scale
 from archipel.federation.anchors import Anchors
 from archipel.federation.audit import Anchor, Audit
 from archipel.federation.authority import (
@@ -131,7 +131,7 @@ class Site:
         fields = {
             "site": invitation.site,
             "secret": invitation.secret,
-            "request": request(key, invitation.site, listens=bool(listens)),
+            "request": request(key, invitation.site),
             "identity": identity.public,
         }
         try:
@@ -146,6 +146,8 @@ class Site:
         write_secret(home / "site.pem", pem_of(key) + answer["certificate"])
         write_secret(home / "identity.key", identity.pem)
         write(home / "authority.pem", answer["authority"])
+        if listens:
+            port.make(home, invitation.site)
         about = {
             "name": invitation.site,
             "address": invitation.address,
@@ -161,7 +163,12 @@ class Site:
     def credentials(self) -> Credentials:
         """The site's TLS key and certificate, which lie in one file so that they always fit."""
         key, begins, certificate = (self.home / "site.pem").read_bytes().partition(_CERTIFICATE)
-        return Credentials(key, begins + certificate, (self.home / "authority.pem").read_bytes())
+        return Credentials(key, begins + certificate, self.authority)
+
+    @property
+    def authority(self) -> bytes:
+        """The certificate that the federation is."""
+        return (self.home / "authority.pem").read_bytes()
 
     def link(self) -> GrpcLink:
         return GrpcLink(self.address, COORDINATOR, self.credentials())
@@ -171,8 +178,7 @@ class Site:
         if ends(self.credentials().chain) - datetime.now(UTC) > RENEW:
             return False
         key = new_key()
-        asked = request(key, self.name, listens=bool(self.listens))
-        answer = await link.ask(Letter("renew", {"request": asked}))
+        answer = await link.ask(Letter("renew", {"request": request(key, self.name)}))
         write_secret(self.home / "site.pem", pem_of(key) + answer["certificate"])
         self.audit.append("renewed")
         return True
@@ -239,7 +245,7 @@ class Site:
             approval.read(text)
         told = {} if facts is None else facts.to_json()
         if told and self.listens:
-            told["address"] = self.listens
+            told |= {"address": self.listens, "certificate": port.certificate(self.home)}
         self.shelf.decide(study, Decision(decision, told))
         self.audit.append(decision, study=study)
         return study
@@ -249,11 +255,13 @@ class Site:
         for study in self.shelf.untold():
             found = self.shelf.decision(study)
             assert found is not None
+            facts = dict(found.facts)
+            said = approval.statement(self.name, study, found.decision, facts)
             fields = {
                 "study": study,
                 "decision": found.decision,
-                "facts": dict(found.facts),
-                "signature": self.identity.sign(approval.statement(study, found.decision)),
+                "facts": facts,
+                "signature": self.identity.sign(said),
             }
             try:
                 await link.ask(Letter("approve", fields))

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import is_peer
+from archipel.federation import approval
 from archipel.federation.authority import host_and_port
 from archipel.federation.home import Home
 from archipel.store.files import write
@@ -125,7 +126,7 @@ def _overview(
     return {
         "name": study.name,
         "hash": study.hash,
-        "state": _state(study.state, now is not None),
+        "state": _state(study, now is not None),
         "note": _note(home, study, seen),
         "stalled": study.state == "running" and (now is None or bool(seen.get("waiting"))),
         "waiting": seen.get("waiting", ""),
@@ -156,8 +157,12 @@ def _decisions(roll: Roll, study: str) -> dict[str, str]:
     return said | {d.site: "revoked" for d in roll.history(study) if d.site in revoked}
 
 
-def _state(state: str, up: bool) -> str:
-    return "waits for the coordinator to be up" if state == "running" and not up else state
+def _state(study: Submission, up: bool) -> str:
+    if up or study.state != "running":
+        return study.state
+    if is_peer(approval.read(bytes(study.text)).algorithm_object):
+        return "goes on between peers, who tell how far once the coordinator is up"
+    return "waits for the coordinator to be up"
 
 
 def _note(home: Home, study: Submission, seen: dict[str, Any]) -> str:

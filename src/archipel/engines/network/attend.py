@@ -165,7 +165,7 @@ class Attendance:
                 done, _ = await asyncio.wait([task], timeout=_BEAT)
                 if done:
                     return task.result()
-                if said := doing():
+                if (beat is None or beat.done()) and (said := doing()):
                     beat = asyncio.create_task(self._beat(said))
         finally:
             task.cancel()
@@ -175,6 +175,8 @@ class Attendance:
     async def _beat(self, said: Doing) -> None:
         """Say what this party does; whether it is heard is seen by what comes next."""
         with suppress(ArchipelError, TimeoutError):
+            if self._may is not None:
+                await self._may()  # in a pause not even a count leaves
             letter = self._letter("next", (), pending=-1, busy=said[0], reached=said[1])
             await asyncio.wait_for(self._link.ask(letter), _BEAT)
 

@@ -21,12 +21,17 @@ from archipel.graphs import Topology
 At = tuple[int, int]  # an exchange: its round, and its number in the round
 
 SILENCE = 60.0  # seconds without a sign of life after which a peer counts as away
+LIMIT = 3600.0  # seconds that a peer waits for another in a study without a deadline
 _WORDS = 80  # characters of what a peer says that it does
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
 
 
 class Left(Cut):
     """The peer leaves; it goes on from here when it is started again."""
+
+
+class Over(ArchipelError):
+    """Others are done, and nobody is left to learn with."""
 
 
 @dataclass
@@ -38,6 +43,8 @@ class Contact:
     at: At = (0, 0)  # how far it said it is
     doing: str = ""
     away: bool = False
+    late: bool = False  # it was waited for until the deadline, and has exchanged nothing since
+    gone: bool = False  # it was revoked: it is not heard, nor told anything
     gave_up: At | tuple[()] | None = None  # where it last waited for this peer in vain, as it said
 
 
@@ -45,9 +52,16 @@ class Contacts:
     """Whom a peer hears of, how far they are, and a bell for those who wait for any of it."""
 
     def __init__(
-        self, links: Mapping[int, Link], silence: float, clock: Callable[[], float] = time.monotonic
+        self,
+        links: Mapping[int, Link],
+        silence: float,
+        deadline: float | None = None,
+        paused: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`deadline` bounds how long another is waited for; nothing is said while `paused`."""
         self.links, self.silence, self.clock = links, silence, clock
+        self.limit, self.paused = LIMIT if deadline is None else deadline, paused
         self.every = min(5.0, silence / 5)  # seconds between two signs of life
         self.of = {j: Contact(clock()) for j in links}
         self.left = False
@@ -67,10 +81,26 @@ class Contacts:
 
     def silent(self, j: int) -> bool:
         contact = self.of[j]
-        return contact.away or self.clock() - contact.alive >= self.silence
+        return contact.gone or contact.away or self.clock() - contact.alive >= self.silence
 
     def alone(self, around: Iterable[int]) -> bool:
-        return all(self.silent(j) for j in around)
+        """Whether nobody of these is there to exchange with."""
+        return all(self.silent(j) or self.of[j].late for j in around)
+
+    def patience(self, j: int) -> float:
+        """Seconds that peer j is waited for at most in an exchange, whatever it says.
+
+        One that waits for others itself has a deadline for them, too; one that was late is no
+        longer worth much time.
+        """
+        if self.of[j].late:
+            return min(self.limit / 4, self.silence)
+        return 2 * self.limit if self.of[j].doing == "waits" else self.limit
+
+    def drop(self, j: int) -> None:
+        """Have nothing to do with peer j any more."""
+        self.of[j].gone = True
+        self.ring()
 
     def ring(self) -> None:
         """Wake all that wait."""
@@ -97,10 +127,10 @@ class Contacts:
         under_way: dict[int, asyncio.Task[bool]] = {}
         try:
             while True:
-                for j in around():
-                    if self.clock() - self.of[j].heard >= self.every and (
-                        j not in under_way or under_way[j].done()
-                    ):
+                for j in around() if not self.paused() else ():
+                    quiet = self.clock() - self.of[j].heard >= self.every
+                    free = j not in under_way or under_way[j].done()
+                    if quiet and free and not self.of[j].gone:
                         under_way[j] = asyncio.create_task(self.tell(j, told(j)))
                 await asyncio.sleep(self.every / 2)
         finally:
@@ -117,6 +147,26 @@ class Contacts:
         if answer.kind == "beat":
             self.note(j, answer)
         return True
+
+    async def insist(self, j: int, letter: Letter) -> Letter | None:
+        """Ask until there is an answer; None once nothing of one has come for `silence` seconds."""
+        link, pause = self.links[j], 0.05
+        until, pieces = self.clock() + self.silence, link.pieces
+        while self.clock() < until and not self.left:
+            task = asyncio.create_task(link.ask(letter))
+            try:
+                while not task.done() and self.clock() < until and not self.left:
+                    await asyncio.wait([task], timeout=self.every)
+                    if link.pieces != pieces:  # a large answer over a slow line
+                        until, pieces = self.clock() + self.silence, link.pieces
+                if task.done():
+                    return task.result()
+            except Cut:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+            finally:
+                task.cancel()
+        return None
 
 
 @dataclass(frozen=True)

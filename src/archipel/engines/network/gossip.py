@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.core import Vector
-from archipel.engines.network.contacts import At, Contacts, Left, Place, Words
+from archipel.engines.network.contacts import At, Contacts, Left, Over, Place, Words
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
@@ -34,6 +34,11 @@ class Gossip:
     at once, the answering one with its next `me.mix`, which adds the changes that came. So the sum
     over peers stays. An answer may be lost; the question is repeated, and is answered the same, so
     that a change is made on both sides in the end.
+
+    A question that is not answered until the deadline is asked a last time, by a beat that gives it
+    up: a peer that has answered it before gives the same answer again, and one that has not never
+    will. Who has nobody to average with waits for somebody; who is left when others are done, and
+    nobody else is there, is done, too.
 
     Vectors are averaged with those of the same number in a round. A change that comes after a
     peer's last mix goes to its model where it has the model's form.
@@ -61,6 +66,7 @@ class Gossip:
         self._asked: dict[int, int] = {}  # number -> round in which it last asked
         self._questions: dict[At, tuple[int, Tensor]] = {}  # unanswered: whom, and what
         self._answered: dict[At, tuple[int, Tensor]] = {}  # (peer, number) -> round, its change
+        self._given_up: dict[At, int] = {}  # (peer, number) -> round of its last question
         self._tasks: dict[At, asyncio.Task[None]] = {}
 
     doing = "trains"
@@ -80,6 +86,8 @@ class Gossip:
         t, number = self.at
         if self.contacts.left:
             raise Left("the peer leaves.")
+        if number == 0:
+            await self._company()
         x = self._take(number, x.detach())
         self.public[number] = x
         for at in self._questions:
@@ -101,6 +109,17 @@ class Gossip:
         self.at = (t, number + 1)
         return self._take(number, x)
 
+    async def _company(self) -> None:
+        """Wait until somebody is there to learn with."""
+        contacts, rounds = self.contacts, self.words.rounds
+        while around := self.around():
+            unfinished = [j for j in around if contacts.of[j].at[0] < rounds]
+            if not contacts.alone(unfinished):
+                return
+            if len(unfinished) < len(around):
+                raise Over("all others are done or away.")
+            await contacts.moved(contacts.every)
+
     def _take(self, number: int, x: Tensor) -> Tensor:
         change = self.pending.pop(number, None)
         if change is None:
@@ -121,13 +140,20 @@ class Gossip:
         return task
 
     async def _ask(self, at: At) -> None:
-        i, x = self._questions[at]
+        """Ask until there is an answer, and past the deadline a last time."""
+        contacts, (i, x) = self.contacts, self._questions[at]
         letter, pause = self.words.vector(at, x), 0.05
-        while not self.contacts.left and not self.contacts.silent(i):
+        until = contacts.clock() + contacts.limit
+        while not contacts.left and not contacts.silent(i):
+            left, answer = until - contacts.clock(), None
             try:
-                answer = await asyncio.wait_for(self.contacts.links[i].ask(letter), _ANSWER)
+                if left > 0:
+                    asking = contacts.links[i].ask(letter)
+                    answer = await asyncio.wait_for(asking, min(left, _ANSWER))
+                else:
+                    answer = await contacts.insist(i, self.words.beat(at, "gossips", at))
                 change = None
-                if answer.kind == "vector":
+                if answer is not None and answer.kind == "vector":
                     change = self.words.read(i, answer, x)
             except (Cut, TimeoutError):
                 await asyncio.sleep(pause)
@@ -136,16 +162,20 @@ class Gossip:
             except ArchipelError as no:
                 change = None
                 self.missing[i] = f"refused: {no}"
-            else:
-                self.contacts.note(i, answer)
-            del self._questions[at]
-            if change is not None:
-                self.up += x.numel() * x.element_size()
-                self.down = self.up
-                self._add(at[1], change)
-            self._keep()
-            self.contacts.ring()
+            self._close(at, answer, change)
             return
+
+    def _close(self, at: At, answer: Letter | None, change: Tensor | None) -> None:
+        """Make the change that a question brought, if it did, on the disk as well."""
+        i, x = self._questions.pop(at)
+        if answer is not None:
+            self.contacts.note(i, answer)
+        if change is not None:
+            self.up += x.numel() * x.element_size()
+            self.down = self.up
+            self._add(at[1], change)
+        self._keep()
+        self.contacts.ring()
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Move half of the way to peer j; it gets the other half."""
@@ -158,6 +188,10 @@ class Gossip:
                 return self.words.vector((t, number), change)
         if before is not None and t < before:
             raise Refused(f"round {t + 1}: a later question was answered already.")
+        if t <= self._given_up.get((j, number), -1):
+            raise Refused(f"round {t + 1}: the question was given up.")
+        if self.contacts.paused():
+            raise Cut("this peer is paused.")
         if number not in self.public or self.at[0] >= self.words.rounds:
             return self.told(j)
         mine = self.public[number]
@@ -166,6 +200,15 @@ class Gossip:
         self._answered[j, number] = (t, -change)
         self._keep()
         return self.words.vector((t, number), -change)
+
+    def last(self, j: int, at: At) -> Letter | None:
+        """Peer j asks a last time: its change where one was made, or else none ever is."""
+        t, number = at
+        before, change = self._answered.get((j, number), (-1, None))
+        if before == t and change is not None:
+            return self.words.vector(at, change)
+        self._given_up[j, number] = max(t, self._given_up.get((j, number), -1))
+        return None
 
     def settled(self) -> bool:
         """Whether all that this peer asked is answered, or whom it asked is away."""

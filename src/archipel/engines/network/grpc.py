@@ -106,7 +106,7 @@ class GrpcLink:
         self._partials, self.most, self.pieces = Partials(), most, 0
         self._goal = Goal(address, name, credentials.chain, credentials.authority)
         self._channel = grpc.aio.secure_channel(
-            address,
+            f"dns:///{address}",  # a name or an IP address, and never a scheme
             grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.chain),
             [*_OPTIONS, ("grpc.ssl_target_name_override", name)],
         )

@@ -36,6 +36,7 @@ MAGIC = b"ARC1"
 MOST_HEADER = 1 << 20  # bytes
 PIECE = 1 << 20  # bytes that are sent at a time
 MOST_ARRAYS, MOST_DIMENSIONS, MOST_NUMBERS = 4096, 8, 1 << 40
+MOST_CONTAINERS = 2 * MOST_ARRAYS + 32  # lists and maps of a header: two for an array, some fields
 
 _DTYPES = {
     "f2": (torch.float16, 2),
@@ -124,7 +125,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "learnt": {"study": (str,), "rounds": (int,)},
     "advice": {"study": (str,), "number": (int,)},
     "done": {"study": (str,), "rounds": (int,)},
-    "peers": {"study": (str,), "roster": (bytes,), "signature": (bytes,)},
+    "peers": {
+        "study": (str,),
+        "roster": (bytes,),
+        "signature": (bytes,),
+        "revoked": (bytes,),
+        "revoked_signature": (bytes,),
+    },
     "refused": {"reason": (str,)},
     # one peer to another
     "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
@@ -241,6 +248,16 @@ def _tensor(data: Any, at: int, size: int, dtype: torch.dtype, shape: list[int])
 
 
 def _header(data: bytes) -> tuple[str, dict[str, Any], list[Any]]:
+    made = 0
+
+    def count(container: Any) -> Any:
+        """A header of a megabyte could make a million of them: it ends with the first too many."""
+        nonlocal made
+        made += 1
+        if made > MOST_CONTAINERS:
+            raise ValueError
+        return container
+
     try:
         found = msgpack.unpackb(
             data,
@@ -248,6 +265,8 @@ def _header(data: bytes) -> tuple[str, dict[str, Any], list[Any]]:
             max_ext_len=0,
             max_array_len=MOST_ARRAYS,
             max_map_len=MOST_ARRAYS,
+            object_hook=count,
+            list_hook=count,
         )
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise BadLetter(f"a header that is not msgpack ({type(error).__name__}).") from None

@@ -46,7 +46,10 @@ class Link(Protocol):
     """A party's way to the other side: opens a stream for each conversation."""
 
     most: int  # bytes of an answer
-    pieces: int  # of large answers, that came so far
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of large answers that came so far."""
 
     async def ask(self, letter: Letter) -> Letter:
         """Say something and return the answer; `Cut` where there is none, `Refused` for a no."""

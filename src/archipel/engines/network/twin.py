@@ -105,11 +105,12 @@ class Circle:
         *,
         asynchronous: bool = False,
         silence: float = 60.0,
+        deadline: float | None = None,
         cuts: Sequence[tuple[float, float]] = (),
     ) -> None:
         self._parts = (algorithm, data, model, topology)
         self._rounds, self._asynchronous, self._silence = rounds, asynchronous, silence
-        self._cuts = cuts
+        self._cuts, self._deadline = cuts, deadline
         count = data.training
         self.shelves = [Shelf() for _ in range(count)]
         self.up: dict[int, Peer] = {}
@@ -126,7 +127,7 @@ class Circle:
         links = {j: self._link(k, j) for j in range(data.training) if j != k}
         peer = self.up[k] = Peer(
             seat, topology, links, Words("twin", self._rounds), self.shelves[k],
-            asynchronous=self._asynchronous, silence=self._silence,
+            asynchronous=self._asynchronous, silence=self._silence, deadline=self._deadline,
             report=lambda report: self._reported(k, report),
         )  # fmt: skip
         self.tasks[k] = asyncio.create_task(peer.run())
