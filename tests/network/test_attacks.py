@@ -265,6 +265,16 @@ def test_every_rule_that_changes_holds_at_once(tmp_path, change):
         seat.told(seat.model.w, 1)
 
 
+def test_a_paused_site_asks_for_no_model_of_its_own(tmp_path):
+    site, text = made_site(tmp_path / "ulm"), study_text()
+    site.decide(text, "approved", None)
+    data = _data(site, text, tmp_path)
+    site.pause()
+
+    with pytest.raises(ar.ArchipelError, match="this site is paused"):
+        asyncio.run(site.personalise(approval.hash_of(text), data))
+
+
 def test_numbers_of_rows_stop_at_once(tmp_path):
     Policy(counts=True).write(tmp_path)
     seat = seat_of(patients(), Standing(tmp_path, counts=True), ar.FedSGD(lr=0.1))

@@ -213,6 +213,7 @@ class PeerSite(Site):
             evaluate_every=about.evaluate_every,
             silence=self._silence,
             report=report,
+            counts=self.policy.counts,
         )
         self._serving[study] = peer, roster
         telling = asyncio.create_task(self._telling(link, study, seat, log))
@@ -262,7 +263,7 @@ class PeerSite(Site):
     async def _telling(self, link: GrpcLink, study: str, seat: Seat, log: Log) -> None:
         """Tell the coordinator what became of each round, whenever it can be reached."""
         decision = self.shelf.decision(study)
-        agreed = decision is not None and decision.facts["n"] > 0
+        agreed = decision is not None and decision.facts["n"] > 0 and self.policy.counts
         points = int(seat.data.n_test[seat.party]) if agreed else 0
         while True:
             fields = {"study": study, "points": points, **await log.untold()}

@@ -76,7 +76,7 @@ class Review:
             yield f"          exactly {name!a}"
         yield f"Hash      {self.digest}"
         yield f"Purpose   {_cut(about.purpose, _PURPOSE) or '(none given)'}"
-        yield f"Approved  by {', '.join(self.members) or 'nobody yet'}"
+        yield f"Members   {', '.join(self.members) or '(nobody yet)'}"
         yield f"Method    {study.algorithm.name}, {about.rounds} rounds, seed {about.seed}"
         yield f"          {_settings(study.algorithm_object)}"
         options = {"loss": exposure.loss, **study.model.given}
@@ -133,9 +133,10 @@ class Review:
             yield "with every upload: your number of training rows"
         if self.policy.counts:
             yield "numbers of training rows, test rows and gradients, since your policy has counts"
-        own = " and of your own model" if exposure.scored > exposure.evaluations else ""
+        which = "the shared model" + " and your own" * (exposure.scored > exposure.evaluations)
         yield (
-            f"{exposure.evaluations} times: scores of the shared model{own} on your test rows, "
+            f"{exposure.evaluations} times: scores of "
+            f"{'your model' if exposure.neighbours else which} on your test rows, "
             + self._rounding()
         )
         for number, message in enumerate(anatomy.personal, 1):
@@ -197,7 +198,6 @@ def dangers(study: Exposure, policy: Policy) -> Iterator[str]:
             "The coordinator sees your uploads one by one. A dishonest one can send models that "
             "are made so that the answers give single records, exactly."
         )
-    if study.scored:
         yield (
             "It can have such models scored, too: the more scores, the more they tell of single "
             "test records."

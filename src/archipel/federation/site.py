@@ -299,6 +299,11 @@ class Site:
 
         It is written beside the approval; returns its metrics on this site's test points.
         """
+        if self.paused:
+            raise ArchipelError(
+                "this site is paused, and a model of its own may take questions computed from its "
+                "rows: say 'archipel site resume' first."
+            )
         seat, path = self._seat(study, data)
         link = self.link()
         try:

@@ -158,8 +158,8 @@ class Releases:
 def _numbers(values: Floats, least: int) -> Tensor:
     """Count, total and total of squares; zeros where they would tell of fewer than `least` records.
 
-    A column of up to three values tells how many records have each. A record that is farther from
-    the mean than all the others together is read from the totals.
+    A column of up to three values tells how many records have each, and a record that has most of
+    a column's spread is nearly the totals themselves.
     """
     different, counts = np.unique(values, return_counts=True)
     few = len(values) < least or (1 < len(different) <= 3 and int(counts.min()) < least)

@@ -337,10 +337,15 @@ class Peer:
         evaluate_every: int = 1,
         silence: float = SILENCE,
         report: Callable[[Report], None] = lambda _: None,
+        counts: bool = True,
     ) -> None:
-        """`links` lead to all other peers of the study, by number."""
+        """`links` lead to all other peers of the study, by number.
+
+        Without `counts` nobody is told of gradients, whose number is that of points.
+        """
         self.seat, self.words, self._store, self._report = seat, words, store, report
-        self._every = evaluate_every
+        self._every, self._counts = evaluate_every, counts
+        self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.contacts = Contacts(links, silence)
         party, contacts = seat.party, self.contacts
         self.mixing: Rounds | Gossip = (
@@ -392,8 +397,16 @@ class Peer:
         if self.done:
             doing = "done"
         elif doing == "trains" and me is not None:
-            doing = f"trains, {me.gradients} gradients"
+            doing = f"trains, {self._far(me.gradients)}"
         return Letter("beat", {**letter.fields, "doing": doing})
+
+    def _far(self, gradients: int) -> str:
+        """Words that change as long as the work moves on."""
+        if self._counts:
+            return f"{gradients} gradients"
+        before, grown = self._grown
+        self._grown = gradients, grown + (gradients != before)
+        return f"{self._grown[1]} times further"
 
     async def run(self) -> Any:
         """Take part until the rounds are done; return the own state."""
@@ -440,7 +453,7 @@ class Peer:
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(own.state)):
             raise RunFailed(f"round {t + 1}: the model is no longer finite: lower lr.")
         self.seat.own = own
-        told = (dict(mixing.missing), gradients, mixing.up, mixing.down)
+        told = (dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
         self.round = t + 1
         mixing.begin(self.round)
         self._keep()
