@@ -487,6 +487,16 @@ def test_a_site_hears_that_the_scale_was_made_anew():
         ({}, Rows(1, 0), ["least_rows", "least_batch"]),
         ({"data": {"test": 0.999}}, Rows(2, 198), ["least_rows", "least_batch"]),
         ({"algorithm": {"batch_size": 1, "local_steps": 1}}, Rows(160, 40), ["least_batch"]),
+        (
+            {"algorithm": {"name": "pefll", "batch_size": 1, "local_steps": 20}},  # its embedding
+            Rows(160, 40),
+            ["least_batch"],
+        ),
+        (
+            {"algorithm": {"name": "ditto"}, "study": {"rounds": 30}},  # two models each time
+            Rows(160, 40),
+            ["scores", "counts"],
+        ),
         ({"round": {"quorum": 2}}, Rows(160, 40), ["least_sites"]),
         ({"round": {"quorum": 0.9}}, Rows(160, 40), ["least_sites"]),
         ({"study": {"rounds": 200}}, Rows(160, 40), ["scores"]),

@@ -65,6 +65,8 @@ def exposure(
     """What a study makes leave; `data` may be made up, of the study's form."""
     algorithm = study.algorithm_object
     batch, steps, records = _records(algorithm, rows)
+    if len(anatomy.messages) > 1 and batch is not None:  # one of them may be made of a batch alone
+        records = batch
     sent = [message.upload for message in anatomy.messages]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)

@@ -25,7 +25,7 @@ from archipel.federation.policy import Policy
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
 
-_WIDTH = 100  # characters of a line
+_WIDTH = 98  # characters of a line
 _PURPOSE = 1000  # characters of a purpose that are shown
 _NAME = 60  # characters of any other text of a study
 _VALUES = 12  # of a column
@@ -117,8 +117,8 @@ class Review:
         if columns := scaled(study):
             yield (
                 f"once: count, sum and sum of squares of {columns} columns over your training "
-                "rows, for the common scale; the coordinator sees yours by themselves. What an "
-                "earlier study got of a column is sent again as it was"
+                "rows, for the common scale; the coordinator sees each site's. What an earlier "
+                "study got of a column is sent again as it was"
             )
         for number, message in enumerate(anatomy.messages, 1):
             which = f"upload {number}" if len(anatomy.messages) > 1 else "an upload"
