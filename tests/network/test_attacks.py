@@ -89,8 +89,9 @@ def test_a_site_killed_amid_questions_does_not_ask_again():
     asyncio.run(Attendance(again, second, "s").run())
 
     assert len(first.asked) == 1 and second.asked == []
-    assert second.scores[0][1] is None  # the own model's
-    assert "accuracy" in second.scores[0][0]
+    shared, own = second.scores[0]
+    assert shared.keys() == own.keys()
+    assert np.isfinite(shared["accuracy"]) and all(np.isnan(each) for each in own.values())
 
 
 def test_a_site_that_was_restarted_says_what_it_said():
@@ -195,6 +196,19 @@ def test_overflow_does_not_tell_of_one_record():
     assert (beyond[1], none[1]) == (1, 0)  # records whose outputs are not finite
     assert beyond[0].keys() == none[0].keys()
     assert all(np.isfinite(each) for each in beyond[0].values())
+
+
+@pytest.mark.parametrize("ill", [0, 1, 3])
+def test_scores_that_cannot_be_told_are_there_and_undefined(ill):
+    """Where the metric of a study was left out, the coordinator took none of a site's scores."""
+    y = np.zeros(100, int)
+    y[60 : 60 + ill] = y[:30] = 1
+    told = seat_of(patients(ill=y), Policy())
+
+    scores = told.told(told.model.w, 1)
+
+    assert scores.keys() == {"accuracy", "auc", "loss"}
+    assert np.isnan(scores["auc"]) and np.isfinite(scores["accuracy"])
 
 
 # -- uploads ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import floor, log10
+from math import floor, log10, nan
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, NamedTuple, Self
@@ -218,10 +218,11 @@ class Policy:
         if self.is_exact:
             return dict(scores)
         least = 10.0**-self.digits
-        return {
+        rounded = {
             name: _coarse(each.value, max(2 * each.moved, least), _random.random())
             for name, each in guarded.items()
         }
+        return {name: rounded.get(name, nan) for name in scores}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from math import nan
 from typing import Any, TypeVar
 
 from archipel.engines.network.letters import Letter
@@ -111,6 +112,8 @@ class Attendance:
             if seat.has_personal and (first or not seat.asks):
                 model = await self.personal(t, shared[1:])
                 own = await self._busy(seat.told, model, t, True)
+            elif seat.has_personal:
+                own = dict.fromkeys(scores, nan)
             seat.answer = scores, own
             self._keep()
         scores, own = seat.answer
