@@ -10,13 +10,17 @@ import torch
 
 import archipel as ar
 from archipel.engines.network.attend import Attendance
+from archipel.engines.network.desk import Desk
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.federation import approval
+from archipel.federation.coordinator import Coordinator
 from archipel.federation.policy import Policy, Standing, Withheld
 from archipel.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
+from network.processes import Drill
 from network.test_policy import patients, released, seat_of
 
 pytestmark = pytest.mark.careful
@@ -25,7 +29,7 @@ pytestmark = pytest.mark.careful
 # -- scores ----------------------------------------------------------------------------------------
 
 
-class Coordinator:
+class Repeating:
     """Has one letter evaluated again and again, and gives other advice each time."""
 
     most = pieces = 0
@@ -58,7 +62,7 @@ class Coordinator:
 def test_advice_is_no_way_to_have_more_models_scored(algorithm):
     """C2: the same letter again, and each time another model as the advice: scores without end."""
     seat = seat_of(patients(), Policy(), algorithm)
-    coordinator = Coordinator(seat, times=5)
+    coordinator = Repeating(seat, times=5)
 
     asyncio.run(Attendance(seat, coordinator, "s").run())
 
@@ -69,13 +73,13 @@ def test_advice_is_no_way_to_have_more_models_scored(algorithm):
 
 def test_a_site_killed_amid_questions_does_not_ask_again():
     seat = seat_of(patients(), Policy(), ar.PeFLL())
-    first = Coordinator(seat, times=1)
+    first = Repeating(seat, times=1)
     kept = []
 
     async def killed(letter):
         if letter.kind == "scores":
             raise Refused("gone")
-        return await Coordinator.ask(first, letter)
+        return await Repeating.ask(first, letter)
 
     def keep():
         kept.append(seat.state())
@@ -84,7 +88,7 @@ def test_a_site_killed_amid_questions_does_not_ask_again():
     asyncio.run(Attendance(seat, first, "s", keep=keep).run())
     again = seat_of(patients(), Policy(), ar.PeFLL())
     again.restore(kept[0])  # after the first letter came, before anything was answered
-    second = Coordinator(again, times=1)
+    second = Repeating(again, times=1)
     second.letter = first.letter
     asyncio.run(Attendance(again, second, "s").run())
 
@@ -396,3 +400,49 @@ def test_sums_that_tell_of_few_patients_do_not_leave(tmp_path, values, leaves_it
     sums = released(site, study_text(data={"test": 0.0}), file)
 
     assert bool(sums.counts[1] > 0) == leaves_it
+
+
+# -- sites that are processes ----------------------------------------------------------------------
+
+
+def test_a_site_process_that_is_killed_answers_an_evaluation_as_before(tmp_path, monkeypatch):
+    """C2: a coordinator that loses scores on purpose, and gives other advice to each question."""
+    seen, asked, score = [], [], Desk._score
+
+    def losing(self, party, letter):
+        seen.append((party, letter["metrics"], letter["own"]))
+        if sum(who == party for who, *_ in seen) > 3:
+            score(self, party, letter)
+
+    def advise(self, number, arrays):
+        asked.append(number)
+        form = self.anatomy.personal[number].reply
+        return [torch.randn_like(leaf) for leaf in leaves(form)]
+
+    monkeypatch.setattr(Desk, "_score", losing)
+    monkeypatch.setattr(NetworkEngine, "advise", advise)
+    changes = {"algorithm.name": "pefll", "round.quorum": 3, "study.rounds": 1}
+
+    async def play():
+        async with Drill(tmp_path, 3, changes) as drill:
+            await drill.enrol()
+            for k in range(3):
+                Policy().write(drill.path(k))
+            coordinator = Coordinator(drill.home)
+            await coordinator.up(drill.home.address)
+            running = asyncio.create_task(coordinator.run(drill.hash))
+            for process in drill.processes:
+                await process.start()
+            while not any(party == 0 for party, *_ in seen):
+                drill.check()
+                await asyncio.sleep(0.02)
+            await drill.processes[0].kill()
+            await drill.processes[0].start()
+            await running
+            await coordinator.down()
+
+    asyncio.run(asyncio.wait_for(play(), 120))
+    for party in range(3):
+        answers = [each[1:] for each in seen if each[0] == party]
+        assert len(answers) > 3 and all(each == answers[0] for each in answers)
+    assert len(asked) == 3
