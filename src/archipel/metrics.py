@@ -9,6 +9,8 @@ one class only, no comparable pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +27,9 @@ PRIMARY = {
 
 METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
 
+SHARES = ("accuracy", "auc", "c_index")  # metrics between 0 and 1
+
+_FAR = 3.0  # standard deviations, or losses of a model that knows nothing: as far as a point counts
 _BLOCK = 4_000_000  # entries of a padded block: some tens of megabytes
 
 
@@ -59,59 +64,75 @@ def pool(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, f
     }
 
 
-def influence(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, float]:
-    """Return what leaving out one point moves each metric of all points together by, at most.
+class Guarded(NamedTuple):
+    """A metric in which no point counts without limit."""
 
-    Metrics of pairs have a bound instead: a point's pairs over all the others. A loss that is no
-    mean over points, and a metric that is undefined, is left out.
+    value: float
+    moved: float  # by one point at most, whatever the model makes of it
+
+
+def guarded(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, Guarded]:
+    """Return the metrics of all points together, made so that one point moves none of them far.
+
+    A point's loss or error counts up to a limit that follows from the targets alone, so that no
+    model can be made by which the limit, or a metric that is undefined, tells of a single point.
+    Left out: a loss that is no mean over points, errors where all targets are equal, and a share
+    that one point moves by more than a quarter.
 
     >>> from archipel.losses import LOSSES
-    >>> outputs, labels = torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
-    >>> influence("classification", outputs, labels, LOSSES["cross_entropy"])["accuracy"]
-    0.5
+    >>> outputs, labels = torch.tensor([[9.0, 0.0]] * 9 + [[1e9, 0.0]]), torch.tensor([0] * 9 + [1])
+    >>> guarded("classification", outputs, labels, LOSSES["cross_entropy"])["accuracy"]
+    Guarded(value=0.9, moved=0.1)
     """
     n = len(outputs)
-    known = pool(task, outputs, targets, loss)
-    single = score(task, outputs, targets, torch.arange(n + 1, device=outputs.device), loss)
-    found: dict[str, float] = {}
-    for name, value in known.items():
-        if value != value or n < 2:
-            continue
-        if name == "loss" and not loss.separable:
-            continue
-        if name in ("accuracy", "loss", "mae"):
-            found[name] = float((single[name] - value).abs().max()) / (n - 1)
-        elif name == "rmse":
-            rest = (n * value**2 - single[name].square()).clamp(min=0) / (n - 1)
-            found[name] = float((rest.sqrt() - value).abs().max())
-        elif name == "r2":
-            found[name] = _moves_r2(single["rmse"].square(), targets, value)
-        else:
-            found[name] = _moves_pairs(task, targets)
+    each = torch.arange(n + 1, device=outputs.device)
+    single = score(task, outputs, targets, each, loss)
+    shares = pool(task, outputs.nan_to_num(), targets, loss)
+    moves = {name: 1 / n if name == "accuracy" else _moves_pairs(task, targets) for name in SHARES}
+    found = {
+        name: Guarded(shares[name], moves[name])
+        for name in SHARES
+        if shares.get(name, torch.nan) == shares.get(name) and moves[name] <= 0.25
+    }
+    most = _largest_loss(task, outputs, targets, loss)
+    if loss.separable and most > 0:
+        found["loss"] = Guarded(_limited(single["loss"], most), most / n)
+    spread = float(targets.double().std(correction=0)) if task == "regression" else 0.0
+    if spread > 0:
+        most = _FAR * spread
+        squares = _limited(single["rmse"].square(), most**2)
+        rmse = squares**0.5
+        found["mae"] = Guarded(_limited(single["mae"], most), most / n)
+        found["rmse"] = Guarded(rmse, rmse - max(squares - most**2 / n, 0.0) ** 0.5)
+        found["r2"] = Guarded(1 - squares / spread**2, _FAR**2 / n)
     return found
 
 
-def _moves_r2(squares: Tensor, targets: Tensor, value: float) -> float:
-    """What leaving out one point moves R2 by, at most; infinite where the others are all equal."""
-    n, around = len(targets), (targets.double() - targets.double().mean()).square()
-    spread = around.sum() - around * n / (n - 1)
-    rest = 1 - (squares.sum() - squares) / spread
-    moved = torch.where(spread > 1e-12 * around.sum(), (rest - value).abs(), torch.inf)
-    return float(moved.max())
+def _limited(values: Tensor, most: float) -> float:
+    """The mean of what each point counts; what is no number counts the most."""
+    return float(values.nan_to_num(nan=most, posinf=most).clamp(max=most).mean())
+
+
+def _largest_loss(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> float:
+    """What the loss of a point counts at most: some times that of knowing nothing."""
+    if task != "regression":
+        return _FAR * log(max(2, outputs.shape[-1]))
+    mean, spread = targets.double().mean(), targets.double().std(correction=0)
+    return float(loss((mean + _FAR * spread).view(1, 1), mean.view(1), torch.ones(1).double()))
 
 
 def _moves_pairs(task: str, targets: Tensor) -> float:
-    """The share of comparable pairs that one point is in, at most, of those without it."""
+    """The share of comparable pairs that one point is in, at most."""
     if task == "survival":
         time, event = targets[:, 0].contiguous(), targets[:, 1] > 0
         times, ends = time.sort().values, time[event].sort().values
         pairs = int((len(time) - torch.searchsorted(times, ends, right=True)).sum())
         mine = torch.where(event, len(time) - torch.searchsorted(times, time), 0)
         most = int((mine + torch.searchsorted(ends, time, right=True)).max())  # with all ties
-        return most / (pairs - most) if pairs > most else float("inf")
+        return most / pairs if pairs else float("inf")
     up = int((targets > 0).sum())
     fewest = min(up, len(targets) - up)
-    return 1 / (fewest - 1) if fewest > 1 else float("inf")
+    return 1 / fewest if fewest else float("inf")
 
 
 def _classification(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:

@@ -149,11 +149,22 @@ def review(site, text):
         {"data": {"missing": "drop"}},
         {"data": {"standardise": False}},
         {"data": {"schema": {"age": "number", "ill": [0, 1]}}},
+        {
+            "data": {
+                "schema": {"age": "number", "weight": "number", "sex": ["m", "f"], "ill": [0, 1]}
+            }
+        },
+        {
+            "data": {
+                "schema": {"age": "number", "weight": "number", "sex": ["f", "m"], "ill": [1, 0]}
+            }
+        },
         {"data": {"target": "sex"}},
         {"model": {"name": "mlp"}},
         {"model": {"name": "mlp", "widths": [7]}},
         {"round": {"quorum": 2}},
         {"round": {"sample": 3}},
+        {"round": {"over_select": 0.5}},
         {"round": {"deadline": 9.0}},
         {"round": {"on_missing": "wait"}},
         {"round": {"late_joiners": False}},
@@ -177,13 +188,13 @@ def test_the_review_says_what_could_be_read(site):
     assert "cannot be approved here" in plain
 
     few = review(site, study_text(algorithm={"batch_size": 3, "local_steps": 1}))
-    assert "one upload is computed from 3 records" in few
+    assert "One upload is computed from 3 records" in few
 
     usual = review(site, study_text())
     assert "ONE UPLOAD" not in usual and "NOT MET" not in usual
     assert "never a record" not in usual
-    assert "no noise is added" in usual
-    assert "the coordinator receives your uploads one by one" in usual
+    assert "No noise is added" in usual
+    assert "The coordinator sees your uploads one by one" in usual
 
 
 def test_the_review_says_with_how_few_sites_others_see_an_upload(site):
@@ -212,6 +223,55 @@ def test_no_text_of_a_study_obeys_a_terminal(site):
         assert shown.split("\n").count("What leaves the building") == 1
 
     assert all(line.isprintable() for line in approval.difference(texts[0], texts[1]))
+
+
+def test_the_review_says_which_loss_is_trained(site):
+    target = {"target": "age"}
+    usual = review(site, study_text(data=target))
+    huber = review(site, study_text(data=target, model={"loss": "huber"}))
+
+    assert "loss squared_error" in usual and "loss huber" in huber
+
+
+def test_a_study_cannot_push_anything_out_of_the_review(site):
+    """A column with a name of thousands of letters cut off those after it, unsaid."""
+    columns = {"x" * 5000: "number", "religion": [f"v{k}" * 50 for k in range(500)]}
+    text = study_text(data={"schema": {**columns, "secret": "number", "ill": [0, 1]}})
+
+    shown = review(site, text)
+
+    assert "3 to learn from" in shown and "secret" in shown and "to predict: ill (0, 1)" in shown
+    assert "(4940 characters more)" in " ".join(shown.split())
+    assert max(map(len, shown.split("\n"))) <= 100
+    assert shown.count("\n") < 80
+
+
+@pytest.mark.parametrize("name", ["he\u0430rt", "heart\u3164", " heart", "he  art"])
+def test_a_name_that_looks_like_another_is_written_out(site, name):
+    assert f"exactly {name!a}" in review(site, study_text(study={"name": name}))
+
+
+def test_a_name_that_differs_in_blanks_or_capitals_is_said(site):
+    digest = site.shelf.put(study_text(study={"name": "heart "}))
+
+    assert digest in review(site, study_text(study={"name": "Heart"}))
+
+
+def test_a_study_whose_bytes_were_changed_on_disk_is_neither_read_nor_kept_from_being_left(
+    site, run, tmp_path
+):
+    digest = bound(site, study_text(), tmp_path)
+    run("review", "heart")
+    run("approve", digest[:12], "--yes")
+    (site.shelf.folder(digest) / "study.toml").write_bytes(study_text(study={"rounds": 9999}))
+
+    with pytest.raises(ar.ArchipelError, match="is not the study of this hash any more"):
+        site.shelf.read(digest)
+    assert run("studies")[0] == 0
+    assert run("leave")[0] == 0
+    assert site.shelf.approved() == []
+    assert site.shelf.put(study_text()) == digest  # as it is when it is fetched again
+    assert site.shelf.read(digest).study.rounds == 10
 
 
 def test_a_review_says_what_changed_and_who_is_called_the_same(site, tmp_path):

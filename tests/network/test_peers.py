@@ -814,6 +814,31 @@ def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
     assert "roster" in entries
 
 
+def test_without_counts_nobody_is_told_how_many_points_a_peer_has(tmp_path, monkeypatch):
+    """Gradients of a round are as many as training points; they were told whatever the policy."""
+    sent, ask = [], GrpcLink.ask
+
+    async def noted(self, letter):
+        sent.append(letter)
+        return await ask(self, letter)
+
+    async def play():
+        async with coordinator(tmp_path / "c") as one:
+            digest, peers = await gathered(one, tmp_path, STUDY)
+            for site, _ in peers:
+                site.policy.changed(["counts=false"]).write(site.home)
+            monkeypatch.setattr(GrpcLink, "ask", noted)
+            tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
+            await one.run(digest)
+            await asyncio.gather(*tasks)
+
+    run(play(), 60)
+    told = [letter for letter in sent if letter.kind == "told"]
+    assert len(told) >= 4
+    assert {letter["gradients"] for letter in told} == {letter["points"] for letter in told} == {0}
+    assert not any("gradients" in letter.fields.get("doing", "") for letter in sent)
+
+
 @pytest.mark.slow
 def test_peers_need_no_coordinator_once_they_have_the_roster(tmp_path):
     text = STUDY.replace("rounds = 5", "rounds = 30")

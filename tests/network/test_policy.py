@@ -77,7 +77,8 @@ def test_what_was_scored_is_kept_before_a_score_leaves():
         async def ask(self, letter):
             sent.append(letter.kind)
             if letter.kind == "scores":
-                assert kept[-1]["scored"].tolist() == [2, 1]
+                assert kept[0]["scored"].tolist() == kept[-1]["scored"].tolist() == [2, 1]
+                assert "scored.answer" in kept[-1]
                 return Letter("thanks")
             done = Letter("done", {"study": "s", "rounds": 30})
             work = Letter("evaluate", {"study": "s", "round": 2}, [seat.model.w], header=b"h")
@@ -139,7 +140,7 @@ def test_a_handful_of_scored_models_gives_back_no_record(seed):
     assert float((exact - record).abs().max()) < 0.1  # the attack works on what used to leave
     error = (rounded - record).square().mean().sqrt()
     guess = record.square().mean().sqrt()  # of somebody who says that every feature is average
-    assert not error < guess
+    assert error > 0.9 * guess
 
 
 def _alone(x, y, seed):
@@ -162,20 +163,48 @@ def _alone(x, y, seed):
     st.integers(4, 40),
     st.integers(0, 10_000),
     st.sampled_from(["classification", "regression", "survival"]),
-    st.floats(0.1, 1e5),
+    st.floats(0.1, 1e30),
 )
-def test_no_record_moves_a_metric_by_more_than_its_influence(n, seed, task, size):
+def test_no_record_moves_a_metric_far_whatever_a_model_makes_of_it(n, seed, task, size):
     rng = np.random.default_rng(seed)
-    outputs, targets, loss = _scored(rng, n, task, size)
+    outputs, targets, loss = _scored(rng, n, task, 1.0)
+    before = metrics.guarded(task, outputs, targets, loss)
 
-    moved = metrics.influence(task, outputs, targets, loss)
+    for value in (size, -size, float("inf"), float("-inf"), float("nan"), 0.0):
+        outputs = outputs.clone()
+        outputs[int(rng.integers(n)), -1] = value
+        after = metrics.guarded(task, outputs, targets, loss)
 
-    whole = metrics.pool(task, outputs, targets, loss)
-    for i in range(n):
-        rest = torch.arange(n) != i
-        for name, value in metrics.pool(task, outputs[rest], targets[rest], loss).items():
-            if name in moved and np.isfinite(moved[name]) and np.isfinite(value):
-                assert abs(value - whole[name]) <= moved[name] * (1 + 1e-5) + 1e-6 * size
+        assert after.keys() == before.keys()  # what is told is no sign either
+        for name, (score, moved) in after.items():
+            most = max(moved, before[name].moved)
+            assert abs(score - before[name].value) <= most * (1 + 1e-6) + 1e-9
+        before = after
+
+
+def test_how_coarse_a_score_is_does_not_depend_on_the_model():
+    """The step itself told the largest loss of a single record, to as many digits as were asked."""
+    data = patients(test=100)
+    x, y = data.x[60:], data.y[60:]
+    steps = set()
+    for scale in np.geomspace(1e-3, 1e6, 50):
+        outputs = torch.stack([torch.zeros(100), scale * x[:, 0]], 1)
+        found = metrics.guarded("classification", outputs, y, LOSSES["cross_entropy"])
+        steps.add(tuple(each.moved for each in found.values()))
+
+    assert len(steps) == 1
+
+
+def test_exact_metrics_are_those_of_records_within_the_limit():
+    outputs, targets, loss = _scored(np.random.default_rng(0), 500, "regression", 0.5)
+    outputs = outputs + targets[:, None]
+
+    found = metrics.guarded("regression", outputs, targets, loss)
+
+    exact = metrics.pool("regression", outputs, targets, loss)
+    assert found.keys() == exact.keys()
+    for name, value in exact.items():
+        assert found[name].value == pytest.approx(value, abs=1e-5)
 
 
 def _scored(rng, n, task, size):
@@ -190,13 +219,20 @@ def _scored(rng, n, task, size):
     return outputs, torch.tensor(times, dtype=torch.float32), LOSSES["cox"]
 
 
-@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6))
-def test_a_score_is_rounded_to_steps_that_are_large_enough(value, least):
-    first = _coarse(value, least)
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6), st.floats(0, 0.999))
+def test_a_score_is_rounded_to_steps_that_are_large_enough(value, least, draw):
+    first = _coarse(value, least, draw)
 
     assert abs(first - value) <= 2.51 * least + 1e-9 * abs(value)
-    assert _coarse(first, least) == pytest.approx(first)
-    assert len({_coarse(value + k * least / 8, least) for k in range(5)}) <= 2
+    assert len({_coarse(value + k * least / 8, least, draw) for k in range(5)}) <= 2
+
+
+def test_rounding_at_random_is_right_on_the_whole():
+    draws = [(k + 0.5) / 1000 for k in range(1000)]
+
+    assert np.mean([_coarse(0.8347, 0.1, draw) for draw in draws]) == pytest.approx(
+        0.8347, abs=1e-3
+    )
 
 
 def test_few_test_rows_are_not_scored_for_others():
@@ -451,6 +487,16 @@ def test_a_site_hears_that_the_scale_was_made_anew():
         ({}, Rows(1, 0), ["least_rows", "least_batch"]),
         ({"data": {"test": 0.999}}, Rows(2, 198), ["least_rows", "least_batch"]),
         ({"algorithm": {"batch_size": 1, "local_steps": 1}}, Rows(160, 40), ["least_batch"]),
+        (
+            {"algorithm": {"name": "pefll", "batch_size": 1, "local_steps": 20}},  # its embedding
+            Rows(160, 40),
+            ["least_batch"],
+        ),
+        (
+            {"algorithm": {"name": "ditto"}, "study": {"rounds": 30}},  # two models each time
+            Rows(160, 40),
+            ["scores", "counts"],
+        ),
         ({"round": {"quorum": 2}}, Rows(160, 40), ["least_sites"]),
         ({"round": {"quorum": 0.9}}, Rows(160, 40), ["least_sites"]),
         ({"study": {"rounds": 200}}, Rows(160, 40), ["scores"]),

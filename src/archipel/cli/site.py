@@ -480,7 +480,7 @@ def approve(
     rows = _rows(site, digest)
     policy.refuse(site.exposure(described, records.schema.empty(), rows))
     if not yes:
-        _print(_review(site, digest, []))
+        _print(_review(site, digest, _known(site, digest)[1]))
         typer.confirm(f"Take part in exactly this study, hash {digest[:12]}?", abort=True, err=True)
     site.decide(site.shelf.text(digest), "approved", binding.facts(records, policy.counts))
     command = "archipel peer up" if is_peer(described.algorithm_object) else "archipel site up"

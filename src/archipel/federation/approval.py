@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
@@ -73,6 +74,11 @@ def name_of(text: bytes) -> str:
     except (ArchipelError, UnicodeDecodeError, KeyError, TypeError):
         return ""
     return clean(name)[:80] if isinstance(name, str) else ""
+
+
+def folded(name: str) -> str:
+    """The same for names that differ in blanks, in capitals or in forms of the same letters."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def model_of(study: Study, data: Federation) -> Model:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from archipel import models
 from archipel.data.federation import Federation
-from archipel.exchange import Anatomy, is_peer
+from archipel.exchange import Anatomy, has_personal, is_peer
 from archipel.model import Model
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
@@ -28,6 +28,7 @@ class Exposure:
     name: str
     algorithm: str
     model: str
+    loss: str
     weights: int
     rounds: int
     rows: int | None  # training rows of this site; None before a table is bound
@@ -37,10 +38,11 @@ class Exposure:
     steps: int | None  # gradients behind an upload; None: not known
     records: int | None  # behind an upload, at the least; None: all, or not known
     evaluations: int
+    scored: int  # models: the shared one each time, and the site's own
     sites: int  # in a mean, at the least
     features: int
     numbers: int  # of one round
-    bytes: int  # of all rounds and sums
+    bytes: int  # of all rounds, questions and sums
     counts: bool  # whether the number of training rows leaves
     neighbours: bool  # whether other sites see vectors of this one as they are
 
@@ -62,16 +64,21 @@ def exposure(
     """What a study makes leave; `data` may be made up, of the study's form."""
     algorithm = study.algorithm_object
     batch, steps, records = _records(algorithm, rows)
+    if len(anatomy.messages) > 1 and batch is not None:  # one of them may be made of a batch alone
+        records = batch
     sent = [message.upload for message in anatomy.messages]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)
     sums = 3 * study.scaled
     each_round = anatomy.bytes_up + nbytes(tuple(mixed))
+    evaluations = ceil(study.study.rounds / study.study.evaluate_every)
+    questions = sum(nbytes(message.upload) for message in anatomy.personal)
     asks = {ask for message in anatomy.messages for ask in message.asks}
     return Exposure(
         name=study.name,
         algorithm=study.algorithm.name,
         model=study.model.name or models.default_model(data.task, data.shape),
+        loss=model.loss_function.name,
         weights=model.w.numel(),
         rounds=study.study.rounds,
         rows=rows,
@@ -80,11 +87,12 @@ def exposure(
         batch=batch,
         steps=steps,
         records=records,
-        evaluations=ceil(study.study.rounds / study.study.evaluate_every),
+        evaluations=evaluations,
+        scored=evaluations * (1 + has_personal(algorithm)),
         sites=_sites(study),
         features=int(data.x[0].numel()) if len(data.x) else 0,
         numbers=numbers,
-        bytes=8 * sums + each_round * study.study.rounds,
+        bytes=8 * sums + each_round * study.study.rounds + questions * evaluations,
         counts="mean by examples" in asks,
         neighbours=is_peer(algorithm),
     )

@@ -230,6 +230,7 @@ class PeerSite(Site):
             deadline=described.round.deadline,
             paused=lambda: self.paused,
             report=report,
+            counts=self.policy.counts,
         )
         self._drop(frozenset(), peer, roster, say)
         self._serving[study] = peer, roster

@@ -12,8 +12,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import floor, isfinite, log10, nan
+from math import floor, log10, nan
 from pathlib import Path
+from random import SystemRandom
 from typing import Any, NamedTuple, Self
 
 import tomli_w
@@ -22,10 +23,13 @@ from archipel.errors import ArchipelError, clean, unknown
 from archipel.federation.exposure import Exposure
 from archipel.fields import build, hints, shown
 from archipel.fields import read as read_value
+from archipel.metrics import Guarded
 from archipel.store.files import write
 
 _FILE = "policy.toml"
 _EXACT = 15  # digits: as they are
+
+_random = SystemRandom()
 
 
 class Withheld(ArchipelError):
@@ -45,14 +49,16 @@ class Policy:
     least_test_rows: int = _key(10, "test rows of this site; below, no score leaves")
     least_batch: int = _key(8, "records that one upload is computed from")
     least_sites: int = _key(3, "sites in a mean that others see")
-    least_cell: int = _key(5, "records behind a sum or a count")
+    least_cell: int = _key(5, "records behind a sum, or with one of a column's values")
     scores: int = _key(50, "models that are scored in one study, at most")
     digits: int = _key(
-        3, "decimals of a score, fewer where two records move it by more; 15: as it is"
+        3, "decimals of a score, fewer where two records move it by more; 15: all of them"
     )
     rounds: int = _key(10_000, "of one study, at most")
     megabytes: float = _key(1000.0, "of numbers that leave for one study, at most")
-    counts: bool = _key(False, "whether numbers of rows may leave")
+    counts: bool = _key(
+        False, "whether numbers of rows may leave, but for that in the sums of columns"
+    )
     neighbours: bool = _key(False, "whether peers may see vectors of this site one by one")
     algorithms: tuple[str, ...] = _key((), "that may run here; any where none is named")
     models: tuple[str, ...] = _key((), "that may be trained here; any where none is named")
@@ -112,7 +118,7 @@ class Policy:
             self._at_least("least_rows", study.rows, "training rows here"),
             self._batch(study),
             self._sites(study),
-            self._at_most("scores", study.evaluations, "models are scored"),
+            self._at_most("scores", study.scored, "models are scored"),
             self._at_most("rounds", study.rounds, "rounds"),
             Rule(
                 "megabytes",
@@ -181,36 +187,42 @@ class Policy:
 
     # -- what it says of what would leave ----------------------------------------------------------
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether scores leave as they are."""
+        return self.digits >= _EXACT
+
     def check_upload(self, records: int, rows: int) -> None:
-        """Refuse an upload that was computed from too few records."""
+        """Refuse an upload that was computed from too few records; 0: from none, now."""
         if rows < self.least_rows:
             raise Withheld(
                 f"{rows} training rows: this site's policy wants {self.least_rows} (least_rows), "
                 "so nothing is sent."
             )
-        if records < min(self.least_batch, rows):
+        if 0 < records < min(self.least_batch, rows):
             raise Withheld(
                 f"an upload was computed from {records} records: this site's policy wants "
                 f"{self.least_batch} (least_batch), so it is not sent."
             )
 
     def rounded(
-        self, scores: Mapping[str, float], moved: Mapping[str, float], points: int
+        self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int
     ) -> dict[str, float]:
-        """Scores as they may leave: so coarse that two records move none by more than a step.
+        """Scores as they may leave: in steps of two records or more, up or down at random.
 
-        `moved` is what one record moves each by, at most; a score without it does not leave.
+        Whether a score is beyond an edge between two steps would tell of one record, exactly; a
+        model can be made for every such question. At random, many of them tell little.
         """
         if points < self.least_test_rows:
             return {}
-        if self.digits >= _EXACT:
+        if self.is_exact:
             return dict(scores)
         least = 10.0**-self.digits
-        return {
-            name: _coarse(value, max(2 * moved[name], least))
-            for name, value in scores.items()
-            if name in moved
+        rounded = {
+            name: _coarse(each.value, max(2 * each.moved, least), _random.random())
+            for name, each in guarded.items()
         }
+        return {name: rounded.get(name, nan) for name in scores}
 
 
 @dataclass(frozen=True)
@@ -218,18 +230,28 @@ class Standing:
     """The policy of a site's folder as it is at each moment: a change holds at once."""
 
     home: Path
+    study: Exposure | None = None
+    counts: bool = False  # whether numbers of rows leave, as it was when the study was begun
 
     @property
     def scores(self) -> int:
-        return Policy.read(self.home).scores
+        return self._now().scores
 
     def check_upload(self, records: int, rows: int) -> None:
-        Policy.read(self.home).check_upload(records, rows)
+        self._now().check_upload(records, rows)
 
     def rounded(
-        self, scores: Mapping[str, float], moved: Mapping[str, float], points: int
+        self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int
     ) -> dict[str, float]:
-        return Policy.read(self.home).rounded(scores, moved, points)
+        return self._now().rounded(scores, guarded, points)
+
+    def _now(self) -> Policy:
+        policy = Policy.read(self.home)
+        if self.study is not None:
+            policy.refuse(self.study)
+        if self.counts and not policy.counts:
+            raise Withheld("counts = false: numbers of rows left so far; it begins without them.")
+        return policy
 
 
 class Rule(NamedTuple):
@@ -248,17 +270,17 @@ def about() -> dict[str, str]:
     return {each.name: str(each.metadata["about"]) for each in fields(Policy)}
 
 
-def _coarse(value: float, least: float) -> float:
-    """Round to a step of 1, 2 or 5 times a power of ten, from `least` on.
+def _coarse(value: float, least: float, draw: float) -> float:
+    """Round up or down to a step of 1, 2 or 5 times a power of ten, from `least` on.
 
-    >>> _coarse(0.8347, 0.013), _coarse(412.0, 260.0)
-    (0.84, 500.0)
+    With a draw from 0 to 1 it is rounded up as often as it is far from the step below.
+
+    >>> _coarse(0.8347, 0.013, 0.5), _coarse(0.8347, 0.013, 0.1), _coarse(412.0, 260.0, 0.5)
+    (0.84, 0.82, 500.0)
     """
-    if not (isfinite(least) and isfinite(value)):
-        return nan
     power = floor(log10(least) + 1e-9)
     step = next(s for s in (1, 2, 5, 10) if s * 10.0**power >= least * (1 - 1e-9)) * 10.0**power
-    return float(f"{round(value / step) * step:.12g}")
+    return float(f"{floor(value / step + draw) * step:.12g}")
 
 
 def _plain(value: Any) -> Any:

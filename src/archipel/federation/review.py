@@ -2,11 +2,13 @@
 """A study in words that a data manager can decide by, made at the site from the study's own bytes.
 
 Every setting that bears on what leaves is shown, with what could be read from it and whether the
-site's own policy is met. All lines are free of anything that a terminal would obey.
+site's own policy is met. All lines are free of anything that a terminal would obey, what a study
+says begins no line, and what is cut is said.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from archipel import fields
-from archipel.data.schema import TEST
+from archipel.data.schema import TEST, Column
 from archipel.errors import clean
 from archipel.exchange import Anatomy, Message
 from archipel.federation.binding import schema_of
@@ -23,8 +25,16 @@ from archipel.federation.policy import Policy
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
 
+_WIDTH = 98  # characters of a line
 _PURPOSE = 1000  # characters of a purpose that are shown
-_LINE = 2000  # characters of any line
+_NAME = 60  # characters of any other text of a study
+_VALUES = 12  # of a column
+_COLUMNS = 200
+_EMPTY = {
+    "error": "no cell may be empty",
+    "drop": "rows with an empty cell are left out",
+    "mean": "empty cells are filled in with the mean of all sites",
+}
 
 
 @dataclass(frozen=True)
@@ -42,151 +52,164 @@ class Review:
     namesakes: Sequence[str] = ()  # hashes of other studies of that name that are known here
 
     def text(self) -> str:
-        lines = [
-            *self._about(),
-            "",
-            "What leaves the building",
-            *_indented(self.leaving()),
-            "",
-            "What could be read from it",
-            *_indented(dangers(self.exposure, self.policy)),
-            "",
-            "This site's policy",
-            *_indented(self._policy()),
+        about = [*_wrapped(self._about(), 10), ""]
+        parts = [
+            ("What leaves the building", [f"- {line}" for line in self.leaving()]),
+            (
+                "What could be read from it",
+                [f"- {line}" for line in dangers(self.exposure, self.policy)],
+            ),
+            ("This site's policy", list(self._policy())),
+            ("Other studies have this name, or nearly: look at the hash", self.namesakes),
+            ("Changed since you last approved", self.changes),
         ]
-        if self.namesakes:
-            lines += ["", f"Other studies are called {self.study.name!r} as well: look at the hash"]
-            lines += [f"  {digest}" for digest in self.namesakes]
-        if self.changes:
-            lines += ["", "Changed since you last approved", *_indented(self.changes)]
-        return "\n".join(clean(line)[:_LINE] for line in lines)
+        for title, lines in parts:
+            if lines:
+                about += [title, *(f"  {line}" for line in _wrapped(lines, 2)), ""]
+        return "\n".join(about[:-1])
 
     def _about(self) -> Iterator[str]:
         study, exposure = self.study, self.exposure
-        about, policy, data = study.study, study.round, study.data
-        yield f"Study     {about.name}"
-        yield f"Purpose   {_shown(about.purpose) or '(none given)'}"
-        yield f"Members   {', '.join(self.members) or '(nobody yet)'}"
+        about, data, name = study.study, study.data, study.name
+        yield f"Study     {name}"
+        if not name.isascii() or name != " ".join(name.split()):  # may look like another
+            yield f"          exactly {name!a}"
         yield f"Hash      {self.digest}"
+        yield f"Purpose   {_cut(about.purpose, _PURPOSE) or '(none given)'}"
+        yield f"Members   {', '.join(self.members) or '(nobody yet)'}"
         yield f"Method    {study.algorithm.name}, {about.rounds} rounds, seed {about.seed}"
         yield f"          {_settings(study.algorithm_object)}"
-        options = _table(study.model.given)
-        yield f"Model     {exposure.model}, {exposure.weights} weights" + (
-            f", {options}" if options else ""
-        )
+        options = {"loss": exposure.loss, **study.model.given}
+        yield f"Model     {exposure.model}, {exposure.weights} weights, {_table(options)}"
+        test = TEST if data.test is None else data.test
         yield (
-            f"Rows      {_share_of(data.test)} of yours for testing, the others for training; "
-            f"empty cells: {data.missing}; "
-            + ("not standardised" if data.standardise is False else "standardised")
+            f"Rows      {_percent(1 - test)} of yours train the model, {_percent(test)} test it; "
+            f"{_EMPTY[data.missing]}; numbers are "
+            + ("taken as they are" if data.standardise is False else "put on one scale")
         )
         if data.schema is not None:
             schema = schema_of(study)
-            yield f"Columns   {', '.join(column.name for column in schema.features)}"
-            yield f"          to predict {', '.join(column.name for column in schema.targets)}"
-        yield (
-            f"Scored    {exposure.evaluations} times, every {about.evaluate_every} rounds, by "
-            f"{about.metric or 'the usual metrics'}"
-        )
-        yield (
-            f"Sites     {_share(policy.sample)} a round, quorum {_share(policy.quorum)}; below it: "
-            f"{policy.on_missing}; "
-            + (f"deadline {policy.deadline:g} s; " if policy.deadline else "no deadline; ")
-            + ("others may join later" if policy.late_joiners else "nobody joins later")
-        )
+            yield f"Columns   {len(schema.features)} to learn from: {_columns(schema.features)}"
+            yield f"          to predict: {_columns(schema.targets)}"
+        often = "round" if about.evaluate_every == 1 else f"{about.evaluate_every} rounds"
+        judged = f"; the study is judged by {about.metric}" if about.metric else ""
+        yield f"Scores    after every {often}, {exposure.evaluations} times{judged}"
+        yield f"Sites     {self._sites()}"
         if study.topology.name is not None:
             pace = ", each at its own pace" if study.topology.asynchronous else ""
-            yield f"Graph     {study.topology.name}{pace}"
+            yield f"Graph     {_cut(study.topology.name)}{pace}"
+
+    def _sites(self) -> str:
+        """Who is in a round."""
+        rules = self.study.round
+        below = {"wait": "it waits", "abort": "the study ends", "continue": "it is left out"}
+        more = f" and {rules.over_select:.0%} more" if rules.over_select else ""
+        return (
+            f"a round asks {_share(rules.sample)}{more} and counts with {_share(rules.quorum)} or "
+            f"more (quorum), else {below[rules.on_missing]}; "
+            + (f"{rules.deadline:g} s for a round; " if rules.deadline else "no time limit; ")
+            + ("sites may join later" if rules.late_joiners else "nobody joins later")
+        )
 
     def leaving(self) -> Iterator[str]:
         """What a site sends, a line each."""
         anatomy, exposure, study = self.anatomy, self.exposure, self.study
         if columns := study.scaled:
             yield (
-                f"once, before the first round: of each of {columns} columns the count, the sum "
-                "and the sum of squares over your training rows, unless they were given before; "
-                "the coordinator sees them site by site"
+                f"once: count, sum and sum of squares of {columns} columns over your training "
+                "rows, for the common scale; the coordinator sees each site's. What an earlier "
+                "study got of a column is sent again as it was"
             )
         for number, message in enumerate(anatomy.messages, 1):
-            which = f"upload {number}" if len(anatomy.messages) > 1 else "upload"
-            yield f"{which}, every round: {_form(message)}"
+            which = f"upload {number}" if len(anatomy.messages) > 1 else "an upload"
+            yield f"every round: {which} of {_form(message)}"
         for x in self.mixed:
             yield (
-                f"to each neighbour on the graph {study.topology.name}, every round: {x.numel()} "
-                f"numbers, {_bytes(nbytes(x))}; neighbours see them as they are, the coordinator "
-                "never"
+                f"every round: {x.numel()} numbers, {_bytes(nbytes(x))}, to each neighbour on the "
+                f"graph {_cut(study.topology.name or '')}, which sees them as they are; the "
+                "coordinator does not get them"
             )
         if exposure.counts:
-            yield "your number of training rows, with every upload"
+            yield "with every upload: your number of training rows"
         if self.policy.counts:
-            yield "how many gradients an upload took and how many rows you test on"
+            yield "numbers of training rows, test rows and gradients, since your policy has counts"
+        which = "the shared model" + " and your own" * (exposure.scored > exposure.evaluations)
         yield (
-            f"{exposure.evaluations} times at most: the model's metrics on your test rows, rounded "
-            "so that no two records show in them"
+            f"{exposure.evaluations} times: scores of "
+            f"{'your model' if exposure.neighbours else which} on your test rows, "
+            + self._rounding()
         )
         for number, message in enumerate(anatomy.personal, 1):
-            yield f"question {number} for a model of your own, as often: {_form(message)}"
-        yield "once: how many features and classes the study has"
+            which = f"question {number} for your own model"
+            yield f"{exposure.evaluations} times: {which}, {_form(message)}"
         each = " to each neighbour" if self.mixed else ""
         yield (
-            f"in all at most {_bytes(exposure.bytes)}{each}, "
+            f"in all at most {_bytes(exposure.bytes)}{each}; the uploads are "
             f"{exposure.numbers * exposure.rounds:,} numbers computed from your data"
         )
+
+    def _rounding(self) -> str:
+        if self.policy.is_exact:
+            return "with all their digits, since your policy has digits = 15"
+        return "rounded up or down at random, in steps of two records or more"
 
     def _policy(self) -> Iterator[str]:
         rules = self.policy.judge(self.exposure)
         for rule in sorted(rules, key=lambda rule: rule.met):
             yield f"{'met    ' if rule.met else 'NOT MET'}  {rule.key}: {rule.said}"
         if not all(rule.met for rule in rules):
-            yield "so this study cannot be approved here; 'archipel site policy' changes the rules"
+            yield "So this study cannot be approved here; 'archipel site policy set' changes rules."
 
 
 def dangers(study: Exposure, policy: Policy) -> Iterator[str]:
     """What the settings mean for single records, as plainly as it can be said."""
     if study.records == 1:
-        yield "ONE UPLOAD IS THE GRADIENT OF ONE RECORD: whoever sees it can read the record"
+        yield "ONE UPLOAD IS THE GRADIENT OF ONE RECORD: whoever sees it can read the record."
     elif study.records is not None and study.records < max(policy.least_batch, 8):
         yield (
-            f"one upload is computed from {study.records} records: whoever sees it can compute "
-            "records from it"
+            f"One upload is computed from {study.records} records: whoever sees it can compute "
+            "records from it."
         )
     elif study.steps == 1:
         what = "all your rows" if study.batch is None else f"{study.batch} records"
         yield (
-            f"one upload is one gradient over {what}: records that stand out can be computed from "
-            "it"
+            f"One upload is one gradient over {what}: records that stand out can be computed from "
+            "it."
         )
     elif not study.is_known:
-        yield "how many records are behind an upload cannot be told from the study's settings"
-    else:
-        yield "an upload is made of many gradients; without noise nothing bounds what it reveals"
+        yield "How many records are behind an upload cannot be told from the study's settings."
     total = study.numbers * study.rounds
     if study.values is not None and total >= study.values:
         yield (
             f"{total:,} numbers leave and your rows hold {study.values:,}: nothing but the work it "
-            "takes keeps them from being computed back"
+            "takes keeps them from being computed back."
         )
     if study.neighbours:
-        yield "every neighbour sees your vectors as they are, round by round"
+        yield "Every neighbour sees your vectors as they are, round by round."
     elif study.sites == 1:
         yield (
-            "a round counts with ONE site: the shared model is then that site's upload, and all "
-            "who get the model see it"
+            "A round counts with ONE site: the shared model is then that site's upload, and all "
+            "who get the model see it."
         )
     elif study.sites == 2:
-        yield "a round counts with TWO sites: each can compute the other's upload from the mean"
+        yield "A round counts with TWO sites: each can compute the other's upload from the mean."
     if not study.neighbours:
         yield (
-            "the coordinator receives your uploads one by one, whatever the algorithm uses, and "
-            "may send a model that is made to read records from the answer"
+            "The coordinator sees your uploads one by one. A dishonest one can send models that "
+            "are made so that the answers give single records, exactly."
         )
-    yield "no noise is added, so no privacy budget is spent and no bound is claimed"
+        yield (
+            "It can have such models scored, too: the more scores, the more they tell of single "
+            "test records."
+        )
+    yield "No noise is added to uploads: nothing bounds what they tell, and no bound is claimed."
 
 
 def _form(message: Message) -> str:
     shapes = [" x ".join(map(str, leaf.shape)) or "1" for leaf in leaves(message.upload)]
-    seen = "one by one" if "stack" in message.asks else "as a mean over sites"
+    seen = "each site's by itself" if "stack" in message.asks else "only the mean over sites"
     size = _bytes(nbytes(message.upload))
-    return f"{' and '.join(shapes)} numbers, {size}; the algorithm uses them {seen}"
+    return f"{' and '.join(shapes) or 'no'} numbers, {size}; the algorithm uses {seen}"
 
 
 def _settings(algorithm: Any) -> str:
@@ -197,11 +220,29 @@ def _settings(algorithm: Any) -> str:
 
 
 def _table(given: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {fields.shown(value)}" for name, value in given.items())
+    return ", ".join(f"{name} {_value(value)}" for name, value in given.items())
 
 
-def _share_of(test: float | None) -> str:
-    share = TEST if test is None else test
+def _value(value: Any) -> str:
+    if isinstance(value, dict) and "name" in value:
+        rest = _table({key: each for key, each in value.items() if key != "name"})
+        return f"{_cut(str(value['name']))} ({rest})" if rest else _cut(str(value["name"]))
+    return _cut(value if isinstance(value, str) else fields.shown(value), 10 * _NAME)
+
+
+def _columns(columns: Sequence[Column]) -> str:
+    """Names, and values in their order where a column has some."""
+    shown = []
+    for column in columns[:_COLUMNS]:
+        values = [_cut(str(value)) for value in column.values[:_VALUES]]
+        more = len(column.values) - len(values)
+        values += [f"{more} more"] if more else []
+        shown.append(_cut(column.name) + (f" ({', '.join(values)})" if values else ""))
+    more = len(columns) - len(shown)
+    return ", ".join(shown) + (f", and {more} more" if more else "")
+
+
+def _percent(share: float) -> str:
     return f"{share:.4%}".rstrip("%").rstrip("0").rstrip(".") + " %"
 
 
@@ -209,14 +250,12 @@ def _share(count: float) -> str:
     """So many sites, or a share of them."""
     if isinstance(count, int):
         return f"{count} site{'' if count == 1 else 's'}"
-    return "all sites" if count == 1 else f"{count:.0%} of the sites"
+    return "all sites" if count == 1 else f"{_percent(count)} of the sites"
 
 
-def _shown(purpose: str) -> str:
-    """No longer than a screen: the rest of the review is not pushed out of it."""
-    if len(purpose) <= _PURPOSE:
-        return purpose
-    return f"{purpose[:_PURPOSE]} ... ({len(purpose) - _PURPOSE} characters more)"
+def _cut(text: str, most: int = _NAME) -> str:
+    """No longer than that: the rest of the review is not pushed out of the screen."""
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} characters more)"
 
 
 def _bytes(size: int) -> str:
@@ -226,5 +265,11 @@ def _bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def _indented(lines: Any) -> list[str]:
-    return [f"  {line}" for line in lines]
+def _wrapped(lines: Any, indent: int) -> Iterator[str]:
+    """Lines of a screen; what goes on in the next one is indented."""
+    for line in lines:
+        head = clean(line)
+        yield from textwrap.wrap(
+            head, _WIDTH, subsequent_indent=" " * indent, drop_whitespace=True,
+            break_on_hyphens=False,
+        )  # fmt: skip

@@ -40,13 +40,22 @@ class Shelf:
     def put(self, text: bytes) -> str:
         """Keep the bytes of a study; return their hash."""
         study = approval.hash_of(text)
-        self.folder(study).mkdir(parents=True, exist_ok=True)
-        if not (self.folder(study) / "study.toml").exists():
-            write(self.folder(study) / "study.toml", text)
+        path = self.folder(study) / "study.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_bytes() != text:
+            write(path, text)
         return study
 
     def text(self, study: str) -> bytes:
-        return (self.folder(study) / "study.toml").read_bytes()
+        """The bytes that a hash names, and no others."""
+        path = self.folder(study) / "study.toml"
+        text = path.read_bytes()
+        if approval.hash_of(text) != study:
+            raise ArchipelError(
+                f"'{path}': was changed and is not the study of this hash any more; 'archipel site "
+                "studies' gets it anew."
+            )
+        return text
 
     def read(self, study: str) -> Study:
         return approval.read(self.text(study))
@@ -58,16 +67,20 @@ class Shelf:
 
     def name(self, study: str) -> str:
         """What a study calls itself; empty where it cannot be read here."""
-        return approval.name_of(self.text(study))
+        try:
+            return approval.name_of(self.text(study))
+        except ArchipelError:
+            return ""
 
     def find(self, name: str) -> str:
         """The one study of a name, or of the beginning of a hash."""
         return approval.find({study: self.name(study) for study in self.known()}, name)
 
-    def namesakes(self, study: str) -> list[str]:
-        """Other studies of the same name."""
-        name = self.name(study)
-        return [each for each in self.known() if each != study and self.name(each) == name]
+    def namesakes(self, name: str, besides: str) -> list[str]:
+        """Other studies of a name, or of one that looks like it."""
+        folded = approval.folded(name)
+        found = [each for each in self.known() if approval.folded(self.name(each)) == folded]
+        return [each for each in found if each != besides]
 
     # -- what was looked at ------------------------------------------------------------------------
 
@@ -114,12 +127,18 @@ class Shelf:
         write(self.folder(study) / "rounds", str(rounds).encode())
 
     def has_counted(self, study: str) -> bool:
-        """Whether the site has taken part in a round of the study that counted."""
+        """Whether the site took part in a round that counted, or in a later one than the first.
+
+        A coordinator that says of no round that it counted gets no round twice.
+        """
         folder = self.folder(study)
         if (folder / "peer").exists():
             return True
         path = folder / "state.safetensors"
-        return path.exists() and bool(safetensors.torch.load_file(path)["own.trained"])
+        if not path.exists():
+            return False
+        state = safetensors.torch.load_file(path)
+        return bool(state["own.trained"]) or int(state["last"][0]) > 0
 
     def drop_round(self, study: str) -> None:
         """Forget the round that is open, which was computed on another scale; all else stays."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
+from archipel.engines.checks import check_fit
 from archipel.engines.network.attend import Attendance
 from archipel.engines.network.grpc import Credentials, GrpcLink
 from archipel.engines.network.letters import Letter
@@ -216,6 +217,7 @@ class Site:
         self, study: Study, data: Federation, rows: Rows | None
     ) -> tuple[Exposure, Anatomy, list[Tensor]]:
         model, mixed = approval.model_of(study, data), list[Tensor]()
+        check_fit(model, data)
         anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed, mixed)
         counts = (None, None) if rows is None else rows
         return exposure(study, model, data, anatomy, mixed, *counts), anatomy, mixed
@@ -229,10 +231,9 @@ class Site:
         approved = [each for each in self.shelf.approved() if each != digest]
         before = [each for each in approved if self.shelf.name(each) == study.name]
         changes = approval.difference(self.shelf.text(before[-1]), text) if before else []
-        others = [each for each in self.shelf.known() if self.shelf.name(each) == study.name]
         return Review(
             study, digest, found, anatomy, self.policy, members, mixed, changes,
-            [each for each in others if each != digest],
+            self.shelf.namesakes(study.name, besides=digest),
         ).text()  # fmt: skip
 
     def decide(self, text: bytes, decision: str, facts: Facts | None = None) -> str:
@@ -246,9 +247,12 @@ class Site:
         told = {} if facts is None else facts.to_json()
         if told and self.listens:
             told |= {"address": self.listens, "certificate": port.certificate(self.home)}
-        self.shelf.decide(study, Decision(decision, told))
-        self.audit.append(decision, study=study)
+        self._decide(study, Decision(decision, told))
         return study
+
+    def _decide(self, study: str, decision: Decision) -> None:
+        self.shelf.decide(study, decision)
+        self.audit.append(decision.decision, study=study)
 
     async def tell(self, link: GrpcLink) -> None:
         """Tell the coordinator what was decided; a study it refuses to take is not told again."""
@@ -316,7 +320,7 @@ class Site:
     def leave(self, studies: Sequence[str]) -> None:
         """Take back the approval of studies: nothing of this site leaves for them any more."""
         for study in studies:
-            self.decide(self.shelf.text(study), "withdrawn")
+            self._decide(study, Decision("withdrawn", {}))
 
     def sent(self) -> dict[str, Sent]:
         """What left this site so far, by study, as its audit log says."""
@@ -345,6 +349,11 @@ class Site:
         It is written beside the approval, with a bundle to apply it with; returns its metrics on
         this site's test points.
         """
+        if self.paused:
+            raise ArchipelError(
+                "this site is paused, and a model of its own may take questions computed from its "
+                "rows: say 'archipel site resume' first."
+            )
         link = self.link()
         try:
             await self.place(link, study, patient=False)
@@ -368,12 +377,14 @@ class Site:
         self._assure_approved(study)
         described = self.shelf.read(study)
         rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
-        self.policy.refuse(self.exposure(described, data, rows))
+        found, policy = self.exposure(described, data, rows), self.policy
+        policy.refuse(found)
         model, party = approval.model_of(described, data), self.shelf.party(study)
         about = described.study
         seat = Seat(
             described.algorithm_object, data, model, party=party, seed=about.seed,
-            rounds=about.rounds, evaluate_every=about.evaluate_every, rules=Standing(self.home),
+            rounds=about.rounds, evaluate_every=about.evaluate_every,
+            rules=Standing(self.home, found, policy.counts),
         )  # fmt: skip
         path = self.shelf.folder(study) / "state.safetensors"
         if path.exists():

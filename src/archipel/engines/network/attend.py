@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from math import nan
 from typing import Any, TypeVar
 
 from archipel.engines.network.letters import Letter
@@ -101,16 +102,24 @@ class Attendance:
             await self._ask("upload", arrays, **fields)
 
     async def _evaluate(self, letter: Letter) -> None:
-        """Score the shared model, and this party's own where it has one."""
+        """Score the shared model, and this party's own where it has one.
+
+        An own model by the server's advice is made once: other advice would be another model.
+        """
         seat, t = self._seat, letter["round"]
-        shared = list(letter.arrays)
-        seat.may_score(t, letter.name, shared)
+        shared, own = list(letter.arrays), None
+        first = seat.may_score(t, letter.name, shared)
         self._keep()  # that it was scored, before anything of it leaves
-        scores = await self._busy(seat.told, shared[0], t)
-        own = None
-        if seat.has_personal:
-            model = await self.personal(t, shared[1:])
-            own = await self._busy(seat.told, model, t, True)
+        if seat.answer is None:
+            scores = await self._busy(seat.told, shared[0], t)
+            if seat.has_personal and (first or not seat.asks):
+                model = await self.personal(t, shared[1:])
+                own = await self._busy(seat.told, model, t, True)
+            elif seat.has_personal:
+                own = dict.fromkeys(scores, nan)
+            seat.answer = scores, own
+            self._keep()
+        scores, own = seat.answer
         points = int(seat.data.n_test[seat.party]) if self._counts else 0
         with suppress(Refused):
             await self._ask("scores", round=t, metrics=scores, own=own, points=points)

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from archipel.data.shadow import MOST_ROWS
 from archipel.engines.network.transport import Refused
-from archipel.metrics import METRICS
+from archipel.metrics import METRICS, SHARES
 
 LARGEST = 1e12  # absolute number in a shared state or in a message that a study takes
 LONGEST = 3600.0  # seconds of a round or an evaluation whose study has no deadline
 MOST_GRADIENTS = 1 << 36  # of one upload; 2^27 of them add up to what a database holds
 MOST_REFUSED = 16  # uploads or scores of one party, after which it is not waited for any more
 
-_SHARES = ("accuracy", "auc", "c_index")  # metrics between 0 and 1
 _NEAR = 1e-9  # what rounding may add to them
 
 
@@ -66,8 +65,8 @@ def check_scores(scores: Mapping[str, Any] | None, points: int) -> None:
     for name, value in (scores or {}).items():
         if name not in METRICS or type(value) is not float:
             raise Refused("the scores are not numbers by the names of metrics.")
-        most = 1 + _NEAR if name in (*_SHARES, "r2") else math.inf
-        if value > most or (name in _SHARES and value < -_NEAR):
+        most = 1 + _NEAR if name in (*SHARES, "r2") else math.inf
+        if value > most or (name in SHARES and value < -_NEAR):
             raise Refused(f"the scores are not possible: {name} = {value:g}.")
     if not 0 <= points <= MOST_ROWS:
         raise Refused("the scores are not of a number of points.")

@@ -55,13 +55,16 @@ class Peer:
         deadline: float | None = None,
         paused: Callable[[], bool] = lambda: False,
         report: Callable[[Report], None] = lambda _: None,
+        counts: bool = True,
     ) -> None:
         """`links` lead to all other peers of the study, by number.
 
-        `deadline` is how long another is waited for in an exchange, in seconds.
+        `deadline` is how long another is waited for in an exchange, in seconds. Without `counts`
+        nobody is told of gradients, whose number is that of points.
         """
         self.seat, self.words, self._store, self._report = seat, words, store, report
-        self._every = evaluate_every
+        self._every, self._counts = evaluate_every, counts
+        self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.contacts = Contacts(links, silence, deadline, paused)
         party, contacts = seat.party, self.contacts
         self.mixing: Rounds | Gossip = (
@@ -120,8 +123,16 @@ class Peer:
         if self.done:
             doing = "done"
         elif doing == "trains" and me is not None:
-            doing = f"trains, {me.gradients} gradients"
+            doing = f"trains, {self._far(me.gradients)}"
         return Letter("beat", {**letter.fields, "doing": doing})
+
+    def _far(self, gradients: int) -> str:
+        """Words that change as long as the work moves on."""
+        if self._counts:
+            return f"{gradients} gradients"
+        before, grown = self._grown
+        self._grown = gradients, grown + (gradients != before)
+        return f"{self._grown[1]} times further"
 
     async def run(self) -> Any:
         """Take part until the rounds are done; return the own state."""
@@ -172,7 +183,7 @@ class Peer:
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(own.state)):
             raise RunFailed(f"round {t + 1}: the model is no longer finite: lower lr.")
         self.seat.own = own
-        told = (dict(mixing.missing), gradients, mixing.up, mixing.down)
+        told = (dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
         self.round = t + 1
         mixing.begin(self.round)
         self._keep()

@@ -9,6 +9,7 @@ sent before is sent again, not computed again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -27,6 +28,7 @@ from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange import Anatomy, examine, has_personal, is_peer, same_form
+from archipel.metrics import Guarded
 from archipel.model import Model
 from archipel.tree import fill, fits, leaves, nbytes, tree_map
 
@@ -44,9 +46,12 @@ class Rules(Protocol):
         """An upload was computed from so many of the party's training points."""
 
     def rounded(
-        self, scores: Mapping[str, float], moved: Mapping[str, float], points: int
+        self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int
     ) -> dict[str, float]:
-        """Scores as they may leave; `moved` is what one point moves each by, at most."""
+        """Scores as they may leave, made of the exact ones or of those that no point moves far."""
+
+
+Answer = tuple[dict[str, float], dict[str, float] | None]  # scores of the shared model, of the own
 
 
 @dataclass
@@ -137,6 +142,7 @@ class Seat:
         self._again = 0  # messages that were answered anew, to another letter
         self._every, self._rules = evaluate_every, rules
         self._scored = 0, b""  # the round after which a model was scored, and the letter's name
+        self.answer: Answer | None = None  # what was said to that letter
         self._scores = 0  # models that were scored
         self._used = self._unused()  # points behind what a peer mixes next
 
@@ -298,6 +304,8 @@ class Seat:
             return cast(Tensor, started)
         asked, number = next(started), 0
         while True:
+            if self._rules is not None:
+                self._rules.check_upload(me.records, self.rows)
             advice = yield leaves(tree_map(Tensor.detach, asked))
             form = self.anatomy.personal[number].reply
             try:
@@ -311,23 +319,33 @@ class Seat:
     def has_personal(self) -> bool:
         return has_personal(self.algorithm)
 
-    def may_score(self, t: int, name: bytes, arrays: list[Tensor]) -> None:
-        """Refuse more models than were agreed to: every score says something of the data.
+    @property
+    def asks(self) -> bool:
+        """Whether a model of the party's own takes the server's advice."""
+        return bool(self.anatomy.personal)
 
-        One after each round that the study evaluates, and no more than the owner allows.
+    def may_score(self, t: int, name: bytes, arrays: list[Tensor]) -> bool:
+        """Whether a letter with a model comes for the first time; refuse more than was agreed to.
+
+        Every score says something of the data: one letter after each round that the study
+        evaluates, and no more models than the owner allows. What was answered to a letter is
+        answered again as it was: what the server said on the way may be something else now.
         """
-        before, last = self._scored
-        if not before <= t <= (inf if self._rounds is None else self._rounds):
+        before = self._scored[0]
+        if not max(before, 1) <= t <= (inf if self._rounds is None else self._rounds):
             raise Refused(f"no model is scored after round {t} any more.")
         if t % self._every and t != self._rounds:
             raise Refused(f"the study scores no model after round {t}.")
-        if t == before and last not in (b"", name):
+        if (t, name) == self._scored:
+            return False
+        if t == before:
             raise Refused(f"another model was scored after round {t}.")
-        again = (t, name) == self._scored
-        if not again and self._rules is not None and self._scores >= self._rules.scores:
+        scores = self._scores + 1 + self.has_personal
+        if self._rules is not None and scores > self._rules.scores:
             raise Refused(f"{self._scores} models were scored, and this site scores no more.")
         self.learnt(arrays[:1])
-        self._scored, self._scores = (t, name), self._scores + (not again)
+        self._scored, self._scores, self.answer = (t, name), scores, None
+        return True
 
     def learnt(self, arrays: list[Tensor]) -> Tensor:
         """The model that came."""
@@ -356,8 +374,8 @@ class Seat:
         found = metrics.pool(self.data.task, outputs, y, self._loss)
         if self._rules is None:
             return found
-        moved = metrics.influence(self.data.task, outputs, y, self._loss)
-        return self._rules.rounded(found, moved, len(x))
+        guarded = metrics.guarded(self.data.task, outputs, y, self._loss)
+        return self._rules.rounded(found, guarded, len(x))
 
     @property
     def _loss(self) -> Any:
@@ -390,6 +408,9 @@ class Seat:
         found["last"] = torch.tensor([self._last, self._again])
         found["scored"] = torch.tensor([self._scored[0], self._scores])
         found["scored.name"] = torch.tensor(list(self._scored[1]), dtype=torch.uint8)
+        if self.answer is not None:
+            said = json.dumps(self.answer).encode()
+            found["scored.answer"] = torch.tensor(list(said), dtype=torch.uint8)
         found |= _named("own", self.own)
         if self.turn is not None:
             turn = self.turn
@@ -409,6 +430,10 @@ class Seat:
         self._last, self._again = state["last"].tolist()
         scored, self._scores = state["scored"].tolist()
         self._scored = scored, state["scored.name"].numpy().tobytes()
+        self.answer = None
+        if "scored.answer" in state:
+            scores, own = json.loads(state["scored.answer"].numpy().tobytes())
+            self.answer = scores, own
         if "turn.round" not in state:
             return
         messages = self.anatomy.messages
