@@ -110,8 +110,8 @@ class Walk:
         return set() if engine.opened is None else set(engine.opened.waits_for)
 
     def time_passes(self):
-        """The deadline is over."""
-        self.ahead += 1000.0
+        """Some seconds are over."""
+        self.ahead += 10.0
         desk, opened = self.sitting.desk, self.sitting.engine.engine.opened
         desk._came.set()
         if opened is not None:
@@ -231,17 +231,21 @@ class Member:
         return letter
 
     async def dawdles(self):
-        """Let the deadline pass, once nobody else is waited for; talk in the meantime."""
-        walk = self.walk
+        """Let time pass until nobody waits for this member; it is silent, or says that it works."""
+        walk, says = self.walk, self.draws.random() < 0.5
         while walk.waited_for() - {walk.liar}:
             await asyncio.sleep(0.005)
         if walk.waited_for():
             await self.floods(40)
-        if walk.waited_for() == {walk.liar}:
-            if walk.restarts:
-                walk.stop()
-            else:
-                walk.time_passes()
+        if walk.waited_for() and walk.restarts:
+            walk.stop()
+            return
+        busy = {"study": walk.digest, "pending": -1, "busy": "trains", "scale": None}
+        while walk.waited_for() == {walk.liar}:
+            if says:
+                await self.teller.say(Letter("next", {**busy, "reached": int(walk.ahead)}))
+            walk.time_passes()
+            await asyncio.sleep(0)
 
     async def floods(self, letters):
         """Say very much in one state: nothing of it stays at the coordinator."""
