@@ -322,7 +322,7 @@ def test_try(tmp_path):
     tallies = {}
     t = time.time()
     try:
-        asyncio.run(walks(tmp_path, [(name, int(SEED or 1)) for name in (os.environ.get("ALGS") or "fedavg").split(",")], tallies))
+        asyncio.run(walks(tmp_path, [(name, seed) for seed in map(int, (os.environ.get("SEEDS") or "1").split(",")) for name in (os.environ.get("ALGS") or "fedavg").split(",")], tallies))
     finally:
         for name, tally in tallies.items():
             print(name, sum(tally.values()), time.time() - t)
