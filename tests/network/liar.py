@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -169,7 +168,7 @@ class Teller:
         """`where()` names the state that the other side is in; `tally` counts (state, kind)."""
         self._where, self.tally, self._right = where, tally, answer
         self.link = MemoryLink(name, self._answer, Partials())
-        self.last: deque[str] = deque(maxlen=300)  # what was said, for those who look for a fault
+        self.last: deque[str] = deque(maxlen=40)  # what was said, for those who look for a fault
         self.faults: list[str] = []
 
     async def _answer(self, who: str, letter: Letter) -> Letter | Sealed:
@@ -194,11 +193,16 @@ class Teller:
         fields = {name: str(value)[:60] for name, value in letter.fields.items()}
         self.faults.append(f"{letter.kind} {fields} in {self._where()}: {error!r:.400}")
 
+    def note(self, letter: Letter) -> None:
+        """Count what is about to be said."""
+        where = self._where()
+        self.tally[where, letter.kind] += 1
+        forms = [(list(array.shape), str(array.dtype)) for array in letter.arrays[:3]]
+        self.last.append(f"{where}: {letter.kind} {str(letter.fields)[:300]} {forms}")
+
     async def say(self, letter: Letter) -> Letter | None:
         """Say it; without an answer where it is refused, or a question that is held."""
-        self.tally[self._where(), letter.kind] += 1
-        forms = [(list(array.shape), str(array.dtype)) for array in letter.arrays[:3]]
-        self.last.append(f"{time.time()%1000:.2f} {self._where()}: {letter.kind} {str(letter.fields)[:300]} {forms}")
+        self.note(letter)
         held = letter.kind in ("next", "vector") or self._where() == NOT_BEGUN
         asking = asyncio.create_task(self.link.ask(letter))
         done, _ = await asyncio.wait([asking], timeout=_SOON if held else _ANSWERED)

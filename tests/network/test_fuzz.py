@@ -1,302 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a study that lies, in every state of every algorithm: the others are done with it.
+"""A member that lies, in every state of every algorithm: the others are done with their study.
 
-Each walk is one study: three honest sites, and one that follows the protocol for a while and then
-says anything. `ARCHIPEL_FUZZ_SEED` repeats the lies of a walk, `ARCHIPEL_FUZZ_SECONDS` is how long
-the slow test goes on.
+Each walk is one study. One of its members follows the protocol for a while and then says anything.
+A walk that fails prints its algorithm and its seed: `ARCHIPEL_FUZZ="pefll 7"` draws those lies
+again. `ARCHIPEL_FUZZ_SECONDS` is how long the slow test goes on.
 """
 
-from __future__ import annotations
-
 import asyncio
+import itertools
 import os
 import time
 from collections import Counter
-from contextlib import suppress
-from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from archipel.algorithms import ALGORITHMS
-from archipel.data.shadow import Facts
-from archipel.engines.network.letters import KINDS, Letter
-from archipel.engines.network.memory import MemoryLink
-from archipel.engines.network.transport import Partials
-from archipel.errors import ArchipelError
+from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PFedHN
+from archipel.data.shadow import Facts, shadow
+from archipel.engines.network.engine import Patience
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.exchange import is_peer
-from archipel.federation.site import signed
-from archipel.federation.sitting import Adjourned
-from network.liar import NOT_BEGUN, REAL, WHOLE, Lies, Teller, held_by
+from archipel.federation.gathering import Gathering
+from archipel.federation.roster import Signed
+from archipel.study import Study
+from archipel.tree import leaves
+from network import circles
+from network.liar import Lies, Teller, held_by
 from network.test_federation import coordinator, joined, party, text_of
+from network.test_member import opened
+from network.walks import HONEST, LIAR, ROUNDS, Walk, text_for
 
 SECONDS = float(os.environ.get("ARCHIPEL_FUZZ_SECONDS", "600"))
-SEED = os.environ.get("ARCHIPEL_FUZZ_SEED")
+AGAIN = os.environ.get("ARCHIPEL_FUZZ")
 SERVER = [name for name, made in ALGORITHMS.items() if not is_peer(made())]
-HONEST, LIAR = ("site-0", "site-1", "site-2"), "site-3"
-ROUNDS = 4
+PEERS = {
+    "dsgd, complete": (DSGD(lr=0.1, batch_size=4), "complete", False),
+    "dsgd, ring": (DSGD(lr=0.1, batch_size=4, overlap=True), "ring", False),
+    "dsgd, gossip": (DSGD(lr=0.1, batch_size=4), "complete", True),
+    "alone": (Alone(lr=0.1, local_steps=1, batch_size=4), "complete", False),
+}
+TOLD = "dsgd, told"  # what peers tell the coordinator
 
-_MOVES = ("upload", "scores", "ask", "sums")  # what a study waits for
-_SENT = ["hello", "study", "approve", "next", "upload", "scores", "away", "scale", "sums", "roster",
-         "told", "model", "ask", "renew", "enrol"]  # fmt: skip
-_KINDS = [*KINDS, *4 * _SENT]
-_HARMLESS = [kind for kind in _KINDS if kind not in (*_MOVES, "away", "approve", "renew")]
-_LASTING = ("upload", "scores", "approve", "away", "next", "renew")  # what may change a study
-_WAYS = ["right"] * 4 + ["spoilt"] * 3 + ["lie"] * 3 + ["late"] * 2 + ["twice", "away", "leaves"]
-_SLACK = 4000  # numbers and characters: a member's last words, and counts that get more digits
+Tallies = dict[str, Counter[tuple[str, str]]]  # algorithm -> (state, kind of letter) -> letters
 
 
-def text_for(algorithm, seed, **changes):
-    """A study with as little work as the algorithm allows."""
-    known = {field.name for field in fields(ALGORITHMS[algorithm])}
-    small = {"local_steps": 1, "batch_size": 8, "head_epochs": 1, "tune_epochs": 1, "size": 4,
-             "hidden": 5, "tune_steps": 1, "new_steps": 1, "inner_steps": 1}  # fmt: skip
-    options = {f"algorithm.{name}": value for name, value in small.items() if name in known}
-    if algorithm in ("fedrep", "fedper", "knnper"):
-        options |= {"model.name": "mlp"}
-    about = {"study.rounds": ROUNDS, "study.seed": seed, "study.name": f"{algorithm} {seed}",
-             "round.quorum": 3, "round.deadline": 300}  # fmt: skip
-    return text_of(algorithm, **about, **options, **changes)
+async def at_coordinator(one, sites, algorithm, seed, tally):
+    """A study at a coordinator: the honest sites were in every round of it."""
+    run = await Walk(one, sites, text_for(algorithm, seed), f"{algorithm} {seed}", tally).go()
 
-
-class Walk:
-    """One study at a coordinator, with three honest sites and one that lies."""
-
-    def __init__(self, one, sites, text, seed, tally):
-        self.one, self.sites, self.text = one, sites, text
-        self.lies, self.tally = Lies(seed), tally
-        self.digest = one.home.submit(text)
-        self.ahead = 0.0  # seconds that passed although nobody waited for them
-        self.restarts = self.lies.draws.randrange(2)
-        self.attempts = {}  # round -> its first attempt
-
-    @property
-    def sitting(self):
-        return self.one.sittings.get(self.digest)
-
-    @property
-    def liar(self):
-        """The number of the member that lies."""
-        return list(self.sitting.sites).index(LIAR)
-
-    def where(self):
-        """The state that the coordinator is in, for the member that lies."""
-        sitting = self.sitting
-        if sitting is None:
-            return NOT_BEGUN
-        if self.one.roll.place(self.digest, LIAR).decision != "approved":
-            return "withdrawn"
-        desk, engine, me = sitting.desk, sitting.engine.engine, self.liar
-        if desk.rounds_done is not None:
-            return "done"
-        if desk._scored is not None:
-            return "evaluation" if desk._lacks(me) else "scored"
-        opened = engine.opened
-        if opened is None:
-            return "closed"
-        first = self.attempts.setdefault(opened.round, opened.attempt)
-        anew = "" if first == opened.attempt else " anew"
-        answered = ", answered" if me in opened.uploads else ", lost" if me in opened.lost else ""
-        asked = "" if me in opened.letters else ", not asked"
-        return f"message {opened.number + 1}{anew}{answered}{asked}"
-
-    def waited_for(self):
-        """Whose letters the study waits for."""
-        if self.sitting is None:
-            return set()
-        desk, engine = self.sitting.desk, self.sitting.engine.engine
-        if desk._scored is not None:
-            return {k for k in range(engine.parties) if desk._lacks(k)}
-        return set() if engine.opened is None else set(engine.opened.waits_for)
-
-    def time_passes(self):
-        """Some seconds are over."""
-        self.ahead += 10.0
-        desk, opened = self.sitting.desk, self.sitting.engine.engine.opened
-        desk._came.set()
-        if opened is not None:
-            opened.moved.set()
-
-    async def go(self):
-        """Play it to its end; return the run."""
-        self.one.reception._kept.clear()  # a minute has passed since the last walk
-        for site, data in self.sites.values():
-            link = MemoryLink(site.name, self.one.answer, Partials())
-            await site.fetch(link, self.digest)
-            site.decide(self.text, "approved", Facts.of(data))
-            await site.tell(link)
-        member = Member(self, *self.sites[LIAR])
-        attending = [asyncio.create_task(self._attends(name)) for name in HONEST]
-        lying = asyncio.create_task(member.run())
-        try:
-            run = await asyncio.wait_for(self._runs(), 300)
-            assert await asyncio.gather(*attending) == [ROUNDS] * 3
-            await asyncio.wait_for(lying, 120)
-        except TimeoutError:
-            raise AssertionError(f"it hangs in {self.where()}, for {self.waited_for()}") from None
-        finally:
-            for task in (*attending, lying):
-                task.cancel()
-            await asyncio.gather(*attending, lying, return_exceptions=True)
-            member.report()
-        assert not member.teller.faults
-        assert all(after <= before + _SLACK for before, after in member.held), member.held
-        self.one.sittings.pop(self.digest)
-        return run
-
-    async def _attends(self, name):
-        site, data = self.sites[name]
-        return await site.attend(
-            MemoryLink(name, self.one.answer, Partials()), self.digest, data
-        )
-
-    async def _runs(self):
-        while True:
-            running = asyncio.create_task(self.one.run(self.digest))
-            await asyncio.sleep(0)
-            self.sitting.engine.engine.clock = lambda: time.monotonic() + self.ahead
-            try:
-                return await running
-            except Adjourned:
-                before = self.one.sittings.pop(self.digest)
-                before.engine.engine.bell.ring()  # sites ask again, 20 seconds earlier
-
-    def stop(self):
-        """The operator stops the study in the middle of something, and starts it again."""
-        self.restarts -= 1
-        self.sitting.engine.adjourn()
-
-
-class Member:
-    """The link of a site that takes part and lies."""
-
-    most, pieces = 1 << 62, 0
-
-    def __init__(self, walk, site, data):
-        self.walk, self.site, self.data = walk, site, data
-        self.lies, self.draws = walk.lies, walk.lies.draws
-        self.teller = Teller(site.name, walk.one.answer, walk.where, walk.tally)
-        self.right = {}  # the last letter of a kind as it should have been
-        self.well = self.draws.randrange(1, 9)  # moves until it begins to spoil
-        self.held = []  # what the coordinator held before and after many letters
-
-    def report(self):
-        """For whoever reads why a walk failed."""
-        print("the last letters:", *self.teller.last, *self.teller.faults, sep="\n  ")
-
-    async def close(self):
-        pass
-
-    def signed(self, letter):
-        if "signature" not in KINDS[letter.kind] or letter.kind == "approve":
-            return letter
-        signature = self.site.identity.sign(signed(letter))
-        return Letter(letter.kind, {**letter.fields, "signature": signature}, letter.arrays)
-
-    async def babbles(self, letters, kinds=None):
-        """Say some things, of any kind."""
-        kinds = kinds or (_HARMLESS if self.well > 0 else _KINDS)
-        for _ in range(letters):
-            kind = self.draws.choice(kinds)
-            letter = self.lies.letter(kind, self.right.get(kind), self.walk.digest)
-            await self.teller.say(self.signed(letter) if self.draws.random() < 0.9 else letter)
-
-    async def ask(self, letter):
-        """What the site's own code says, and what is said instead."""
-        self.right[letter.kind] = letter
-        await self.babbles(self.draws.randrange(4))
-        if letter.kind in _MOVES:
-            self.well -= 1
-            letter = await self._moves(letter)
-        self.walk.tally[self.walk.where(), letter.kind] += 1
-        self.teller.last.append(f"{time.time()%1000:.2f} {self.walk.where()}: right {letter.kind}")
-        return await self.teller.link.ask(letter)
-
-    async def _moves(self, letter):
-        match "right" if self.well > 0 else self.draws.choice(_WAYS):
-            case "spoilt":
-                return self.signed(self.lies.spoilt(letter))
-            case "lie":
-                return self.signed(self.lies.letter(letter.kind, letter, self.walk.digest))
-            case "late":
-                await self.dawdles()
-            case "twice":
-                await self.teller.say(letter)
-            case "away":
-                await self.teller.say(Letter("away", {"study": self.walk.digest, "reason": "\n"}))
-            case "leaves":
-                self.site.leave([self.walk.digest])
-                await self._tells()
-                await self.babbles(5)
-        return letter
-
-    async def dawdles(self):
-        """Let time pass until nobody waits for this member; it is silent, or says that it works."""
-        walk, says = self.walk, self.draws.random() < 0.5
-        while walk.waited_for() - {walk.liar}:
-            await asyncio.sleep(0.005)
-        if walk.waited_for():
-            await self.floods(40)
-        if walk.waited_for() and walk.restarts:
-            walk.stop()
-            return
-        busy = {"study": walk.digest, "pending": -1, "busy": "trains", "scale": None}
-        while walk.waited_for() == {walk.liar}:
-            if says:
-                await self.teller.say(Letter("next", {**busy, "reached": int(walk.ahead)}))
-            walk.time_passes()
-            await asyncio.sleep(0)
-
-    async def floods(self, letters):
-        """Say very much in one state: nothing of it stays at the coordinator."""
-        kinds = [kind for kind in _KINDS if kind not in _LASTING]
-        await self.teller.say(Letter("model", {"study": self.walk.digest}))  # is made once
-        before = held_by(self.walk.one)
-        await self.babbles(letters, kinds)
-        self.held.append((before, held_by(self.walk.one)))
-
-    async def _tells(self):
-        with suppress(ArchipelError):
-            await self.site.tell(self.teller.link)
-
-    async def _approves(self):
-        """Approve again, first with facts that are none, now and then."""
-        right = Facts.of(self.data)
-        self.walk.one.reception._kept.clear()
-        for _ in range(self.draws.randrange(2)):
-            name = self.draws.choice(["n", "n_test", "classes", "task"])
-            wrong = self.draws.choice([*REAL, *WHOLE, "text", 77])
-            with suppress(ArchipelError):
-                self.site.decide(self.walk.text, "approved", replace(right, **{name: wrong}))
-                await self._tells()
-        self.site.decide(self.walk.text, "approved", right)
-        await self._tells()
-
-    async def run(self):
-        """Take part until the study is over, whatever happens."""
-        walk = self.walk
-        while True:
-            with suppress(ArchipelError):
-                await self.site.attend(self, walk.digest, self.data)
-                break
-            await self._approves()
-            if walk.sitting is not None:
-                await self.dawdles()
-            await asyncio.sleep(0.02)
-        self.right["model"] = Letter("model", {"study": walk.digest})
-        self.well = 0
-        await self.floods(60)
-
-
-async def federation(one, path):
-    """Four sites that have joined, with their data."""
-    text = text_of()
-    names = (*HONEST, LIAR)
-    return {name: (await joined(one, path, name), party(text, k)) for k, name in enumerate(names)}
-
-
-def check(run):
-    """The honest sites were in every round, and what was learnt can be used."""
     assert run.done == ROUNDS
     assert bool(torch.isfinite(run.vector).all())
     for cohort in run.participation:
@@ -304,27 +56,165 @@ def check(run):
         assert {0, 1, 2} <= set(cohort.present.tolist()), cohort.missing
 
 
-async def walks(path, plan, tallies):
-    """Walk through studies as the plan says: (algorithm, seed)."""
-    async with coordinator(path / "c", silence=30.0) as one:
-        sites = await federation(one, path)
-        for algorithm, seed in plan:
-            tally = tallies.setdefault(algorithm, Counter())
-            try:
-                walk = Walk(one, sites, text_for(algorithm, seed), f"{algorithm}{seed}", tally)
-                check(await walk.go())
-            except BaseException:
-                print(f"ARCHIPEL_FUZZ_SEED={seed} {algorithm}")
-                raise
+async def among_peers(name, seed, tally):
+    """A study among peers: the honest ones did every round, and have a model each."""
+    algorithm, graph, asynchronous = PEERS[name]
+    walk = circles.Round(algorithm, graph, f"{name} {seed}", tally, asynchronous=asynchronous)
+    states = await walk.go()
+
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tuple(states)))
+    for j in walk.honest:
+        rounds = {report.round for report in walk.circle.reports[j]}
+        assert rounds == set(range(1, circles.ROUNDS + 1))
 
 
-def test_try(tmp_path):
-    tallies = {}
-    t = time.time()
+def gathering(rounds, silence):
+    """What a coordinator hears of a study among four peers."""
+    text = text_of("dsgd", **{"study.rounds": rounds})
+    study = Study.parse(text.decode())
+    sites = {name: Facts.of(party(text, k)) for k, name in enumerate((*HONEST, LIAR))}
+    fed = shadow("s", sites)
+    found = Gathering(
+        study.algorithm_object, fed, study.build_model(fed), study.policy(), "s", sites,
+        asyncio.get_running_loop(), silence,
+    )  # fmt: skip
+    found.roster = Signed(b"", b"")
+    return found
+
+
+def told(t, **changes):
+    fields = {"study": "s", "round": t, "metrics": {"accuracy": 0.5}, "points": 3, "missing": {},
+              "gradients": 1, "up": 8, "down": 8, "signature": b""}  # fmt: skip
+    return Letter("told", fields | changes)
+
+
+async def at_gathering(seed, tally):
+    """What peers tell: the coordinator is done when they are."""
+    lies, one = Lies(f"{TOLD} {seed}"), gathering(ROUNDS, 0.5)
+    for t, k in itertools.product(range(1, ROUNDS + 1), range(3)):
+        await one.answer(k, told(t))
+    (run,) = one.runs
+
+    def where():
+        return "told" if one.engine.last.get(3, 0) > run.done else "round open"
+
+    async def answer(who, letter):
+        return await one.answer(int(who), letter)
+
+    teller = Teller("3", answer, where, tally)
+    going = asyncio.create_task(asyncio.to_thread(one.go, None, None))
+    kinds = ["told"] * 12 + ["roster", "scale", "sums", "away", "next", "upload", "vector"]
+    sizes = []
     try:
-        asyncio.run(walks(tmp_path, [(name, seed) for seed in map(int, (os.environ.get("SEEDS") or "1").split(",")) for name in (os.environ.get("ALGS") or "fedavg").split(",")], tallies))
+        async with asyncio.timeout(120):
+            while not going.done():
+                right = told(lies.draws.randrange(1, ROUNDS + 1))
+                kind = lies.draws.choice(kinds)
+                await teller.say(lies.letter(kind, right if kind == "told" else None, "s"))
+                sizes.append(held_by(one.engine))
+                await asyncio.sleep(0.01)
     finally:
-        for name, tally in tallies.items():
-            print(name, sum(tally.values()), time.time() - t)
-            for key, value in sorted(tally.items()):
-                print("   ", key, value)
+        print("the last letters:", *teller.last, *teller.faults, sep="\n  ")
+    await going
+
+    assert not teller.faults
+    assert run.done == ROUNDS
+    assert all({0, 1, 2} <= set(cohort.present.tolist()) for cohort in run.participation)
+    assert max(sizes) < sizes[0] + 20_000
+
+
+async def walks(path, plan, tallies):
+    """Walk as the plan says: (algorithm, seed), one after another."""
+    async with coordinator(path / "c", silence=30.0) as one:
+        text = text_of()
+        names = enumerate((*HONEST, LIAR))
+        sites = {name: (await joined(one, path, name), party(text, k)) for k, name in names}
+        before = _resources()
+        for name, seed in plan:
+            tally = tallies.setdefault(name.partition(",")[0], Counter())
+            try:
+                if name in SERVER:
+                    await at_coordinator(one, sites, name, seed, tally)
+                elif name in PEERS:
+                    await among_peers(name, seed, tally)
+                else:
+                    await at_gathering(seed, tally)
+            except BaseException:
+                print(f'ARCHIPEL_FUZZ="{name} {seed}"')
+                raise
+        await asyncio.sleep(0.1)
+        tasks, files = _resources()
+        assert tasks <= before[0] + 2
+        assert files <= before[1] + 4
+
+
+def _resources():
+    return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+
+def needed(name, for_long):
+    """The states and letters that walks through an algorithm have to reach."""
+    if name == "alone":
+        return {("done", "beat")}
+    if name == "dsgd":
+        states = ["open, is to ask", "gossips", "done"]
+        if for_long:
+            states += ["open, is asked", "closed", "counted", "dropped", "unsure", "asked"]
+        return {(state, "vector") for state in states} | {("round open", "told")}
+    made, data = Study.parse(text_for(name, 0).decode()), party(text_of(), 0)
+    anatomy = anatomy_of(made.algorithm_object, data, made.build_model(data), 0, 0)
+    found = {(f"message {i + 1}", "upload") for i in range(len(anatomy.messages))}
+    found |= {("evaluation", "scores"), ("done", "model")}
+    if for_long:
+        others = ("closed", "next"), ("withdrawn", "upload"), ("message 1 anew", "upload")
+        found |= {*others, ("message 1, answered", "upload"), ("message 1, lost", "upload")}
+    return found | ({("evaluation", "ask")} if anatomy.personal else set())
+
+
+def shown(tallies: Tallies):
+    """The table of states and letters."""
+    for name, tally in tallies.items():
+        states = {state for state, _ in tally}
+        print(f"{name}: {tally.total()} letters in {len(tally)} pairs of state and kind")
+        for state in sorted(states):
+            kinds = {kind: count for (each, kind), count in sorted(tally.items()) if each == state}
+            said = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+            print(f"  {state}: {sum(kinds.values())} ({said})")
+    print(f"{sum(tally.total() for tally in tallies.values())} letters")
+
+
+def missed(tallies: Tallies, for_long: bool):
+    """What was not reached, by algorithm."""
+    lacks = {name: needed(name, for_long) - tally.keys() for name, tally in tallies.items()}
+    return {name: each for name, each in lacks.items() if each}
+
+
+ALL = [*SERVER, *PEERS, TOLD]
+
+
+def test_a_member_that_lies_ends_no_study_and_holds_none(tmp_path):
+    plan = [(name, seed) for seed in (1, 2) for name in ("pefll", "ditto", "pfedhn", *PEERS, TOLD)]
+    plan += [(name, 3) for name in ("fedavg", "fedopt", "scaffold", "l2gd")]
+    if AGAIN is not None:
+        name, _, seed = AGAIN.rpartition(" ")
+        plan = [(name, int(seed))]
+    tallies: Tallies = {}
+    asyncio.run(walks(tmp_path, plan, tallies))
+
+    assert AGAIN is not None or not missed(tallies, for_long=False)
+
+
+@pytest.mark.slow
+def test_a_member_that_lies_for_long_ends_no_study_and_holds_none(tmp_path, capsys):
+    until, tallies = time.monotonic() + SECONDS, Tallies()
+    first = int(time.time())
+    everything = ((name, first + i) for i in itertools.count() for name in ALL)
+    plan = itertools.takewhile(lambda _: time.monotonic() < until, everything)
+    try:
+        asyncio.run(walks(tmp_path, plan, tallies))
+    finally:
+        with capsys.disabled():
+            shown(tallies)
+
+    assert tallies.keys() == ALGORITHMS.keys()
+    assert not missed(tallies, for_long=True)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
+from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Link, Refused
 from archipel.errors import ArchipelError, clean
@@ -148,8 +148,8 @@ class Words:
                 f"a vector of shape {list(x.shape)} and {x.dtype} where {list(like.shape)} and "
                 f"{like.dtype} are expected."
             )
-        if not bool(torch.isfinite(x).all()):
-            raise Refused("a vector with numbers that are not finite.")
+        if not tame([x]):  # one peer's numbers must not end what others learn
+            raise Refused(f"a vector with numbers that are not finite, or beyond {LARGEST:g}.")
         return x.clone()
 
 
