@@ -205,10 +205,12 @@ class Teller:
         self.note(letter)
         held = letter.kind in ("next", "vector") or self._where() == NOT_BEGUN
         asking = asyncio.create_task(self.link.ask(letter))
-        done, _ = await asyncio.wait([asking], timeout=_SOON if held else _ANSWERED)
-        if not done:
+        try:
+            done, _ = await asyncio.wait([asking], timeout=_SOON if held else _ANSWERED)
+        finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+        if not done:
             if not held:
                 self._fault(letter, TimeoutError("no answer"))
             return None

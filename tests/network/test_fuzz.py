@@ -7,6 +7,7 @@ again. `ARCHIPEL_FUZZ_SECONDS` is how long the slow test goes on.
 """
 
 import asyncio
+import gc
 import itertools
 import os
 import time
@@ -129,7 +130,9 @@ async def walks(path, plan, tallies):
         text = text_of()
         names = enumerate((*HONEST, LIAR))
         sites = {name: (await joined(one, path, name), party(text, k)) for k, name in names}
-        before = _resources()
+        before, strays = _resources(), list[str]()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: strays.append(str(context)))
         for name, seed in plan:
             tally = tallies.setdefault(name.partition(",")[0], Counter())
             try:
@@ -143,6 +146,8 @@ async def walks(path, plan, tallies):
                 print(f'ARCHIPEL_FUZZ="{name} {seed}"')
                 raise
         await asyncio.sleep(0.1)
+        gc.collect()  # tasks that failed and that nobody asked speak up
+        assert not strays
         tasks, files = _resources()
         assert tasks <= before[0] + 2
         assert files <= before[1] + 4

@@ -86,6 +86,13 @@ class Walk:
         asked = "" if me in opened.letters else ", not asked"
         return f"message {opened.number + 1}{anew}{answered}{asked}"
 
+    def place(self):
+        """What is open at the coordinator."""
+        sitting = self.sitting
+        if sitting is None:
+            return None
+        return sitting.runs[0].done, sitting.engine.engine.opened, sitting.desk._scored
+
     def waited_for(self):
         """Whose letters the study waits for."""
         if self.sitting is None:
@@ -237,9 +244,10 @@ class Member:
         """Say very much in one state: nothing of it stays at the coordinator."""
         kinds = [kind for kind in _KINDS if kind not in _LASTING]
         await self.teller.say(Letter("model", {"study": self.walk.digest}))  # is made once
-        before = held_by(self.walk.one)
+        place, before = self.walk.place(), held_by(self.walk.one)
         await self.babbles(letters, kinds)
-        self.held.append((before, held_by(self.walk.one)))
+        if self.walk.place() == place:  # the study itself did not go on
+            self.held.append((before, held_by(self.walk.one)))
 
     async def _tells(self):
         with suppress(ArchipelError):

@@ -21,6 +21,7 @@ from archipel.graphs import Topology
 At = tuple[int, int]  # an exchange: its round, and its number in the round
 
 SILENCE = 60.0  # seconds without a sign of life after which a peer counts as away
+_MOST = 1 << 16  # exchanges in a round
 _WORDS = 80  # characters of what a peer says that it does
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
 
@@ -137,6 +138,14 @@ class Words:
         letter = Letter("vector", fields, [x.detach()])
         return letter.adding(signature=self.sign(letter))
 
+    def place(self, letter: Letter) -> None:
+        """Refuse what no peer says: it has no place in the study."""
+        if letter.kind not in ("beat", "vector"):
+            raise Refused(f"a {letter.kind} is nothing that a peer sends.")
+        t, number = letter["round"], letter["number"]
+        if not (0 <= t <= self.rounds and 0 <= number <= _MOST):
+            raise Refused(f"round {t + 1}, exchange {number + 1}: there is none.")
+
     def read(self, j: int, letter: Letter, like: Tensor) -> Tensor:
         """The vector in a letter of peer j, of the form that is expected."""
         self.check(j, letter)
@@ -151,6 +160,11 @@ class Words:
         if not tame([x]):  # one peer's numbers must not end what others learn
             raise Refused(f"a vector with numbers that are not finite, or beyond {LARGEST:g}.")
         return x.clone()
+
+
+def why_not(no: ArchipelError) -> str:
+    """Why a peer's letter is of no use: its own words may be long, and may be anything."""
+    return f"refused: {clean(str(no)[:_WORDS])}"
 
 
 class Place:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.core import Vector
-from archipel.engines.network.contacts import At, Contacts, Left, Place, Words
+from archipel.engines.network.contacts import At, Contacts, Left, Place, Words, why_not
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
@@ -127,6 +127,7 @@ class Gossip:
             try:
                 answer = await asyncio.wait_for(self.contacts.links[i].ask(letter), _ANSWER)
                 change = None
+                self.words.place(answer)
                 if answer.kind == "vector":
                     change = self.words.read(i, answer, x)
             except (Cut, TimeoutError):
@@ -135,7 +136,7 @@ class Gossip:
                 continue
             except ArchipelError as no:
                 change = None
-                self.missing[i] = f"refused: {no}"
+                self.missing[i] = why_not(no)
             else:
                 self.contacts.note(i, answer)
             del self._questions[at]

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Vector
-from archipel.engines.network.contacts import SILENCE, At, Contacts, Place, Words
+from archipel.engines.network.contacts import SILENCE, At, Contacts, Place, Words, why_not
 from archipel.engines.network.gossip import Gossip
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.seat import Seat
@@ -41,7 +41,6 @@ from archipel.errors import ArchipelError, RunFailed
 from archipel.graphs import Topology
 from archipel.tree import first, leaves
 
-_MOST = 1 << 16  # exchanges in a round
 _TRIES = 3  # to tell a peer that is done that this one is, too
 
 
@@ -262,6 +261,7 @@ class Rounds:
                 continue
             try:
                 answer = await contacts.links[i].ask(letter)
+                self.words.place(answer)
                 if answer.kind == "vector":
                     theirs = self.words.read(i, answer, exchange.x)
                     if (answer["round"], answer["number"]) != exchange.at:
@@ -271,7 +271,7 @@ class Rounds:
                 pause = min(2 * pause, 1.0)
                 continue
             except ArchipelError as no:
-                self._lose(exchange, i, f"refused: {no}")
+                self._lose(exchange, i, why_not(no))
                 return
             contacts.note(i, answer)
             if answer.kind == "vector" and i in exchange.open:
@@ -374,13 +374,9 @@ class Peer:
         """Answer a letter of peer j, whom TLS has told apart."""
         if j not in self.contacts.of:
             raise Refused("not a peer of this study.")
-        if letter.kind not in ("beat", "vector"):
-            raise Refused(f"a {letter.kind} is nothing that a peer sends.")
+        self.words.place(letter)
         if letter["study"] != self.words.study:
             raise Refused("a letter of another study.")
-        t, rounds = letter["round"], self.words.rounds
-        if not (0 <= t <= rounds and 0 <= letter["number"] <= _MOST):
-            raise Refused(f"round {t + 1}, exchange {letter['number'] + 1}: there is none.")
         if letter.kind == "vector":
             self.words.check(j, letter)
         self.contacts.note(j, letter)
