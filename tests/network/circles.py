@@ -7,12 +7,11 @@ import asyncio
 import time
 from contextlib import suppress
 
-from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.network.twin import Circle
 from archipel.errors import ArchipelError
 from archipel.graphs import topology
-from network.liar import KINDS, Lies, Teller, held_by
+from network.liar import KINDS, Lies, Teller
 from network.test_peers import problem
 
 ROUNDS = 5

@@ -21,7 +21,6 @@ from torch import Tensor
 from archipel.engines.network.letters import KINDS, BadLetter, Letter, Sealed
 from archipel.engines.network.memory import MemoryLink
 from archipel.engines.network.transport import Cut, Partials, Refused
-from archipel.errors import ArchipelError
 
 WHOLE = [0, 1, 2, 3, -1, 1 << 31, (1 << 53) - 1, 1 << 53, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63)]
 REAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, 5e-324, 1e6, 9e11, 1e12, 1e13, 1e30, -1e30, 1e308,
@@ -143,7 +142,9 @@ class Lies:
         """Of the same form."""
         draws, found = self.draws, right.clone()
         value = draws.choice(REAL if right.is_floating_point() else WHOLE[:6])
-        value = torch.tensor(value, dtype=torch.float64).to(right.dtype)  # infinite where it is too large
+        value = torch.tensor(value, dtype=torch.float64).to(
+            right.dtype
+        )  # infinite where it is too large
         match draws.randrange(4):
             case 0:
                 return value.expand(right.shape).clone()
@@ -178,10 +179,6 @@ class Teller:
             return reply if isinstance(reply, Sealed) else reply.sealed
         except (Refused, BadLetter) as no:
             self.last.append(f"refused: {str(no)[:100]}")
-            try:
-                Letter("refused", {"reason": str(no)}).sealed
-            except ArchipelError as error:
-                self._fault(letter, error)
             raise
         except Cut:
             raise

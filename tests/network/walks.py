@@ -139,9 +139,7 @@ class Walk:
 
     async def _attends(self, name):
         site, data = self.sites[name]
-        return await site.attend(
-            MemoryLink(name, self.one.answer, Partials()), self.digest, data
-        )
+        return await site.attend(MemoryLink(name, self.one.answer, Partials()), self.digest, data)
 
     async def _runs(self):
         while True:
@@ -202,7 +200,9 @@ class Member:
             self.well -= 1
             letter = await self._moves(letter)
         self.walk.tally[self.walk.where(), letter.kind] += 1
-        self.teller.last.append(f"{time.time()%1000:.2f} {self.walk.where()}: right {letter.kind}")
+        self.teller.last.append(
+            f"{time.time() % 1000:.2f} {self.walk.where()}: right {letter.kind}"
+        )
         return await self.teller.link.ask(letter)
 
     async def _moves(self, letter):
