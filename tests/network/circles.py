@@ -159,7 +159,7 @@ class Round:
         crooked = Crooked(self, self.liar)
         chatter = asyncio.create_task(crooked.chatters())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(200):
                 while not all(self.circle.tasks[j].done() for j in self.honest):
                     await asyncio.sleep(0.005)
                     for j in self.honest:

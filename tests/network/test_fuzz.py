@@ -182,9 +182,6 @@ def needed(name, for_long):
     anatomy = anatomy_of(made.algorithm_object, data, made.build_model(data), 0, 0)
     found = {(f"message {i + 1}", "upload") for i in range(len(anatomy.messages))}
     found |= {("evaluation", "scores"), ("done", "model")}
-    if for_long:
-        others = ("closed", "next"), ("withdrawn", "upload"), ("message 1 anew", "upload")
-        found |= {*others, ("message 1, answered", "upload"), ("message 1, lost", "upload")}
     return found | ({("evaluation", "ask")} if anatomy.personal else set())
 
 
@@ -203,6 +200,9 @@ def shown(tallies: Tallies):
 def missed(tallies: Tallies, for_long: bool):
     """What was not reached, by algorithm."""
     lacks = {name: needed(name, for_long) - tally.keys() for name, tally in tallies.items()}
+    if for_long:
+        states = ("withdrawn", "message 1 anew", "message 1, answered", "message 1, lost")
+        lacks["any"] = {(state, "upload") for state in states}.difference(*tallies.values())
     return {name: each for name, each in lacks.items() if each}
 
 

@@ -200,10 +200,11 @@ class Member:
             self.well -= 1
             letter = await self._moves(letter)
         self.walk.tally[self.walk.where(), letter.kind] += 1
-        self.teller.last.append(
-            f"{time.time() % 1000:.2f} {self.walk.where()}: right {letter.kind}"
-        )
-        return await self.teller.link.ask(letter)
+        self.teller.last.append(f"{self.walk.where()}: right {letter.kind}")
+        answer = await self.teller.link.ask(letter)
+        if self.well <= 0 and letter.kind in _MOVES and self.draws.random() < 0.5:
+            await self.teller.say(letter)  # again, although it was taken
+        return answer
 
     async def _moves(self, letter):
         match "right" if self.well > 0 else self.draws.choice(_WAYS):
