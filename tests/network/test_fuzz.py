@@ -281,9 +281,9 @@ def test_who_takes_all_the_time_of_a_rounds_first_message_leaves_the_others_thei
                 now += 10.0  # party 2 says nothing
                 opened.moved.set()
                 await asyncio.sleep(0.01)
-        return await asyncio.wait_for(running, 60)
+        return await running
 
-    outcome, missing = asyncio.run(play())
+    outcome, missing = asyncio.run(asyncio.wait_for(play(), 60))
     assert outcome.arrived.tolist() == [0, 1]
     assert missing == {2: "too slow (has not asked for work)"}
 
@@ -306,9 +306,9 @@ def test_a_round_that_begins_anew_has_time_of_its_own():
                     engine.upload(k, upload_to(opened, k, [arrays[k]]))
                 while engine.opened is opened:
                     await asyncio.sleep(0.001)
-        return await asyncio.wait_for(running, 60)
+        return await running
 
-    outcome, missing = asyncio.run(play())
+    outcome, missing = asyncio.run(asyncio.wait_for(play(), 60))
     assert outcome.arrived.tolist() == [0, 1]
     assert missing == {2: "diverged"}
 
