@@ -11,7 +11,7 @@ from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.network.twin import Circle
 from archipel.errors import ArchipelError
 from archipel.graphs import topology
-from network.liar import KINDS, Lies, Teller
+from network.liar import KINDS, Lies, Teller, held_by
 from network.test_peers import problem
 
 ROUNDS = 5
@@ -168,6 +168,10 @@ class Round:
                     await self._restart()
                     await self._time_passes()
             states = [self.circle.tasks[j].result() for j in self.honest]
+            mixing = [self.circle.up[j].mixing for j in self.honest]
+            before = held_by(*mixing)
+            await crooked.babbles(40)
+            assert held_by(*mixing) <= before + _SLACK
         except TimeoutError:
             where = {j: self.where(j) for j in self.honest}
             raise AssertionError(f"peers hang, {self.liar} lies: {where}") from None

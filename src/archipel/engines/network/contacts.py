@@ -63,7 +63,11 @@ class Contacts:
         contact.heard, contact.doing = now, doing
         contact.at, contact.away = (letter["round"], letter["number"]), False
         if letter.kind == "beat":
-            contact.gave_up = tuple(letter.fields.get("gave_up") or ())
+            match letter.fields.get("gave_up"):
+                case [int(t), int(number)]:
+                    contact.gave_up = (t, number)
+                case _:  # none, or nothing that an exchange could be
+                    contact.gave_up = ()
         self.ring()
 
     def silent(self, j: int) -> bool:
