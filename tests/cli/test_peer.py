@@ -131,7 +131,8 @@ def peers(tmp_path):
         async with coordinator(tmp_path / "coordinator") as one:
             digest, found = await gathered(one, tmp_path, RING, 2)
             one.home.start(digest)
-            sitting, _ = one._sitting(digest)
+            one.roll.number(digest)
+            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
             for site, _ in found:
                 folder = site.shelf.folder(digest)
                 (folder / "offered.json").write_bytes(sitting.roster.to_json())

@@ -5,17 +5,20 @@ import pytest
 from archipel.federation.policy import Policy
 
 
-@pytest.fixture(autouse=True)
-def openly(request, monkeypatch):
-    """A site without a policy file has an open policy; a test marked `careful` keeps the default.
+@pytest.fixture(autouse=True, scope="module")
+def openly(request):
+    """A site without a policy file has an open policy; a module marked `careful` the default.
 
     Sites that are processes of their own have their policy in a file.
     """
     if request.node.get_closest_marker("careful") is not None:
+        yield
         return
     careful = Policy.read.__func__
 
     def read(cls, home):
         return careful(cls, home) if (home / "policy.toml").exists() else cls.open()
 
-    monkeypatch.setattr(Policy, "read", classmethod(read))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Policy, "read", classmethod(read))
+        yield

@@ -270,7 +270,7 @@ def test_every_rule_that_changes_holds_at_once(tmp_path, change):
     site, text = made_site(tmp_path / "ulm"), study_text()
     site.decide(text, "approved", None)
     digest = approval.hash_of(text)
-    site.shelf.told(digest, 0)
+    site.shelf.seated(digest, 0)
     seat, _ = site._seat(digest, _data(site, text, tmp_path))
     sent = leaves(seat.anatomy.sent)
     seat.work(0, 0, sent)

@@ -409,7 +409,8 @@ def test_m1_the_deadline_of_a_study_bounds_its_evaluations(tmp_path):
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, _ = await members(one, tmp_path, text, 1)
-            return one._sitting(digest)[0].desk._limit
+            one.roll.number(digest)
+            return one._sitting(digest, asyncio.get_running_loop())[0].desk._limit
 
     assert asyncio.run(play()) == 7.5
     assert Patience().limit == LONGEST
@@ -532,7 +533,8 @@ def test_what_a_site_tells_at_approval_holds_in_every_round(tmp_path):
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, sites = await members(one, tmp_path, text, 2)
-            sitting, _ = one._sitting(digest)
+            one.roll.number(digest)
+            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
             return sitting.engine, [int(data.n.sum()) for _, data in sites], sites
 
     remote, counts, sites = asyncio.run(play())

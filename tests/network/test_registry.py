@@ -176,7 +176,7 @@ def test_a_site_revoked_in_mid_study_is_out_of_it_and_shown_so(tmp_path):
             clinics.home.start("clinics")
             go, sitting = await gate.at(1), one.sittings[clinics.digest]
             clinics.home.revoke("clinic-1", "stolen")
-            while sitting.engine.away.get(1) != "revoked":
+            while sitting.engine.away.get(1) != "revoked: stolen":
                 await asyncio.sleep(0.02)
             go.set()
             go = await gate.at(3)
@@ -187,7 +187,7 @@ def test_a_site_revoked_in_mid_study_is_out_of_it_and_shown_so(tmp_path):
 
     play(main())
     (study,) = overview(clinics.home)["studies"]
-    assert shown["clinic-1"] == "revoked"
+    assert shown["clinic-1"] == "revoked: stolen"
     assert study["decisions"] == {"clinic-0": "approved", "clinic-1": "revoked"}
     run = open_run(clinics.home.run_of(clinics.digest))
     assert [len(cohort.sampled) for cohort in run.participation] == [2, 1, 1, 1]
@@ -267,8 +267,9 @@ def test_a_study_for_some_sites_is_none_to_others(tmp_path):
 
     def letters_of(site, study, data):
         for decision in ("approved", "rejected"):
-            signature = site.identity.sign(approval.statement(study, decision))
             facts = Facts.of(data).to_json()
+            said = approval.statement(site.name, study, decision, facts)
+            signature = site.identity.sign(said)
             fields = {"study": study, "decision": decision, "facts": facts}
             yield Letter("approve", {**fields, "signature": signature})
         for kind in ("place", "model", "scale", "roster"):

@@ -51,7 +51,8 @@ def begun(tmp_path_factory):
     async def play():
         async with coordinator(path / "c") as one:
             digest, found = await gathered(one, path, STUDY, 3)
-            sitting, _ = one._sitting(digest)
+            one.roll.number(digest)
+            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
             return digest, [site for site, _ in found], one.home, sitting.roster
 
     return run(play(), 60)
@@ -380,7 +381,8 @@ def test_a_revoked_peer_enters_no_roster(tmp_path):
         async with coordinator(tmp_path / "c") as one:
             digest, _ = await gathered(one, tmp_path, STUDY, 4)
             one.home.revoke("peer-2", "stolen")
-            sitting, _ = one._sitting(digest)
+            one.roll.number(digest)
+            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
             return sitting.roster.read(one.home.authority.pem)
 
     roster = run(play(), 60)

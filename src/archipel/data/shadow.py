@@ -16,6 +16,7 @@ from archipel.errors import ArchipelError, clean
 from archipel.metrics import PRIMARY
 
 MOST_ROWS = 10**9  # of one site; no memory is set aside for them
+_LONGEST = 200  # characters of a shape: it is said again where it is refused
 _MOST_VALUES, _MOST_CLASSES = 1 << 24, 1 << 20  # of one example: memory is set aside for it
 
 
@@ -46,7 +47,8 @@ class Facts:
     @classmethod
     def of_json(cls, facts: Mapping[str, Any]) -> Facts:
         try:
-            shape = tuple(int(side) for side in str(facts["shape"]).split("x") if side)
+            sides = str(facts["shape"])[:_LONGEST].split("x")
+            shape = tuple(int(side) for side in sides if side)
             numbers = [int(facts[name]) for name in ("classes", "n", "n_test")]
             task = str(facts["task"])
         except (KeyError, ValueError, TypeError, OverflowError):

@@ -99,13 +99,16 @@ class Fellows:
                 f"the roster names another graph ('{roster.topology}') than study {study[:12]}: do "
                 "not take part, and tell the coordinator's operator."
             )
-        right = (shelf.party(study), self._site.identity.public.hex(), dict(decision.facts))
+        number = shelf.party(study) if shelf.has_party(study) else mine.party
+        right = (number, self._site.identity.public.hex(), dict(decision.facts))
         if (mine.party, mine.identity, dict(mine.facts)) != right:
             raise ArchipelError(
                 f"the roster has another number, address, certificate or key for {name} than it "
                 "has here: do not take part, and tell the coordinator's operator."
             )
         roster.check()
+        if not shelf.has_party(study):
+            shelf.seated(study, mine.party)
 
     def standing(self, member: Member, study: str) -> str:
         """Since when this peer knows another, in words."""

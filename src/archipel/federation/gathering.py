@@ -50,13 +50,18 @@ class Hearing(Remote):
         self.away: dict[int, str] = {}
         self.told: dict[int, dict[int, Letter]] = {}  # round -> party -> what it told
         self.last: dict[int, int] = {}  # party -> the last round it told of
+        self.heard: dict[int, float] = {}  # party -> when it first told of that
         self._done, self._letters, self._waiting, self._adjourned = 0, {}, None, False
 
     def tell(self, party: int, letter: Letter) -> None:
+        """Note what a peer tells of a round; of all it may say, what is used and no more."""
         t = letter["round"]
         if t > self._done:
-            self.told.setdefault(t, {})[party] = letter
-        self.last[party] = max(t, self.last.get(party, 0))
+            missing = {k: clean(str(why)[:80]) for k, why in letter["missing"].items()}
+            kept = Letter("told", {**letter.fields, "missing": missing, "signature": b""})
+            self.told.setdefault(t, {})[party] = kept
+        if t > self.last.get(party, 0):  # a round that was told before is no sign of life
+            self.last[party], self.heard[party] = t, time.monotonic()
 
     def wait_for(self, t: int, parties: Sequence[int], silence: float) -> None:
         """Wait until all have told of round t, but for those that others went on without."""
@@ -72,7 +77,7 @@ class Hearing(Remote):
             if not waits:
                 return
             here = [k for k in waits if str(k) not in dropped]
-            heard = max((self.asked.get(k, 0.0) for k in here), default=0.0) + silence
+            heard = max((self.heard.get(k, 0.0) for k in here), default=0.0) + silence
             if time.monotonic() >= (max(until, heard) if here else 0.0):
                 return
             self.pause(0.02)
@@ -83,7 +88,7 @@ class Hearing(Remote):
         self._done = t
         causes: dict[int, str] = {}
         for letter in told.values():
-            causes |= {int(k): clean(str(why))[:80] for k, why in letter["missing"].items()}
+            causes |= {int(k): why for k, why in letter["missing"].items()}
         missing = {k: self.away.get(k) or causes.get(k, "silent") for k in parties if k not in told}
         arrived = np.array(sorted(set(told) & set(parties)), np.int64)
         gradients = sum(letter["gradients"] for letter in told.values())

@@ -208,7 +208,6 @@ class PeerSite(Site):
                 f"study {described.name}: {described.algorithm.name} has a server; take part with "
                 "'archipel site up'."
             )
-        await self.place(link, study)
         roster, folder = await self.fellows.roster(link, study, say), self.shelf.folder(study)
         seat, path = self._seat(study, data)
         lanes, about = self._lanes(roster, seat), described.study

@@ -11,6 +11,7 @@ from archipel.federation.audit import Audit
 
 MOST = 20  # entries of one sender in a minute; further ones are counted
 _MINUTE = 60.0
+_REASON = 500  # characters: a reason may say again what was sent
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Refusals:
             window.more += 1
             return
         window.written += 1
-        self._audit.append("refused", site=sender, letter=letter, reason=reason)
+        self._audit.append("refused", site=sender, letter=letter, reason=reason[:_REASON])
 
     def flush(self) -> None:
         """Write down what was only counted so far."""

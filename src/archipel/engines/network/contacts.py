@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
+from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Link, Refused
 from archipel.errors import ArchipelError, clean
@@ -22,6 +22,7 @@ At = tuple[int, int]  # an exchange: its round, and its number in the round
 
 SILENCE = 60.0  # seconds without a sign of life after which a peer counts as away
 LIMIT = 3600.0  # seconds that a peer waits for another in a study without a deadline
+_MOST = 1 << 16  # exchanges in a round
 _WORDS = 80  # characters of what a peer says that it does
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
 
@@ -76,7 +77,11 @@ class Contacts:
         contact.heard, contact.doing = now, doing
         contact.at, contact.away = (letter["round"], letter["number"]), False
         if letter.kind == "beat":
-            contact.gave_up = tuple(letter.fields.get("gave_up") or ())
+            match letter.fields.get("gave_up"):
+                case [int(t), int(number)]:
+                    contact.gave_up = (t, number)
+                case _:  # none, or nothing that an exchange could be
+                    contact.gave_up = ()
         self.ring()
 
     def silent(self, j: int) -> bool:
@@ -187,6 +192,15 @@ class Words:
         letter = Letter("vector", fields, [x.detach()])
         return letter.adding(signature=self.sign(letter))
 
+    def place(self, letter: Letter) -> At:
+        """Where in the study a letter belongs; what no peer says is refused."""
+        if letter.kind not in ("beat", "vector"):
+            raise Refused(f"a {letter.kind} is nothing that a peer sends.")
+        t, number = letter["round"], letter["number"]
+        if not (0 <= t <= self.rounds and 0 <= number <= _MOST):
+            raise Refused(f"round {t + 1}, exchange {number + 1}: there is none.")
+        return t, number
+
     def read(self, j: int, letter: Letter, like: Tensor) -> Tensor:
         """The vector in a letter of peer j, of the form that is expected."""
         self.check(j, letter)
@@ -198,9 +212,14 @@ class Words:
                 f"a vector of shape {list(x.shape)} and {x.dtype} where {list(like.shape)} and "
                 f"{like.dtype} are expected."
             )
-        if not bool(torch.isfinite(x).all()):
-            raise Refused("a vector with numbers that are not finite.")
+        if not tame([x]):  # one peer's numbers must not end what others learn
+            raise Refused(f"a vector with numbers that are not finite, or beyond {LARGEST:g}.")
         return x.clone()
+
+
+def why_not(no: ArchipelError) -> str:
+    """Why a peer's letter is of no use: its own words may be long, and may be anything."""
+    return f"refused: {clean(str(no)[:_WORDS])}"
 
 
 class Place:

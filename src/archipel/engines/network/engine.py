@@ -91,7 +91,7 @@ class Opened:
 class Patience:
     """How long a message is waited for."""
 
-    deadline: float | None = None  # seconds, of all messages of a round together
+    deadline: float | None = None  # seconds of a round; its messages have equal shares of them
     silence: float = 60.0  # seconds without progress after which a party counts as lost
     enough: int | None = None  # uploads after which the others are not needed
     needed: int = 1  # uploads without which the round changes nothing
@@ -213,13 +213,13 @@ class NetworkEngine:
 
         The shared state changes only with the last message, all at once.
         """
-        patience, began = patience or Patience(), self.clock()
+        patience = patience or Patience()
         asked = sorted(int(k) for k in parties)
         missing = {k: "diverged before" for k in asked if k in self._barred}
         while True:
             there = [k for k in asked if k not in missing]
             try:
-                tried = await self._try(t, there, patience, began)
+                tried = await self._try(t, there, patience, self.clock())
                 break
             except Spoilt as spoilt:  # others have answered it: begin anew, and never again for it
                 self._barred |= set(spoilt.parties)
@@ -285,8 +285,13 @@ class NetworkEngine:
         }
 
     async def _gather(self, opened: Opened, patience: Patience, began: float) -> None:
-        """Open a message and wait for its uploads."""
+        """Open a message and wait for its uploads.
+
+        Each message has its share of the round's time, and what earlier ones have left of theirs:
+        or else one party that takes all of it in the first would leave the others none.
+        """
         now = self.clock()
+        until = began + patience.limit * (opened.number + 1) / len(self.anatomy.messages)
         opened.seen = dict.fromkeys(opened.letters, now)
         opened.reached = dict.fromkeys(opened.letters, -1)
         opened.doing = dict.fromkeys(opened.letters, "has not asked for work")
@@ -299,7 +304,7 @@ class NetworkEngine:
                 opened.lost |= dict.fromkeys(opened.waits_for, "not needed")
                 break
             now = self.clock()
-            if now - began >= patience.limit:
+            if now >= until:
                 for k in opened.waits_for:
                     opened.lost[k] = f"too slow ({opened.doing[k]})"
                 break
@@ -309,7 +314,7 @@ class NetworkEngine:
             if not opened.waits_for:
                 break
             ends = [opened.seen[k] + patience.silence for k in opened.waits_for]
-            ends.append(began + patience.limit)
+            ends.append(until)
             with suppress(TimeoutError):
                 await asyncio.wait_for(opened.moved.wait(), max(0.01, min(ends) - now))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.core import Vector
-from archipel.engines.network.contacts import At, Contacts, Left, Over, Place, Words
+from archipel.engines.network.contacts import At, Contacts, Left, Over, Place, Words, why_not
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
@@ -153,6 +153,8 @@ class Gossip:
                 else:
                     answer = await contacts.insist(i, self.words.beat(at, "gossips", at))
                 change = None
+                if answer is not None:
+                    self.words.place(answer)
                 if answer is not None and answer.kind == "vector":
                     change = self.words.read(i, answer, x)
             except (Cut, TimeoutError):
@@ -161,7 +163,8 @@ class Gossip:
                 continue
             except ArchipelError as no:
                 change = None
-                self.missing[i] = f"refused: {no}"
+                answer = None
+                self.missing[i] = why_not(no)
             self._close(at, answer, change)
             return
 

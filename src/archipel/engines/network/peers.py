@@ -23,7 +23,6 @@ from archipel.errors import RunFailed
 from archipel.graphs import Topology
 from archipel.tree import first, leaves
 
-_MOST = 1 << 16  # exchanges in a round
 _TRIES = 3  # to tell a peer that is done that this one is, too
 
 
@@ -102,13 +101,9 @@ class Peer:
             raise Refused("not a peer of this study.")
         if self.contacts.of[j].gone:
             raise Refused("revoked: this peer goes on without it.")
-        if letter.kind not in ("beat", "vector"):
-            raise Refused(f"a {letter.kind} is nothing that a peer sends.")
+        t, number = self.words.place(letter)
         if letter["study"] != self.words.study:
             raise Refused("a letter of another study.")
-        (t, number), rounds = (letter["round"], letter["number"]), self.words.rounds
-        if not (0 <= t <= rounds and 0 <= number <= _MOST):
-            raise Refused(f"round {t + 1}, exchange {number + 1}: there is none.")
         if letter.kind == "vector":
             self.words.check(j, letter)
         self.contacts.note(j, letter)

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Vector
-from archipel.engines.network.contacts import At, Contact, Contacts, Place, Words
+from archipel.engines.network.contacts import At, Contact, Contacts, Place, Words, why_not
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import POLL, Cut, Refused
 from archipel.errors import ArchipelError
@@ -294,7 +294,7 @@ class Rounds:
                 pause = min(2 * pause, 1.0)
                 continue
             except ArchipelError as no:
-                exchange.refused[i] = f"refused: {no}"
+                exchange.refused[i] = why_not(no)
                 contacts.of[i].away = True  # until it is heard of again
                 contacts.ring()
                 await asyncio.sleep(pause)
@@ -316,7 +316,7 @@ class Rounds:
                 theirs = self._read(exchange, i, answer)
                 contacts.note(i, answer)
         except ArchipelError as no:
-            cause = f"refused: {no}"
+            cause = why_not(no)
         if theirs is not None and i in exchange.open:
             self._count(exchange, i, theirs)
         elif i in exchange.open:
@@ -325,6 +325,7 @@ class Rounds:
 
     def _read(self, exchange: Exchange, i: int, answer: Letter) -> Tensor | None:
         """The vector of peer i for this exchange, if that is what it answers."""
+        self.words.place(answer)
         if answer.kind != "vector":
             return None
         if (answer["round"], answer["number"]) != exchange.at:

@@ -439,11 +439,12 @@ class Seat:
         messages = self.anatomy.messages
         forms = [self.anatomy.sent, *(m.reply for m in messages[:-1])]
         turn = Turn(int(state["turn.round"]), [], [], state["turn.gradients"].tolist())
+        answered = len(turn.gradients)  # a message may have no array
         for name, box, all_forms in (
             ("inbox", turn.inbox, forms),
             ("outbox", turn.outbox, [m.upload for m in messages]),
         ):
-            for i, form in enumerate(all_forms):
+            for i, form in enumerate(all_forms[:answered]):
                 keys = [f"turn.{name}.{i}.{j}" for j in range(len(leaves(form)))]
                 if all(key in state for key in keys) and len(box) == i:
                     box.append([state[key].clone() for key in keys])

@@ -23,6 +23,7 @@ from archipel.errors import ArchipelError
 POLL = 20.0  # seconds that a question is held before it is answered with "not yet"
 INLINE = 64 << 10  # bytes of a letter that comes with its offer
 SMALL = 2 << 20  # bytes of a letter that brings no model
+_REASON = 4000  # characters of a refusal, which may say again what was sent
 _OFFER, _HAVE = b"O", b"H"
 
 
@@ -202,5 +203,5 @@ async def serve(
         letter = await take(stream, sender, partials, most(sender), moved=moved)
         reply: Letter | Sealed = await answer(sender, letter)
     except (BadLetter, Refused) as error:
-        reply = Letter("refused", {"reason": str(error)})
+        reply = Letter("refused", {"reason": str(error)[:_REASON]})
     await give(stream, reply, moved)
