@@ -1,5 +1,6 @@
 """`archipel peer`, and `archipel rehearse --peers`: studies without a server."""
 
+import asyncio
 import contextlib
 import io
 import runpy
