@@ -47,7 +47,10 @@ def test_tables_in_the_terminal_have_no_escape_codes():
     assert "\x1b" not in console.file.getvalue() and "\x07" not in console.file.getvalue()
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\r@", " -", "\x00+"])
+@pytest.mark.parametrize(
+    "start",
+    ["=", "+", "-", "@", "\t=", "\r@", " -", "\x00+", "\uff1d", "\uff0b", "\uff0d", "\uff20"],
+)
 def test_no_text_is_a_formula(start):
     assert text_cell(f"{start}1+1") == f"'{start.strip(chr(0)).strip()}1+1"
     rows = list(csv.reader(io.StringIO(table(f"{start}1+1").render("csv"))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -208,11 +209,14 @@ def _line(text: str) -> str:
 def text_cell(text: str) -> str:
     """Text that a spreadsheet takes as text: with an apostrophe where it could be a formula.
 
-    >>> text_cell("=SUM(A1)"), text_cell("north")
-    ("'=SUM(A1)", 'north')
+    Spreadsheets take full-width signs as the plain ones.
+
+    >>> text_cell("=SUM(A1)"), text_cell("\uff1dSUM(A1)"), text_cell("north")
+    ("'=SUM(A1)", "'\uff1dSUM(A1)", 'north')
     """
     line = _line(text)
-    return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
+    plain = unicodedata.normalize("NFKC", line[:1])
+    return f"'{line}" if plain[:1] in ("=", "+", "-", "@", "\u2212") else line
 
 
 def _rich(cell: Cell) -> Text:
