@@ -9,6 +9,7 @@ from archipel.data.shadow import Facts
 from archipel.federation import binding, duty
 from archipel.federation.coordinator import Coordinator
 from archipel.federation.home import Home
+from archipel.federation.policy import Policy
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.site import Site
 from archipel.runs import open_run
@@ -76,6 +77,7 @@ class Gate:
 async def _approve(home, folder, digest, k, counts):
     """A site joins, binds its table and approves, as `site approve` does with or without counts."""
     site = await Site.join(folder / NAMES[k], home.invite(NAMES[k]))
+    Policy.open().write(site.home)
     link = site.link()
     text, _ = await site.fetch(link, digest)
     study, table = site.shelf.read(digest), folder / f"{NAMES[k]}.csv"

@@ -229,7 +229,7 @@ class PeerSite(Site):
             deadline=described.round.deadline,
             paused=lambda: self.paused,
             report=report,
-            counts=self.policy.counts,
+            counts=self.tells_counts(study),
         )
         self._drop(frozenset(), peer, roster, say)
         self._serving[study] = peer, roster
@@ -285,7 +285,7 @@ class PeerSite(Site):
         """Tell the coordinator what became of each round, whenever it can be reached."""
         while True:
             fields = {"study": study, "points": 0, **await log.untold()}
-            if self.policy.counts:
+            if self.tells_counts(study):
                 fields["points"] = int(seat.data.n_test[seat.party])
             else:
                 fields["gradients"] = 0

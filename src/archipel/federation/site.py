@@ -468,6 +468,11 @@ class Site:
             fields = {"study": study, "reason": "declined by the site's own policy"}
             await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
 
+    def tells_counts(self, study: str) -> bool:
+        """Whether numbers of rows leave for a study: they did on approval, and still may."""
+        decision = self.shelf.decision(study)
+        return self.policy.counts and decision is not None and decision.facts.get("n", 0) > 0
+
     async def attend(
         self,
         link: GrpcLink,
@@ -487,7 +492,7 @@ class Site:
 
         attendance = Attendance(
             seat, link, study, sign=self.sign, keep=keep, say=say, may=may,
-            counts=self.policy.counts, scale=scale.name_at(path.with_name("scale.safetensors")),
+            counts=self.tells_counts(study), scale=scale.name_at(path.with_name("scale.safetensors")),
             log=lambda theirs: self.exchange(theirs, say),
         )  # fmt: skip
         rounds = await attendance.run()
