@@ -41,7 +41,7 @@ MADE = "<!-- made by docs/reference/make.py; do not edit -->\n\n"
 NAMES = {  # the public names, by what one wants to do
     "Run": "simulate sweep Study Run list_runs live_view open_run resume",
     "Compare": "compare Comparison",
-    "Data and models": "Federation load Model",
+    "Data and models": "Federation load Model load_bundle",
     "scikit-learn": "FederatedClassifier FederatedRegressor",
     "Write an algorithm": "ServerAlgorithm PeerAlgorithm Party Uploads Each Batch Blueprint "
     "Descent Examples",

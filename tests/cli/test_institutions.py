@@ -102,7 +102,8 @@ def found(folder):
         runpy.run_path(str(EXAMPLE / "tables.py"))
     for away in ("hungarian", "switzerland"):
         (folder / "tables" / f"{away}.csv").unlink()
-    text = (folder / "study.toml").read_text().replace("rounds = 20", "rounds = 5")
+    text = (folder / "study.toml").read_text()
+    text = text.replace("rounds = 20", "rounds = 5").replace("quorum = 3", "quorum = 2")
     (folder / "study.toml").write_text(text)
     (folder / "other.toml").write_text(text.replace('name = "heart"', 'name = "other"'))
 
