@@ -58,7 +58,7 @@ def outgoing(
     if told:
         found.append(_counts("numbers of training and test points", ONCE, 2))
     if columns:
-        what = "of each feature that is scaled the count, the sum and the sum of squares"
+        what = "of each feature the count, the sum and the sum of squares (zeros: not scaled)"
         found.append(_counts(what, ONCE, 3 * columns))
     found += _of_rounds(anatomy, mixed, told)
     if metrics:

@@ -231,12 +231,13 @@ def _value(value: Any) -> str:
 
 
 def _columns(columns: Sequence[Column]) -> str:
-    """Names, and values in their order where a column has some."""
+    """Names, with values in their order, or the unit and range that were agreed."""
     shown = []
     for column in columns[:_COLUMNS]:
         values = [_cut(str(value)) for value in column.values[:_VALUES]]
         more = len(column.values) - len(values)
         values += [f"{more} more"] if more else []
+        values += [_cut(column.range)] if column.range else []
         shown.append(_cut(column.name) + (f" ({', '.join(values)})" if values else ""))
     more = len(columns) - len(shown)
     return ", ".join(shown) + (f", and {more} more" if more else "")

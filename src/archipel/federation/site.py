@@ -492,7 +492,8 @@ class Site:
 
         attendance = Attendance(
             seat, link, study, sign=self.sign, keep=keep, say=say, may=may,
-            counts=self.tells_counts(study), scale=scale.name_at(path.with_name("scale.safetensors")),
+            counts=self.tells_counts(study),
+            scale=scale.name_at(path.with_name("scale.safetensors")),
             log=lambda theirs: self.exchange(theirs, say),
         )  # fmt: skip
         rounds = await attendance.run()

@@ -258,7 +258,7 @@ def _left(run: Run, peer: bool) -> list[Outgoing]:
     return outgoing(
         run.anatomy,
         run.data.shape,
-        columns=0 if run.study is None else run.study.scaled,
+        columns=run.data.shape[0] if run.study is not None and run.study.scaled else 0,
         metrics=len(run.metrics),
         own=has_personal(run.algorithm),
         told=any(run.data.about.counts),
