@@ -804,6 +804,9 @@ def test_a_peer_cannot_send_another_to_the_end_of_the_study():
     assert len(doing) == 80
 
 
+SAID = "trains, 7 gradients"
+
+
 def test_no_count_of_gradients_leaves_in_a_pause(monkeypatch):
     """Low: a site that trained on while it was paused said how far it was."""
     monkeypatch.setattr(attend, "_BEAT", 0.01)
@@ -822,7 +825,7 @@ def test_no_count_of_gradients_leaves_in_a_pause(monkeypatch):
 
     async def play():
         site = Attendance(seat_of(), Line(), "s", may=may)
-        work = asyncio.create_task(site._beating(asyncio.sleep(0.5), lambda: "trains, 7 gradients"))
+        work = asyncio.create_task(site._beating(asyncio.sleep(0.5), lambda: (SAID, 7)))
         await asyncio.sleep(0.2)
         before = list(sent)
         resumed.set()
@@ -831,4 +834,4 @@ def test_no_count_of_gradients_leaves_in_a_pause(monkeypatch):
 
     assert asyncio.run(play()) == []
     assert asked[:1] == [1]  # the one that waited is the first to be told
-    assert sent[:1] == ["trains, 7 gradients"]
+    assert sent[:1] == [SAID]

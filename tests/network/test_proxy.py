@@ -6,6 +6,7 @@ from base64 import b64encode
 from contextlib import suppress
 from dataclasses import replace
 
+from archipel.federation.policy import Policy
 from network.processes import Drill, Process
 
 NOWHERE = "coordinator.invalid"  # a name that only the proxy knows
@@ -75,6 +76,7 @@ def test_a_site_behind_a_connect_proxy_joins_and_takes_part(tmp_path):
                     process.environment["https_proxy"] = through
                 await join.start()
                 assert await join.wait() == 0, join.log.read_text()
+                Policy.open().write(drill.path(0))
                 joined = len(proxy.asked)
                 drill.approve(0)
                 await drill.processes[0].start()
