@@ -91,7 +91,7 @@ def gathering(rounds, silence):
         study.algorithm_object, fed, study.build_model(fed), study.policy(), "s", sites,
         asyncio.get_running_loop(), silence,
     )  # fmt: skip
-    found.roster = Signed(b"", b"")
+    found.roster, found.excluded = Signed(b"", b""), lambda: Signed(b"", b"")
     return found
 
 
