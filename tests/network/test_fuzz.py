@@ -42,7 +42,7 @@ from network.liar import Lies, Teller, held_by
 from network.test_federation import coordinator, joined, party, text_of
 from network.test_member import DATA, Late, linear
 from network.test_peers import problem
-from network.walks import HONEST, LIAR, ROUNDS, Walk, text_for
+from network.walks import HONEST, LIAR, ROUNDS, Tables, Walk, text_for, text_of_tables
 
 SECONDS = float(os.environ.get("ARCHIPEL_FUZZ_SECONDS", "600"))
 AGAIN = os.environ.get("ARCHIPEL_FUZZ")
@@ -54,13 +54,18 @@ PEERS = {
     "alone": (Alone(lr=0.1, local_steps=1, batch_size=4), "complete", False),
 }
 TOLD = "dsgd, told"  # what peers tell the coordinator
+TABLES = "fedavg, tables"  # whose features need a scale
 
 Tallies = dict[str, Counter[tuple[str, str]]]  # algorithm -> (state, kind of letter) -> letters
 
 
 async def at_coordinator(one, sites, algorithm, seed, tally):
     """A study at a coordinator: the honest sites were in every round of it."""
-    run = await Walk(one, sites, text_for(algorithm, seed), f"{algorithm} {seed}", tally).go()
+    if algorithm == TABLES:
+        walk = Tables(one, sites, text_of_tables(seed), f"{algorithm} {seed}", tally)
+    else:
+        walk = Walk(one, sites, text_for(algorithm, seed), f"{algorithm} {seed}", tally)
+    run = await walk.go()
 
     assert run.done == ROUNDS
     assert bool(torch.isfinite(run.vector).all())
@@ -148,7 +153,7 @@ async def walks(path, plan, tallies):
         for name, seed in plan:
             tally = tallies.setdefault(name.partition(",")[0], Counter())
             try:
-                if name in SERVER:
+                if name in SERVER or name == TABLES:
                     await at_coordinator(one, sites, name, seed, tally)
                 elif name in PEERS:
                     await among_peers(name, seed, tally)
@@ -206,11 +211,12 @@ def missed(tallies: Tallies, for_long: bool):
     return {name: each for name, each in lacks.items() if each}
 
 
-ALL = [*SERVER, *PEERS, TOLD]
+ALL = [*SERVER, *PEERS, TOLD, TABLES]
 
 
 def test_a_member_that_lies_ends_no_study_and_holds_none(tmp_path):
     plan = [(name, seed) for seed in (1, 2) for name in ("pefll", "ditto", "pfedhn", *PEERS, TOLD)]
+    plan += [(TABLES, seed) for seed in (1, 2, 3)]
     plan += [(name, 3) for name in ("fedavg", "fedopt", "scaffold", "l2gd")]
     if AGAIN is not None:
         name, _, seed = AGAIN.rpartition(" ")
