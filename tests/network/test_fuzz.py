@@ -187,6 +187,7 @@ def needed(name, for_long):
     anatomy = anatomy_of(made.algorithm_object, data, made.build_model(data), 0, 0)
     found = {(f"message {i + 1}", "upload") for i in range(len(anatomy.messages))}
     found |= {("evaluation", "scores"), ("done", "model")}
+    found |= {("no scale", "sums")} if name == TABLES.partition(",")[0] else set()
     return found | ({("evaluation", "ask")} if anatomy.personal else set())
 
 

@@ -100,11 +100,12 @@ class Walk:
         return f"message {opened.number + 1}{anew}{answered}{asked}"
 
     def place(self):
-        """What is open at the coordinator."""
+        """What is open at the coordinator, or that all is done."""
         sitting = self.sitting
         if sitting is None:
             return None
-        return sitting.runs[0].done, sitting.engine.engine.opened, sitting.desk._scored
+        (run,), desk = sitting.runs, sitting.desk
+        return sitting, run.done, sitting.engine.engine.opened, desk._scored, desk.rounds_done
 
     def waited_for(self):
         """Whose letters the study waits for."""
