@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PFedHN
+from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PerFedAvg, PFedHN
 from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.contacts import Words
 from archipel.engines.network.engine import NetworkEngine, Patience
@@ -339,6 +339,19 @@ def test_a_site_that_restarts_before_a_message_without_arrays_goes_on_with_its_r
 
     assert again.pending == 0
     torch.testing.assert_close(leaves(again.turn.own.state), leaves(seat.turn.own.state))
+
+
+def test_a_gradient_of_zero_at_large_weights_is_no_step_of_per_fedavg():
+    """After a lie of 2e4 an honest site's loss was 0: it sent NaN, and the round lost its quorum."""
+
+    class Line:
+        def grad(self, w, batch):
+            return 2 * w
+
+    w = torch.full((9,), 5e3)
+    found = PerFedAvg().curvature(Line(), w, torch.zeros_like(w), None)
+
+    assert torch.equal(found, torch.zeros_like(w))
 
 
 @pytest.mark.parametrize("value", [1e30, -1e13, float("inf")])
