@@ -342,7 +342,7 @@ def test_a_site_that_restarts_before_a_message_without_arrays_goes_on_with_its_r
 
 
 def test_a_gradient_of_zero_at_large_weights_is_no_step_of_per_fedavg():
-    """After a lie of 2e4 an honest site's loss was 0: it sent NaN, and the round lost its quorum."""
+    """After a lie of 2e4 an honest site's loss was 0: it sent NaN, and no quorum was left."""
 
     class Line:
         def grad(self, w, batch):
