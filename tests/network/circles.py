@@ -115,11 +115,20 @@ class Round:
             algorithm, data, model, topology(graph, PEERS), ROUNDS,
             asynchronous=asynchronous, silence=30.0,
         )  # fmt: skip
+        self.circle.watch = self._watch
+        self.skipped = []  # who left rounds out although another honest peer still learnt
         self.ahead, self.restarts = 0.0, self.lies.draws.randrange(3)
         self._places = None  # where all were, and since when
 
     def clock(self):
         return time.monotonic() + self.ahead
+
+    def _watch(self, k, report):
+        """A peer that gossips is done early once all others are, and no sooner."""
+        before = max((each.round for each in self.circle.reports[k][:-1]), default=0)
+        others = [self.circle.up[j] for j in self.honest if j != k]
+        if k in self.honest and report.round > before + 1:
+            self.skipped += [k for other in others if not other.done]
 
     def teller(self, k, j):
         async def answer(who, letter):

@@ -703,6 +703,9 @@ def test_h3_a_wrong_scale_is_made_anew_without_the_sums_of_a_site(tmp_path, monk
             assert command(monkeypatch, "coordinator", "rescale", "clinics", *without) == 0
             assert "sums again without those of clinic-2" in capsys.readouterr().out
             sitting = await clinics.starts(one)
+            letter = Letter("next", {**asking, "study": clinics.digest, "scale": digest(wrong)})
+            # one that waits for work with the old scale, too: or else it never sends its sums
+            assert (await sitting.answer(0, letter)).kind == "rescaled"
             assert (await clinics.asks(0)).kind == "wanted"
             assert (await clinics.asks(2, days)).kind == "wait"
             assert "waits for sums since " in sitting.waiting
@@ -710,7 +713,6 @@ def test_h3_a_wrong_scale_is_made_anew_without_the_sums_of_a_site(tmp_path, monk
             for k in (0, 1):
                 await clinics.asks(k, clinics.sums(k))
             right = await clinics.made(one)
-            letter = Letter("next", {**asking, "study": clinics.digest, "scale": digest(wrong)})
             assert (await sitting.answer(0, letter)).kind == "rescaled"
             for k in range(3):  # whoever asks gets the scale that holds now
                 assert torch.equal((await clinics.asks(k)).arrays[0], right.mean)

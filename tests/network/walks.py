@@ -10,13 +10,18 @@ from dataclasses import fields, replace
 
 from archipel.algorithms import ALGORITHMS
 from archipel.data.shadow import Facts
+from archipel.engines.network.attend import Rescaled
 from archipel.engines.network.letters import KINDS, Letter
 from archipel.engines.network.memory import MemoryLink
-from archipel.engines.network.transport import Partials
+from archipel.engines.network.transport import Partials, Refused
 from archipel.errors import ArchipelError
+from archipel.federation import approval, binding
+from archipel.federation.duty import data_of
+from archipel.federation.rescale import rescale
 from archipel.federation.site import signed
 from archipel.federation.sitting import Adjourned
 from network.liar import NOT_BEGUN, REAL, WHOLE, Lies, Teller, held_by
+from network.test_coming_and_going import STUDY, write_tables
 from network.test_federation import text_of
 
 HONEST, LIAR = ("site-0", "site-1", "site-2"), "site-3"
@@ -43,6 +48,14 @@ def text_for(algorithm, seed, **changes):
     about = {"study.rounds": ROUNDS, "study.seed": seed, "study.name": f"{algorithm} {seed}",
              "round.quorum": 3, "round.deadline": 300}  # fmt: skip
     return text_of(algorithm, **about, **options, **changes)
+
+
+def text_of_tables(seed):
+    """A study of tables, whose features need a common scale."""
+    about = f'[study]\nname = "tables {seed}"\nseed = {seed}\nrounds = {ROUNDS}\n'
+    policy = "quorum = 3\ndeadline = 300"
+    rest = STUDY.format(rounds=ROUNDS, policy=policy).partition("[data]")[2]
+    return (about + "[data]" + rest).encode()
 
 
 class Walk:
@@ -87,11 +100,12 @@ class Walk:
         return f"message {opened.number + 1}{anew}{answered}{asked}"
 
     def place(self):
-        """What is open at the coordinator."""
+        """What is open at the coordinator, or that all is done."""
         sitting = self.sitting
         if sitting is None:
             return None
-        return sitting.runs[0].done, sitting.engine.engine.opened, sitting.desk._scored
+        (run,), desk = sitting.runs, sitting.desk
+        return sitting, run.done, sitting.engine.engine.opened, desk._scored, desk.rounds_done
 
     def waited_for(self):
         """Whose letters the study waits for."""
@@ -116,9 +130,9 @@ class Walk:
         for site, data in self.sites.values():
             link = MemoryLink(site.name, self.one.answer, Partials())
             await site.fetch(link, self.digest)
-            site.decide(self.text, "approved", Facts.of(data))
+            site.decide(self.text, "approved", self.facts(data))
             await site.tell(link)
-        member = Member(self, *self.sites[LIAR])
+        member = self.member()
         attending = [asyncio.create_task(self._attends(name)) for name in HONEST]
         lying = asyncio.create_task(member.run())
         try:
@@ -137,9 +151,20 @@ class Walk:
         self.one.sittings.pop(self.digest)
         return run
 
+    def facts(self, data):
+        """What a site tells of its data."""
+        return Facts.of(data)
+
+    def member(self):
+        return Member(self, *self.sites[LIAR])
+
+    async def attend(self, site, link):
+        """Take part as a site does; return the rounds."""
+        return await site.attend(link, self.digest, self.sites[site.name][1])
+
     async def _attends(self, name):
-        site, data = self.sites[name]
-        return await site.attend(MemoryLink(name, self.one.answer, Partials()), self.digest, data)
+        link = MemoryLink(name, self.one.answer, Partials())
+        return await self.attend(self.sites[name][0], link)
 
     async def _runs(self):
         while True:
@@ -151,11 +176,72 @@ class Walk:
             except Adjourned:
                 before = self.one.sittings.pop(self.digest)
                 before.engine.engine.bell.ring()  # sites ask again, 20 seconds earlier
+                self.stopped()
+
+    def stopped(self):
+        """What the operator does before the study is started again."""
 
     def stop(self):
         """The operator stops the study in the middle of something, and starts it again."""
         self.restarts -= 1
         self.sitting.engine.adjourn()
+
+
+class Tables(Walk):
+    """A study of the sites' own tables: they send sums first, and get a scale.
+
+    Wrong sums may make a scale that honest sites refuse. Then the operator has it made anew,
+    without those sums, which is possible as long as no round is done.
+    """
+
+    def __init__(self, one, sites, text, seed, tally):
+        super().__init__(one, sites, text, seed, tally)
+        folder, study = one.home.path.parent, approval.read(text)
+        if not (folder / "tables").exists():
+            write_tables(folder, len(sites))
+        for k, (site, _) in enumerate(sites.values()):
+            binding.bind(site.home / "data", study, folder / "tables" / f"clinic-{k}.csv")
+        self._schema = binding.schema_of(study)
+        self.refusals = 0
+
+    def facts(self, data):
+        return Facts.of(self._schema.empty(), counts=False)
+
+    def member(self):
+        member = super().member()
+        member.well = self.lies.draws.choice([0, member.well])  # or it lies from its sums on
+        return member
+
+    def where(self):
+        sitting = self.sitting
+        if sitting is not None and sitting._scale.made is None:
+            sent = list(sitting.sites).index(LIAR) in sitting._scale.sent
+            return "no scale, sums sent" if sent else "no scale"
+        return super().where()
+
+    async def attend(self, site, link):
+        data = await data_of(site, link, self.digest)
+        return await site.attend(link, self.digest, data)
+
+    async def _attends(self, name):
+        while True:
+            try:
+                return await super()._attends(name)
+            except Rescaled:
+                self.tally["rescaled", "next"] += 1
+            except Refused as no:
+                assert "the scale is none of this site's columns" in str(no)
+                self.refusals += 1
+                if self.sitting is not None and LIAR not in self.sitting._scale.without:
+                    self.sitting.engine.adjourn()
+                await asyncio.sleep(0.1)
+
+    def stopped(self):
+        is_member = self.one.roll.place(self.digest, LIAR).decision == "approved"
+        try:
+            rescale(self.one.home, self.digest, [LIAR] if is_member else [])
+        except ArchipelError as no:
+            assert "rounds are done with its scale" in str(no)
 
 
 class Member:
@@ -196,6 +282,8 @@ class Member:
         """What the site's own code says, and what is said instead."""
         self.right[letter.kind] = letter
         await self.babbles(self.draws.randrange(4))
+        if letter.kind == "sums":
+            await self.floods(20)
         if letter.kind in _MOVES:
             self.well -= 1
             letter = await self._moves(letter)
@@ -256,12 +344,12 @@ class Member:
 
     async def _approves(self):
         """Approve again, first with facts that are none, now and then."""
-        right = Facts.of(self.data)
+        right = self.walk.facts(self.data)
         self.walk.one.reception._kept.clear()
         for _ in range(self.draws.randrange(2)):
             name = self.draws.choice(["n", "n_test", "classes", "task"])
             wrong = self.draws.choice([*REAL, *WHOLE, "text", 77])
-            with suppress(ArchipelError):
+            with suppress(ArchipelError, ValueError):  # what is no JSON cannot even be signed
                 self.site.decide(self.walk.text, "approved", replace(right, **{name: wrong}))
                 await self._tells()
         self.site.decide(self.walk.text, "approved", right)
@@ -272,7 +360,7 @@ class Member:
         walk = self.walk
         while True:
             with suppress(ArchipelError):
-                await self.site.attend(self, walk.digest, self.data)
+                await walk.attend(self.site, self)
                 break
             await self._approves()
             if walk.sitting is not None:

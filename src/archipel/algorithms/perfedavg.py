@@ -64,7 +64,7 @@ class PerFedAvg:
         """Hessian of the batch's loss at w, times v, by a central difference."""
         length = norm(v).clamp_min(finfo(v.dtype).tiny)
         step = self.delta * (1 + norm(w))
-        d = step / length * v
+        d = step * (v / length)  # 0 where v is: step / length may be infinite
         return (me.grad(w + d, batch) - me.grad(w - d, batch)) * (length / (2 * step))
 
     def server(self, w: Vector, uploads: Uploads) -> Vector:

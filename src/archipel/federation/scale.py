@@ -52,8 +52,11 @@ class Scale:
         return _SOON if party in self.sent else Letter("wanted", {"study": self._study})
 
     def is_(self, letter: Letter) -> bool:
-        """Whether a site that asks for work has the scale of the study."""
-        return self.made is None or letter["scale"] in (None, digest(self.made))
+        """Whether a site that asks for work has no scale but that of the study.
+
+        One that has another is to send its sums again, also while none is made yet.
+        """
+        return letter["scale"] in (None, None if self.made is None else digest(self.made))
 
     def make(self, parties: Iterable[int]) -> None:
         """Fix the scale by what these parties sent, added up in the order of their numbers."""
