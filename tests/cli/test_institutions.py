@@ -478,7 +478,7 @@ def test_why_nobody_answers_is_said(alone):
 def test_a_command_ends_without_a_word_of_what_was_under_way():
     """E10: "Task was destroyed but it is pending!" stood at the end of a command."""
     code = (
-        "import asyncio\nfrom archipel.cli.site import _run\n"
+        "import asyncio\nfrom archipel.cli.folder import run as _run\n"
         "async def main(): asyncio.get_running_loop().create_task(asyncio.sleep(600))\n"
         "_run(main())"
     )
