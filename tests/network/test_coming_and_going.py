@@ -94,8 +94,8 @@ class Clinics:
         self.sites, self._stops, self._tasks = {}, {}, {}
 
     @asynccontextmanager
-    async def coordinator(self, watch=None, say=lambda _: None):
-        one, stop = Coordinator(self.home, say=say, silence=30.0), asyncio.Event()
+    async def coordinator(self, watch=None, say=lambda _: None, silence=30.0):
+        one, stop = Coordinator(self.home, say=say, silence=silence), asyncio.Event()
         await one.up(self.home.address)
         serving = asyncio.create_task(one.serve(stop, watch))
         try:

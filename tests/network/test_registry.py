@@ -338,7 +338,7 @@ def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
             return answer.read().decode()
 
     async def main():
-        async with clinics.coordinator(gate, say=said.append) as one:
+        async with clinics.coordinator(gate, say=said.append, silence=8.0) as one:
             for k in (0, 1):
                 await clinics.approves(k)
                 clinics.goes_up(k)
@@ -379,8 +379,9 @@ def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
     assert study["path"] == str(clinics.home.run_of(clinics.digest))
 
 
-def test_a_site_that_refuses_is_shown_with_its_reason_and_no_number_leaves(tmp_path):
+def test_a_site_that_refuses_is_shown_with_its_reason_and_no_number_leaves(tmp_path, monkeypatch):
     """E3: not "away"; the sentence goes without values and names of this site."""
+    monkeypatch.setattr("archipel.federation.duty._AGAIN", 0.5)
     clinics = Clinics(tmp_path, rounds=2, policy='quorum = 2\non_missing = "wait"')
     rows = (tmp_path / "tables" / "clinic-1.csv").read_text().splitlines()
     shown = {}
