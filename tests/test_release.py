@@ -1,6 +1,7 @@
 """What is locked, what the demo installs, and what a release holds."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -136,8 +137,9 @@ def test_a_bill_with_another_licence_is_refused_and_not_written(tmp_path, monkey
 
 def _commands(target):
     """What `make` would run for a target, from nothing."""
-    make = ["make", "--dry-run", "--always-make", target]
-    return subprocess.check_output(make, cwd=ROOT, text=True)
+    make = ["make", "--dry-run", "--always-make", "--no-print-directory", target]
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.check_output(make, cwd=ROOT, text=True, env=outside)
 
 
 def test_the_demo_installs_the_package_and_what_it_needs_alone():

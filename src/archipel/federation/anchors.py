@@ -87,7 +87,9 @@ def anchor_in(path: Path, name: str, public: bytes) -> Anchor:
     """The anchor of a log in a file, by the name and the key of its owner."""
     kept = read(path)
     if name not in kept:
-        raise ArchipelError(f"'{path}': has no anchor of {name}, only of {', '.join(kept)}.")
+        raise ArchipelError(
+            f"'{path}': has no anchor of {name}, only of {', '.join(sorted(kept))}."
+        )
     found = kept[name]
     if found.key and found.key != public.hex():
         raise ArchipelError(
