@@ -83,7 +83,7 @@ def waiting(sitting: Sitting) -> str:
     here, needed = present(sitting), max(1, sitting.needed)
     if here < needed and not is_peer(run.algorithm):  # peers work without being seen here
         return f"{here} of the {needed} sites that a round needs are here"
-    return str(getattr(sitting, "waiting", ""))
+    return sitting.waiting
 
 
 async def keep_status(coordinator: Coordinator) -> None:
