@@ -514,3 +514,20 @@ def test_a_study_equals_the_call_in_python():
 
     assert run.vector.equal(same.vector)
     assert math.isclose(run.metrics["accuracy"], same.metrics["accuracy"])
+
+
+def test_a_study_that_is_written_keeps_the_order_of_its_columns():
+    """Features have the order of the schema, also where some columns have units and some not."""
+    schema = {
+        "sex": ["f", "m"],
+        "age": {"kind": "number", "unit": "years"},
+        "weight": "number",
+        "ill": {"values": [0, 1], "missing": 0.1},
+    }
+    data = {"schema": schema, "target": "ill", "missing": "drop"}
+    study = Study.parse({"data": data}, elsewhere=True)
+
+    again = Study.parse(study.toml(), elsewhere=True)
+
+    assert list(again.data.schema) == list(schema)
+    assert schema_of(again.data).hash == schema_of(study.data).hash

@@ -195,7 +195,7 @@ class Study(BaseModel):
     def toml(self) -> str:
         """The resolved study as a file."""
         tables = {name: table for name, table in self.resolved().items() if name != "sources"}
-        return tomli_w.dumps(tables)
+        return tomli_w.dumps(_in_order(tables))
 
     @property
     def scaled(self) -> int:
@@ -399,6 +399,23 @@ class Study(BaseModel):
                 raise unknown(f"key of [{section}]", key, {*known, *keys(section)})
             options[key] = fields.read(section, key, known[key], value)
         return options
+
+
+def _in_order(tables: dict[str, Any]) -> dict[str, Any]:
+    """The same study, of which a file keeps the order of columns: TOML has tables come last."""
+    data = tables.get("data", {})
+    schema = data.get("schema") or {}
+    if not any(isinstance(kind, Mapping) for kind in schema.values()):
+        return tables
+    long = {
+        name: kind
+        if isinstance(kind, Mapping)
+        else {"kind": kind}
+        if isinstance(kind, str)
+        else {"values": kind}
+        for name, kind in schema.items()
+    }
+    return {**tables, "data": {**data, "schema": long}}
 
 
 _NOT_OPTIONS = {  # given by other keys, or by the data
