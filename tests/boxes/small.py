@@ -173,6 +173,15 @@ cases = pytest.mark.parametrize(  # every way to compute; full batches and small
     [(least_squares(), None), (logistic(), 3), (network(), 4)],
     ids=["squares", "softmax", "network"],
 )
+convex = pytest.mark.parametrize(
+    "problem", [least_squares(), logistic()], ids=["squares", "softmax"]
+)
+
+
+def awaited(algorithm: type) -> Any:
+    """For own models that are the paper's minimisers, made with a rate of their own."""
+    known = "tune_lr" in algorithm.__dataclass_fields__
+    return pytest.mark.xfail(not known, reason="own models are not yet the paper's", strict=True)
 
 
 class Done(NamedTuple):

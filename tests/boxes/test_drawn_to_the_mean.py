@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 import archipel as ar
-from boxes.small import cases, least_squares, logistic, run, same
-
-convex = pytest.mark.parametrize(
-    "problem", [least_squares(), logistic()], ids=["squares", "softmax"]
-)
+from boxes.small import awaited, cases, convex, least_squares, run, same
 
 
 def l2gd(P, cohorts, coins, alpha, lam, p, B):
@@ -63,6 +59,18 @@ def test_l2gd_aggregations_leave_the_mean_as_it_is():
             x = np.stack([x[i] - 0.1 / 0.6 * P.grad(i, x[i]) for i in range(n)])
 
     same(done.own[0][:6], x)
+
+
+@awaited(ar.L2GD)
+@convex
+def test_l2gd_own_models_are_the_proximal_minimisers(problem):
+    """What x_i is at the minimum, given xbar: argmin f_i + lambda/2 ||. - xbar||^2."""
+    algorithm = ar.L2GD(lr=0.1, p=0.4, lam=2.0, tune_steps=80, tune_lr=0.2)
+
+    done = run(algorithm, problem, 3, 2)
+
+    expected = [problem.proximal(k, done.w, 2.0) for k in range(problem.data.parties)]
+    same(done.models, expected, 1e-10)  # what 80 steps leave
 
 
 def apgd1(P, cohorts, gamma, lam, mu, B):

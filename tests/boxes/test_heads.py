@@ -7,6 +7,7 @@ import archipel as ar
 from boxes.small import BODY, network, run, same
 
 ROUNDS, SAMPLE = 3, 2
+TUNES = "tune_lr" in ar.FedRep.__dataclass_fields__  # else heads are tuned as in training
 sizes = pytest.mark.parametrize("B", [None, 3])
 
 
@@ -34,15 +35,17 @@ def fedrep(P, cohorts, alpha, tau, E, B):
 
 @sizes
 def test_fedrep_is_its_box(B):
-    P = network()
+    P, tune = network(), {"tune_epochs": 4, "tune_lr": 0.1} if TUNES else {}
+    algorithm = ar.FedRep(lr=0.3, head_epochs=3, local_epochs=2, batch_size=B, **tune)
 
-    done = run(ar.FedRep(lr=0.3, head_epochs=3, local_epochs=2, batch_size=B), P, ROUNDS, SAMPLE)
+    done = run(algorithm, P, ROUNDS, SAMPLE)
 
     phi, h = fedrep(P, done.cohorts, 0.3, 3, 2, B)
     same(done.w[BODY], phi[BODY])
     for k in range(P.data.parties):  # heads are trained on the last body before they are used
         w = np.where(BODY, phi, h[k])
-        used = descend(P, k, P.batches(k, ROUNDS, B), w, 0.3, P.steps(k, B, 3), ~BODY)
+        rate, epochs = (0.1, 4) if TUNES else (0.3, 3)
+        used = descend(P, k, P.batches(k, ROUNDS, B), w, rate, P.steps(k, B, epochs), ~BODY)
         same(done.models[k], used)
 
 

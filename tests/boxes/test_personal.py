@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 
 import archipel as ar
-from boxes.small import CLASSES, cases, least_squares, logistic, network, run, same, split
+from archipel.schedules import Decay
+from boxes.small import (
+    CLASSES,
+    awaited,
+    cases,
+    convex,
+    least_squares,
+    logistic,
+    network,
+    run,
+    same,
+    split,
+)
 from boxes.test_averaging import client_update, fedavg
 
 ROUNDS, SAMPLE = 3, 2  # so that some party never trains
@@ -35,6 +47,16 @@ def test_finetuned_is_fedavg_and_more_passes(problem, B):
     w = fedavg(problem, done.cohorts, [0.2] * ROUNDS, 2, B)
     same(done.w, w)
     tuned = [client_update(problem, k, ROUNDS, w, 0.2, 3, B) for k in everybody(problem)]
+    same(done.models, tuned)
+
+
+@awaited(ar.FineTuned)
+def test_finetuned_passes_have_a_rate_of_their_own():
+    P, work = network(), {"local_epochs": 2, "batch_size": 3}
+
+    done = run(ar.FineTuned(lr=0.2, tune_epochs=3, tune_lr=0.05, **work), P, ROUNDS, SAMPLE)
+
+    tuned = [client_update(P, k, ROUNDS, done.w, 0.05, 3, 3) for k in everybody(P)]
     same(done.models, tuned)
 
 
@@ -159,7 +181,7 @@ def pfedme(P, cohorts, eta, inner, lam, R, K, beta, B):
             for _ in range(R):
                 D = next(b)
                 for _ in range(K):
-                    theta = theta - inner * (P.grad(i, theta, D) + lam * (theta - w_i))
+                    theta = theta - inner[t] * (P.grad(i, theta, D) + lam * (theta - w_i))
                 w_i = w_i - eta * lam * (w_i - theta)  # line 8
             local.append(w_i)
         w = (1 - beta) * w + beta * np.mean(local, axis=0)  # line 12
@@ -173,7 +195,36 @@ def test_pfedme_is_its_box(problem, B, beta=0.7):
 
     done = run(algorithm, problem, ROUNDS, 3)
 
-    same(done.w, pfedme(problem, done.cohorts, 0.1, 0.15, 2.0, 3, 4, beta, B))
+    same(done.w, pfedme(problem, done.cohorts, 0.1, [0.15] * ROUNDS, 2.0, 3, 4, beta, B))
+
+
+@awaited(ar.PFedMe)
+@convex
+def test_pfedme_own_models_are_the_proximal_minimisers(problem):
+    """theta^(w) = argmin f_i + lambda/2 ||. - w||^2 of the last w, on all of a party's points."""
+    work = {"local_steps": 3, "inner_steps": 4, "batch_size": 3}
+    algorithm = ar.PFedMe(lr=0.1, inner_lr=0.2, lam=2.0, tune_steps=80, **work)
+
+    done = run(algorithm, problem, ROUNDS, SAMPLE)
+
+    expected = [problem.proximal(k, done.w, 2.0) for k in everybody(problem)]
+    same(done.models, expected, 1e-10)  # what 80 steps leave
+
+
+@awaited(ar.PFedMe)
+def test_pfedme_with_falling_rates_is_its_box():
+    P, rates = logistic(), [0.2, 0.1, 0.05]
+    work = {"local_steps": 3, "inner_steps": 4, "batch_size": 3, "tune_steps": 5}
+    algorithm = ar.PFedMe(0.1, Decay(0.2, 0.5), lam=2.0, tune_lr=Decay(0.4, 0.5), **work)
+
+    done = run(algorithm, P, ROUNDS, SAMPLE)
+
+    same(done.w, pfedme(P, done.cohorts, 0.1, rates, 2.0, 3, 4, 1.0, 3))
+    for k in everybody(P):
+        theta = done.w
+        for _ in range(5):
+            theta = theta - 0.05 * (P.grad(k, theta) + 2.0 * (theta - done.w))  # 0.4 / 2^3
+        same(done.models[k], theta)
 
 
 def knn(P, k, w, x, neighbours, scale, lam, leave_out=None):
