@@ -17,6 +17,7 @@ from torch import nn
 
 import archipel as ar
 from archipel import rng
+from archipel.algorithms import ALGORITHMS
 from archipel.engines.batches import Batches
 from archipel.graphs import topology
 from archipel.tree import leaves
@@ -168,6 +169,25 @@ def network() -> Problem:
     return Problem(_federation("network"), model, ar.Plan("vmapped", 4, 1), backward)
 
 
+def through_batchnorm(w: Floats, x: Floats, y: Ints) -> Floats:
+    """Of mean -log softmax(W2 tanh(g (z - mean) / sd + s) + b2)_y, z = W1 x + b1, by autograd."""
+    vector = torch.from_numpy(w).requires_grad_()
+    d, h, k = DIMS, HIDDEN, CLASSES
+    W1, b1, g, s, W2, b2 = vector.split([h * d, h, h, h, k * h, k])
+    z = torch.from_numpy(x) @ W1.view(h, d).T + b1
+    z = g * (z - z.mean(dim=0)) / (z.var(dim=0, correction=0) + 1e-5).sqrt() + s
+    logs = (torch.tanh(z) @ W2.view(k, h).T + b2).log_softmax(dim=1)
+    loss = -logs[torch.arange(len(y)), torch.from_numpy(y)].mean()
+    return torch.autograd.grad(loss, vector)[0].numpy()
+
+
+@cache
+def normalised() -> Problem:
+    layers = nn.Linear(DIMS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES)
+    model = _model(nn.Sequential(*layers), "cross_entropy")
+    return Problem(_federation("normalised"), model, ar.Plan("one", 2, 1), through_batchnorm)
+
+
 cases = pytest.mark.parametrize(  # every way to compute; full batches and small ones
     ("problem", "B"),
     [(least_squares(), None), (logistic(), 3), (network(), 4)],
@@ -176,6 +196,11 @@ cases = pytest.mark.parametrize(  # every way to compute; full batches and small
 convex = pytest.mark.parametrize(
     "problem", [least_squares(), logistic()], ids=["squares", "softmax"]
 )
+
+
+def registered(name: str) -> Any:
+    """Skips where the algorithm is not in the list."""
+    return pytest.mark.skipif(name not in ALGORITHMS, reason=f"'{name}' is not registered")
 
 
 def awaited(algorithm: type) -> Any:

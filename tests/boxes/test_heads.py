@@ -1,10 +1,11 @@
-"""FedRep and FedPer: a body for all and a head for each, box by box."""
+"""FedRep, FedPer, FedBN: some layers for all and some for each party, box by box."""
 
 import numpy as np
 import pytest
 
 import archipel as ar
-from boxes.small import BODY, network, run, same
+from archipel.algorithms import ALGORITHMS
+from boxes.small import BODY, DIMS, HIDDEN, network, normalised, registered, run, same
 
 ROUNDS, SAMPLE = 3, 2
 TUNES = "tune_lr" in ar.FedRep.__dataclass_fields__  # else heads are tuned as in training
@@ -78,3 +79,30 @@ def test_fedper_is_its_box(B):
         b = P.batches(k, ROUNDS, B)
         w = np.where(BODY, W_B, P.start)
         same(done.models[k], descend(P, k, b, w, 0.3, P.steps(k, B, 4), ~BODY))
+
+
+NORM = np.zeros(normalised().model.p, bool)
+NORM[HIDDEN * (DIMS + 1) :][: 2 * HIDDEN] = True  # gamma and beta of BatchNorm
+
+
+def fedbn(P, cohorts, eta, E, B):
+    """Li et al. 2021, Algorithm 1: the mean of all layers but BatchNorm's."""
+    w = np.tile(P.start, (P.data.parties, 1))
+    for t, S in enumerate(cohorts):
+        for k in S:
+            b = P.batches(k, t, B)
+            for _ in range(P.steps(k, B, E)):
+                w[k] = w[k] - eta * P.grad(k, w[k], next(b))
+        w[:, ~NORM] = np.mean([w[k, ~NORM] for k in S], axis=0)
+    return w
+
+
+@registered("fedbn")
+def test_fedbn_is_its_box():
+    P = normalised()
+
+    done = run(ALGORITHMS["fedbn"](lr=0.3, local_epochs=3, batch_size=None), P, ROUNDS, SAMPLE)
+
+    w = fedbn(P, done.cohorts, 0.3, 3, None)
+    same(done.w[~NORM], w[0, ~NORM])
+    same(done.models, w)
