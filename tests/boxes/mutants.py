@@ -12,13 +12,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
-SETTINGS = (
-    "init",
-    "at_least",
-    "above_zero",
-    "texts",
-    "tuning",
-)  # what is refused is tested elsewhere
+APART = ("init", "coins")  # settings that are refused, and draws, which boxes take as they are
 
 
 class Mutant(NamedTuple):
@@ -48,21 +42,22 @@ def _places(tree: ast.Module, algorithm: type) -> list[tuple[Any, Any]]:
         if isinstance(part, ast.ClassDef) and _is_other(part, algorithm):
             continue
         for function in ast.walk(part):
-            if isinstance(function, ast.FunctionDef) and function.name not in SETTINGS:
+            if isinstance(function, ast.FunctionDef) and function.name not in APART:
                 nodes = [node for line in function.body for node in ast.walk(line)]
                 found += [(function, node) for node in nodes if node not in _same(nodes)]
     return found
 
 
 def _same(nodes: list[Any]) -> set[Any]:
-    """What may be anything: words, and the bound below a flag that is 0 or 1."""
+    """What may be anything: words of an error, and the bound below a flag that is 0 or 1."""
     flags = {
         bound
         for node in nodes
         if isinstance(node, ast.Compare) and "trained" in ast.unparse(node.left)
         for bound in node.comparators
     }
-    return flags | {node for node in nodes if isinstance(node, ast.JoinedStr)}
+    errors = [node for node in nodes if isinstance(node, ast.Raise)]
+    return flags.union(*(ast.walk(error) for error in errors))
 
 
 def _is_other(part: ast.ClassDef, algorithm: type) -> bool:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archipel as ar
+from archipel.algorithms import ALGORITHMS
 from archipel.schedules import Decay
-from boxes.small import ROUNDS, cases, logistic, network, run, same
+from boxes.small import ROUNDS, cases, logistic, network, registered, run, same
 
 
 def fedsgd(P, cohorts, eta, B):
@@ -230,3 +231,26 @@ def feddyn(P, cohorts, eta, alpha, steps, B):
         h = h - alpha / m * sum(theta_k - theta for theta_k in local)
         theta = np.mean(local, axis=0) - h / alpha
     return theta, h, g
+
+
+@registered("fednova")
+@cases
+@pytest.mark.parametrize("rho", [0.0, 0.8])
+def test_fednova_is_its_box(problem, B, rho):
+    work = {"lr": 0.1, "local_epochs": 2, "batch_size": B, "optimiser": ar.SGD(momentum=rho)}
+
+    done = run(ALGORITHMS["fednova"](**work), problem)
+
+    same(done.w, fednova(problem, done.cohorts, 0.1, rho, 2, B))
+
+
+@registered("feddyn")
+@cases
+def test_feddyn_is_its_box(problem, B):
+    done = run(ALGORITHMS["feddyn"](lr=0.1, alpha=0.6, local_epochs=2, batch_size=B), problem)
+
+    steps = lambda k: problem.steps(k, B, 2)  # noqa: E731
+    theta, h, g = feddyn(problem, done.cohorts, 0.1, 0.6, steps, B)
+    same(done.w, theta)
+    same(done.shared[1], h)
+    same(done.own[0][: problem.parties], g)

@@ -240,6 +240,8 @@ def knn(P, k, w, x, neighbours, scale, lam, leave_out=None):
     d = ((stored - phi) ** 2).sum(axis=1)
     near = [j for j in np.argsort(d, kind="stable") if j != leave_out][:neighbours]
     votes = np.zeros(CLASSES)
+    if not near:
+        return np.log(p_w)
     for j in near:
         votes[Y[j]] += np.exp(-d[j] / (len(phi) * scale))
     return np.log(lam * votes / votes.sum() + (1 - lam) * p_w)
