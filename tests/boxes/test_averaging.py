@@ -95,23 +95,23 @@ def test_fedprox_is_its_box(problem, B):
     same(done.w, fedprox(problem, done.cohorts, 0.2, 0.7, steps, B))
 
 
+def finished(done, E):
+    """How many of E epochs each party of each round got through."""
+    found = [
+        {k: E if e == 1 else int(1 + e * (E - 1)) for k, e in zip(S, efforts, strict=True)}
+        for S, efforts in zip(done.cohorts, done.efforts, strict=True)
+    ]
+    assert all(any(epochs < E for epochs in one.values()) for one in found)
+    return found
+
+
 def test_fedprox_keeps_the_epochs_that_stragglers_finish():
-    P, E = logistic(), 5
-    algorithm = ar.FedProx(lr=0.2, mu=0.7, local_epochs=E, batch_size=3)
+    P = logistic()
 
-    done = run(algorithm, P, stragglers=0.5)
-    efforts = [
-        dict(zip(S, e, strict=True)) for S, e in zip(done.cohorts, done.efforts, strict=True)
-    ]
-    finished = [
-        {k: E if e == 1 else int(1 + e * (E - 1)) for k, e in one.items()} for one in efforts
-    ]
+    done = run(ar.FedProx(lr=0.2, mu=0.7, local_epochs=5, batch_size=3), P, stragglers=0.5)
 
-    assert all(
-        len(S) == 4 and any(e < E for e in one.values())
-        for S, one in zip(done.cohorts, finished, strict=True)
-    )
-    same(done.w, fedprox(P, done.cohorts, 0.2, 0.7, lambda t, k: P.steps(k, 3, finished[t][k]), 3))
+    E = finished(done, 5)
+    same(done.w, fedprox(P, done.cohorts, 0.2, 0.7, lambda t, k: P.steps(k, 3, E[t][k]), 3))
 
 
 def scaffold(P, cohorts, eta_l, eta_g, steps, B, option):
@@ -206,9 +206,9 @@ def fednova(P, cohorts, eta, rho, E, B):
     for t, S in enumerate(cohorts):
         d, a = [], []
         for i in S:
-            tau = P.steps(i, B, E)
+            tau = P.steps(i, B, E(t, i))
             a.append((tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho))
-            d.append((x - client_update(P, i, t, x, eta, E, B, momentum=rho)) / (eta * a[-1]))
+            d.append((x - client_update(P, i, t, x, eta, E(t, i), B, momentum=rho)) / (eta * a[-1]))
         p = P.weights(S)
         tau_eff = sum(p_i * a_i for p_i, a_i in zip(p, a, strict=True))
         x = x - tau_eff * sum(p_i * eta * d_i for p_i, d_i in zip(p, d, strict=True))
@@ -241,7 +241,17 @@ def test_fednova_is_its_box(problem, B, rho):
 
     done = run(ALGORITHMS["fednova"](**work), problem)
 
-    same(done.w, fednova(problem, done.cohorts, 0.1, rho, 2, B))
+    same(done.w, fednova(problem, done.cohorts, 0.1, rho, lambda t, i: 2, B))
+
+
+@registered("fednova")
+def test_fednova_weighs_stragglers_by_the_steps_that_they_took():
+    P, work = logistic(), {"local_epochs": 5, "batch_size": 3, "optimiser": ar.SGD(momentum=0.8)}
+
+    done = run(ALGORITHMS["fednova"](lr=0.1, **work), P, stragglers=0.5)
+
+    E = finished(done, 5)
+    same(done.w, fednova(P, done.cohorts, 0.1, 0.8, lambda t, i: E[t][i], 3))
 
 
 @registered("feddyn")
@@ -252,5 +262,5 @@ def test_feddyn_is_its_box(problem, B):
     steps = lambda k: problem.steps(k, B, 2)  # noqa: E731
     theta, h, g = feddyn(problem, done.cohorts, 0.1, 0.6, steps, B)
     same(done.w, theta)
-    same(done.shared[1], h)
+    same(done.shared[1], h / 0.6)  # it keeps h / alpha
     same(done.own[0][: problem.parties], g)
