@@ -49,15 +49,15 @@ def _places(tree: ast.Module, algorithm: type) -> list[tuple[Any, Any]]:
 
 
 def _same(nodes: list[Any]) -> set[Any]:
-    """What may be anything: words of an error, and the bound below a flag that is 0 or 1."""
+    """What may be anything: words of an error, leading dimensions, the bound below a flag."""
     flags = {
         bound
         for node in nodes
         if isinstance(node, ast.Compare) and "trained" in ast.unparse(node.left)
         for bound in node.comparators
     }
-    errors = [node for node in nodes if isinstance(node, ast.Raise)]
-    return flags.union(*(ast.walk(error) for error in errors))
+    words = [node for node in nodes if isinstance(node, ast.Raise | ast.Slice)]
+    return flags.union(*(ast.walk(node) for node in words))
 
 
 def _is_other(part: ast.ClassDef, algorithm: type) -> bool:

@@ -10,6 +10,7 @@ import torch
 import archipel as ar
 from archipel import rng
 from archipel.engines.party import blueprint
+from archipel.schedules import Decay
 from boxes.small import SEED, logistic, network, run, same
 
 ROUNDS, SAMPLE = 3, 3
@@ -82,7 +83,7 @@ class PFedHNBox:
                 found.append(g_phi)
             g = clipped(torch.stack(found).mean(dim=0), a.clip_at) + 1e-3 * self.phi
             u = 0.9 * u + g
-            self.phi = self.phi - a.server_lr * u
+            self.phi = self.phi - a.server_lr.at(t) * u
         self.theta = torch.stack(thetas).mean(dim=0)
 
     def model(self, k, t):
@@ -100,7 +101,7 @@ class PFedHNBox:
 )
 def test_pfedhn_is_its_box(problem, clip_at):
     sizes = {"size": 5, "hidden": 6, "local_steps": 4, "batch_size": 3, "new_steps": 3}
-    rates = {"lr": 0.1, "server_lr": 0.05, "descriptor_lr": 0.2}
+    rates = {"lr": 0.1, "server_lr": Decay(0.05, 0.5), "descriptor_lr": 0.2}
     algorithm = ar.PFedHN(**rates, **sizes, clip_at=clip_at)
 
     done = run(algorithm, problem, ROUNDS, SAMPLE)
@@ -204,8 +205,8 @@ class PeFLLBox:
             one, two = 1 - 0.9 ** (t + 1), 1 - 0.999 ** (t + 1)
             step_h = m_h / one / ((v_h / two).sqrt() + 1e-8)
             step_v = m_v / one / ((v_v / two).sqrt() + 1e-8)
-            self.eta_h = self.eta_h - a.server_lr * step_h
-            self.eta_v = self.eta_v - a.server_lr * a.embedding_lr * step_v
+            self.eta_h = self.eta_h - a.server_lr.at(t) * step_h
+            self.eta_v = self.eta_v - a.server_lr.at(t) * a.embedding_lr * step_v
             share = max(
                 a.averaging, 1 / (t + 1)
             )  # the mean of the first rounds, then a running one
@@ -236,7 +237,7 @@ def far():
 )
 def test_pefll_is_its_box(problem, embedding, clip_at, decay):
     sizes = {"size": 5, "hidden": 6, "local_steps": 4, "batch_size": 3}
-    rates = {"lr": 0.1, "server_lr": 0.01, "embedding_lr": 0.4, "averaging": 0.4}
+    rates = {"lr": 0.1, "server_lr": Decay(0.01, 0.5), "embedding_lr": 0.4, "averaging": 0.4}
     own = {"optimiser": ar.SGD(weight_decay=0.04), "weight_decay": decay, "clip_at": clip_at}
     algorithm = ar.PeFLL(**rates, **sizes, **own, embedding=embedding)
 

@@ -178,7 +178,7 @@ def pfedme(P, cohorts, eta, inner, lam, R, K, beta, B):
         local = []
         for i in S:
             w_i, theta, b = w, w, P.batches(i, t, B)
-            for _ in range(R):
+            for _ in range(P.steps(i, B, R)):
                 D = next(b)
                 for _ in range(K):
                     theta = theta - inner[t] * (P.grad(i, theta, D) + lam * (theta - w_i))
@@ -190,12 +190,12 @@ def pfedme(P, cohorts, eta, inner, lam, R, K, beta, B):
 
 @cases
 def test_pfedme_is_its_box(problem, B, beta=0.7):
-    work = {"local_steps": 3, "inner_steps": 4, "batch_size": B, "server_lr": beta}
+    work = {"local_epochs": 2, "inner_steps": 4, "batch_size": B, "server_lr": beta}
     algorithm = ar.PFedMe(lr=0.1, inner_lr=0.15, lam=2.0, **work)
 
     done = run(algorithm, problem, ROUNDS, 3)
 
-    same(done.w, pfedme(problem, done.cohorts, 0.1, [0.15] * ROUNDS, 2.0, 3, 4, beta, B))
+    same(done.w, pfedme(problem, done.cohorts, 0.1, [0.15] * ROUNDS, 2.0, 2, 4, beta, B))
 
 
 @awaited(ar.PFedMe)
@@ -214,12 +214,12 @@ def test_pfedme_own_models_are_the_proximal_minimisers(problem):
 @awaited(ar.PFedMe)
 def test_pfedme_with_falling_rates_is_its_box():
     P, rates = logistic(), [0.2, 0.1, 0.05]
-    work = {"local_steps": 3, "inner_steps": 4, "batch_size": 3, "tune_steps": 5}
+    work = {"local_epochs": 2, "inner_steps": 4, "batch_size": 3, "tune_steps": 5}
     algorithm = ar.PFedMe(0.1, Decay(0.2, 0.5), lam=2.0, tune_lr=Decay(0.4, 0.5), **work)
 
     done = run(algorithm, P, ROUNDS, SAMPLE)
 
-    same(done.w, pfedme(P, done.cohorts, 0.1, rates, 2.0, 3, 4, 1.0, 3))
+    same(done.w, pfedme(P, done.cohorts, 0.1, rates, 2.0, 2, 4, 1.0, 3))
     for k in everybody(P):
         theta = done.w
         for _ in range(5):
