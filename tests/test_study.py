@@ -391,12 +391,12 @@ def test_the_hash_knows_the_files(base, tmp_path):
 
 def test_the_hash_knows_a_folder_of_tables(tmp_path):
     for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n6,1")
+        (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n7,0\n6,1")
     study = Study.parse('[data]\nfolder = "."\ntarget = "y"\ntest = 0.3', tmp_path)
     before = study.hash
 
     assert study.federation().parties == 2
-    (tmp_path / "b.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n6,0")
+    (tmp_path / "b.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n7,0\n6,0")
     assert study.hash != before
 
 

@@ -88,7 +88,7 @@ def test_data_of_a_folder(archipel, tmp_path):
     (tmp_path / "tables").mkdir()
     for name in ("a", "b"):
         (tmp_path / "tables" / f"{name}.csv").write_text(
-            "x,y\n" + "\n".join(f"{i},{i % 2}" for i in range(10))
+            "x,y\n" + "\n".join(f"{i * i},{i % 2}" for i in range(10))
         )
     told = archipel("data", "tables", "--set", "data.target=y", "--json").json
 

@@ -6,7 +6,9 @@ Each function is a class method of `Federation`, which is its first argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from archipel.data.federation import Federation
+    from archipel.data.frames import Said, Sheet
 
 Array = npt.NDArray[Any] | Tensor | Sequence[Any]
 
@@ -172,37 +175,63 @@ def from_frame(
     partition: str | None = None,
     parties: int = 10,
     test: float | str = 0.2,
+    time: str | None = None,
     drop: Sequence[str] = (),
     missing: str = "error",
+    empty: Sequence[str] = (),
     task: str | None = None,
+    columns: Mapping[str, Any] | None = None,
     about: About | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Federation:
     """Make a federation of a table: one party per value of column `by`, or as `partition` says.
 
-    `target` is a column, or [time, event]; `test` a share, or the name of a column that is true on
-    test rows. Text and categories become a 0/1 column for each value but the first. `missing` says
-    what to do about an empty cell: "error", "drop" its row, or put the "mean" of the training rows.
+    `target` is a column, or [time, event], and `task` says whether it has classes or numbers where
+    that is not evident. `test` is a share, the name of a column that is true on test rows, or
+    "after:2016-01-01" of the column `time`. Text becomes a 0/1 column for each value but the first;
+    `columns` says "number", "category", "date" or "skip" of a column. Words in `empty` mean an
+    empty cell, and `missing` says what to do about one: "error", "drop" its row, or put the "mean"
+    of the training rows.
     """
-    from archipel.data import frames
+    from archipel.data.frames import Said, Sheet
 
     if partition is not None and partition.startswith("by:"):
         by, partition = partition.removeprefix("by:"), None
-    if (by is None) == (partition is None):
+    said = Said(target, by, test, time, drop, missing, empty, task, columns or {})
+    return from_sheet(
+        cls, Sheet.of(frame, said), said, partition=partition, parties=parties, about=about,
+        dtype=dtype, seed=seed,
+    )  # fmt: skip
+
+
+def from_sheet(
+    cls: type[Federation],
+    sheet: Sheet,
+    said: Said,
+    *,
+    partition: str | None = None,
+    parties: int = 10,
+    about: About | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Federation:
+    """The same of a table that was read, by all that is said of it."""
+    from archipel.data import frames
+
+    if (said.by is None) == (partition is None):
         raise ArchipelError("from_frame: say by='column' or partition='iid', one of the two.")
-    flag = test if isinstance(test, str) else None
-    table = frames.read(frame, by, target, flag, drop, missing, task)
+    share = 0.0 if isinstance(said.test, str) else fraction(said.test)
+    table = frames.read(sheet, said)
     if partition is None:
         owner, names = table.party, table.names
     else:
         owner, names = partitions.assign(table.labels, partition, parties, seed), None
-    rng = np.random.default_rng([seed, 4])
     is_test = table.is_test
     if is_test is None:
-        is_test = draw_test(owner, table.strata, fraction(cast(float, test)), rng)
+        is_test = draw_test(owner, table.strata, share, np.random.default_rng([seed, 4]))
     features, x = Features(table.schema), torch.from_numpy(table.x)
-    if missing == "mean":
+    if said.missing == "mean":
         sums = Sums.of(x[torch.from_numpy(~is_test)])
         features = features.filled(sums.scaling(table.schema.columns).mean)
     return from_rows(
@@ -213,12 +242,19 @@ def from_frame(
         test=is_test,
         names=names,
         task=table.schema.task,
-        classes=table.classes,
-        about=about,
+        classes=table.schema.classes or None,
+        about=_noted(about or About(), table.notes),
         columns=table.schema.columns,
         features=features,
         seed=seed,
     )
+
+
+def _noted(about: About, notes: Sequence[str]) -> About:
+    """Keep what is said of a table with it, and tell it."""
+    for note in notes:
+        logging.getLogger("archipel").warning("%s: %s", about.name, note)
+    return replace(about, note="; ".join([*([about.note] if about.note else []), *notes]))
 
 
 def from_dataset(
@@ -266,9 +302,12 @@ def from_folder(
     *,
     target: str | Sequence[str] = "y",
     test: float | str = 0.2,
+    time: str | None = None,
     drop: Sequence[str] = (),
     missing: str = "error",
+    empty: Sequence[str] = (),
     task: str | None = None,
+    columns: Mapping[str, Any] | None = None,
     about: About | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
@@ -286,6 +325,7 @@ def from_folder(
     from archipel.data.dialect import Written
 
     files = frames.party_files(Path(path))
+    about = about or About(name=Path(path).name)
     if files[0].suffix == ".npz":
         name = target if isinstance(target, str) else target[0]
         parts = [frames.read_npz(file, name) for file in files]
@@ -298,22 +338,12 @@ def from_folder(
             test=cast("list[tuple[Array, Array]]", tests) if own else fraction(test),
             names=[file.stem for file in files],
             task=task,
-            about=about or About(name=Path(path).name),
+            about=about,
             seed=seed,
         )
-    return from_frame(
-        cls,
-        frames.read_tables(files, Written.of(sep, decimal, encoding)),
-        by=frames.PARTY,
-        target=target,
-        test=test,
-        drop=drop,
-        missing=missing,
-        task=task,
-        about=about or About(name=Path(path).name),
-        dtype=dtype,
-        seed=seed,
-    )
+    said = frames.Said(target, frames.PARTY, test, time, drop, missing, empty, task, columns or {})
+    sheet = frames.read_tables(files, Written.of(sep, decimal, encoding), said)
+    return from_sheet(cls, sheet, said, about=about, dtype=dtype, seed=seed)
 
 
 def as_tensor(values: Array) -> Tensor:

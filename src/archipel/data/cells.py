@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from archipel.data import frames
+from archipel.data import frames, looks
 from archipel.data.column import Column
 from archipel.data.rows import Bools
 from archipel.data.summary import outside, reason
@@ -29,9 +29,9 @@ class Cells(NamedTuple):
     frame: pd.DataFrame
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> Cells:
-        """All of a table in memory."""
-        return cls(None, InMemory(frame), frame)
+    def of(cls, frame: pd.DataFrame, rows: Sequence[int] | None = None) -> Cells:
+        """All of a table in memory; `rows` are their numbers in a file."""
+        return cls(None, InMemory(frame, rows), frame)
 
     @property
     def where(self) -> str:
@@ -43,12 +43,15 @@ class Cells(NamedTuple):
         series = self.frame[column.name]
         if column.values:
             numbers = frames.codes(series, column.values)
+        elif column.date:
+            numbers = looks.days(series, column.name)
         else:
-            numbers = frames.numbers(series)
+            numbers = looks.numbers(looks.told(series))
             numbers[np.abs(numbers) > 3e38] = np.nan
         among = ", ".join(map(str, column.values))
+        kinds = {"category": f"is not among {among}", "date": "is no date such as 2016-01-31"}
         wrong = np.isnan(numbers) & series.notna().to_numpy()
-        self.refuse(column, wrong, f"is not among {among}" if among else "is no number below 3e38")
+        self.refuse(column, wrong, kinds.get(column.kind, "is no number below 3e38"))
         return numbers
 
     def refuse(self, column: Column, wrong: Bools, said: str) -> None:
@@ -74,13 +77,13 @@ class Cells(NamedTuple):
 
 
 def too_empty(
-    path: Path, columns: Sequence[Column], missing: Mapping[str, int], total: int
+    where: str, columns: Sequence[Column], missing: Mapping[str, int], total: int
 ) -> list[str]:
     """What is said of columns with more empty cells than were agreed."""
     return [
-        f"'{path}': column '{c.name}' is empty in {missing[c.name]} of {total} rows, a share of "
+        f"{where}column '{c.name}' is empty in {missing[c.name]} of {total} rows, a share of "
         f"{missing[c.name] / total:.3g} where the study allows {c.missing:g}; fill cells in, or "
-        f"have the study say another data.schema.{c.name}.missing."
+        f"have the study allow more."
         for c in columns
         if c.missing is not None and missing.get(c.name, 0) > c.missing * total
     ]

@@ -112,12 +112,17 @@ class Schema:
     targets: tuple[Column, ...]  # one, or time and event
     missing: str = "error"  # "drop" the row, or fill in the "mean"
     written: Written = UNSAID  # how files are; each has its own way, which no hash covers
+    empty_words: tuple[str, ...] = ()  # mean an empty cell, beside the usual ones
 
     @classmethod
     def of(
-        cls, columns: Mapping[str, Any], target: str | Sequence[str] | None, missing: str = "error"
+        cls,
+        columns: Mapping[str, Any],
+        target: str | Sequence[str] | None,
+        missing: str = "error",
+        empty_words: Sequence[str] = (),
     ) -> Schema:
-        """Check the keys `schema`, `target` and `missing` of [data]."""
+        """Check the keys `schema`, `target`, `missing` and `empty` of [data]."""
         if missing not in _MISSING:
             raise unknown("data.missing", missing, _MISSING)
         if not columns:
@@ -147,7 +152,12 @@ class Schema:
         features = tuple(column for name, column in known.items() if name not in targets)
         if not features:
             raise ArchipelError("data.schema has the target only: name columns to learn from.")
-        return cls(features, tuple(known[name] for name in targets), missing)
+        outcomes = tuple(known[name] for name in targets)
+        if outcomes[0].date:
+            raise ArchipelError(
+                f'data.schema.{targets[0]} = "date": a target is a number or has classes; say so.'
+            )
+        return cls(features, outcomes, missing, empty_words=tuple(empty_words))
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -191,7 +201,7 @@ class Schema:
     def hash(self) -> str:
         """The same for two studies whose tables are read alike."""
         features, targets = ([c.identity for c in part] for part in (self.features, self.targets))
-        parts = [features, targets, self.missing]
+        parts = [features, targets, self.missing, *([self.empty_words] if self.empty_words else [])]
         return sha256(json.dumps(parts).encode()).hexdigest()
 
     def empty(self) -> Federation:
@@ -279,8 +289,8 @@ class Schema:
         source = tables.opened(path, self.written)
         named = [*self.named, *([by] if by else [])]
         self._check_header(path, source.header, named)
-        texts = {c.name: c.values for c in (*self.features, *self.targets)}
-        frame = source.columns({name: texts.get(name) for name in named})
+        texts = {c.name: c.read_as for c in (*self.features, *self.targets)}
+        frame = source.columns({name: texts.get(name) for name in named}, self.empty_words)
         total = len(frame)
         empty = frame.isna()
         missing = {name: int(empty[name].sum()) for name in named if empty[name].any()}
@@ -303,7 +313,7 @@ class Schema:
             columns=[summary(c, numbers[c.name], missing.get(c.name, 0), total) for c in known],
             read_with=source.read_with,
             refused=[
-                *too_empty(path, known, missing, total),
+                *too_empty(cells.where, known, missing, total),
                 *(said for c in known for said in cells.out_of_range(c, numbers[c.name])),
             ],
         )
@@ -334,7 +344,8 @@ class Schema:
             else tables.InMemory(table)
         )
         self._check_header(path, source.header, [column.name for column in wanted])
-        cells = Cells(path, source, source.columns({c.name: c.values for c in wanted}))
+        read = source.columns({c.name: c.read_as for c in wanted}, self.empty_words)
+        cells = Cells(path, source, read)
         targets = [column.name for column in self.targets] if outcomes else []
         self._refuse_holes(cells, targets, "leave --score out, or fill it in")
         if self.missing != "mean":
