@@ -40,6 +40,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             partition=data.partition if dealt else None,
             parties=data.parties or 10,
             about=datasets.About(tables.stem(Path(data.file))),
+            dtype=torch.float64,
             seed=seed,
         )
     elif data.name is None:
@@ -82,7 +83,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
         standardise = data.name is None and fed.x.is_floating_point()  # tables
     plain = None if data.schema is None else schema_of(data).plain
     fed = fed.standardised(plain) if standardise else fed
-    return fed if data.schema is None else fed.filled().single()
+    return fed if data.name is not None else fed.filled().single()
 
 
 def sheet_of(data: Data, base: Path) -> frames.Sheet:
@@ -114,7 +115,7 @@ def _of_folder(data: Data, base: Path, seed: int) -> Federation:
     about = datasets.About(folder.name)
     if frames.party_files(folder)[0].suffix != ".npz":
         sheet, by = sheet_of(data, base), said._replace(by=frames.PARTY)
-        return from_sheet(Federation, sheet, by, about=about, seed=seed)
+        return from_sheet(Federation, sheet, by, about=about, dtype=torch.float64, seed=seed)
     return Federation.from_folder(
         folder, target=said.target, test=said.test, task=said.task, about=about, seed=seed
     )

@@ -198,7 +198,10 @@ def from_frame(
 
     if partition is not None and partition.startswith("by:"):
         by, partition = partition.removeprefix("by:"), None
-    said = Said(target, by, test, time, drop, missing, empty, task, columns or {})
+    kinds = {str(n): "category" for n in frame if frame[n].dtype == "category"} | dict(
+        columns or {}
+    )
+    said = Said(target, by, test, time, drop, missing, empty, task, kinds)
     return from_sheet(
         cls, Sheet.of(frame, said), said, partition=partition, parties=parties, about=about,
         dtype=dtype, seed=seed,
