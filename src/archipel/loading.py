@@ -13,8 +13,8 @@ from archipel import data as datasets
 from archipel import fields, models, plugins
 from archipel.data import frames, tables
 from archipel.data.account import Account, account, described
-from archipel.data.build import from_sheet
 from archipel.data.federation import Federation
+from archipel.data.spread import from_sheet
 from archipel.errors import ArchipelError
 from archipel.model import Model
 from archipel.parts import build_model

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from archipel.data import frames, looks
+from archipel.data import frames, looks, tables
 from archipel.data.column import Column
 from archipel.data.rows import Bools
 from archipel.data.summary import outside, reason
@@ -29,9 +30,9 @@ class Cells(NamedTuple):
     frame: pd.DataFrame
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, rows: Sequence[int] | None = None) -> Cells:
-        """All of a table in memory; `rows` are their numbers in a file."""
-        return cls(None, InMemory(frame, rows), frame)
+    def of(cls, frame: pd.DataFrame, row: Callable[[int], int] = lambda i: i + 1) -> Cells:
+        """All of a table in memory; `row` is the number that a row has in a file."""
+        return cls(None, InMemory(frame, row), frame)
 
     @property
     def where(self) -> str:
@@ -74,6 +75,23 @@ class Cells(NamedTuple):
         value = str(self.frame[column.name].iloc[found[0]])
         many = in_all(len(found))
         return f"{self.where}column '{column.name}', row {row}: {value!r} {said}{many}; {remedy}."
+
+
+def check_header(path: Path | None, there: Sequence[str], named: Sequence[str]) -> None:
+    """Refuse a table without one of these columns, or with two of a name."""
+    absent = [name for name in named if name not in there]
+    if absent:
+        rest = {name.lower(): name for name in there if name not in named}
+        near = {name: get_close_matches(name.lower(), rest, n=1) for name in absent}
+        where = "" if path is None else f"'{path}': "
+        asked = [f"'{k}'" + (f" (is it '{rest[v[0]]}'?)" if v else "") for k, v in near.items()]
+        raise ArchipelError(
+            f"{where}no column {', '.join(asked)}; name columns as the study does, the "
+            f"{'table' if path is None else 'file'} has {', '.join(there)}."
+        )
+    for name in named:
+        if there.count(name) > 1:
+            raise tables.called_alike(path, name)
 
 
 def too_empty(

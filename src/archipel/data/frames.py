@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +57,7 @@ class Sheet(NamedTuple):
     """A table as it is written, nothing in empty cells."""
 
     frame: pd.DataFrame
-    rows: Sequence[int]  # their numbers, as files have them
+    row: Callable[[int], int]  # the number of a row in its file, as a spreadsheet shows it
     notes: tuple[str, ...] = ()  # what is said of it
 
     @classmethod
@@ -74,15 +74,16 @@ class Sheet(NamedTuple):
         """A table that was opened."""
         frame = source.frame(said.texts, said.empty)
         note = f"blanks around names in column '{said.by}' do not count"
-        return cls(frame, source.rows(len(frame)), (note,) if said.by in source.padded else ())
+        return cls(frame, source.row, (note,) if said.by in source.padded else ())
 
     def look(self, name: str) -> Looks:
         return Looks(name, self.frame[name])
 
     def only(self, kept: Bools) -> Sheet:
         """Some of the rows."""
-        rows = np.asarray(self.rows)[kept]
-        return Sheet(self.frame[kept].reset_index(drop=True), rows.tolist(), self.notes)
+        places = np.flatnonzero(kept)
+        frame = self.frame[kept].reset_index(drop=True)
+        return Sheet(frame, lambda row: self.row(int(places[row])), self.notes)
 
 
 class Roles(NamedTuple):
@@ -145,7 +146,7 @@ def read(sheet: Sheet, said: Said) -> Table:
     found = outcome_of(sheet, roles, said.task, place)
     features = features_of(sheet, roles, party, place)
     schema = Schema(tuple(features), found.columns, said.missing, empty_words=tuple(said.empty))
-    cells = Cells.of(sheet.frame, sheet.rows)
+    cells = Cells.of(sheet.frame, sheet.row)
     known = (*schema.features, *schema.targets)
     refused = [
         *too_empty("", known, gaps, total),
@@ -210,7 +211,7 @@ def place_of(sheet: Sheet, party: Ints, names: Sequence[str] | None) -> kinds.Pl
     def place(row: int) -> str:
         known = names is not None and party[row] < len(names)
         return (f"party '{names[party[row]]}', " if known and names else "") + (
-            f"row {sheet.rows[row]}"
+            f"row {sheet.row(row)}"
         )
 
     return place
@@ -353,7 +354,13 @@ def read_tables(files: Sequence[Path], written: Written = UNSAID, said: Said = N
             )
     frames = [sheet.frame[first].assign(**{PARTY: name}) for name, sheet in read.items()]
     frame: pd.DataFrame = pd.concat(_alike(frames), ignore_index=True)
-    return Sheet(frame, [row for sheet in read.values() for row in sheet.rows], tuple(notes))
+    starts = np.cumsum([0, *(len(each) for each in frames)])
+
+    def row(place: int) -> int:
+        k = int(np.searchsorted(starts, place, side="right")) - 1
+        return [*read.values()][k].row(place - int(starts[k]))
+
+    return Sheet(frame, row, tuple(notes))
 
 
 def _alike(frames: Sequence[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -370,12 +377,16 @@ def _alike(frames: Sequence[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 def codes(column: pd.Series[Any], values: Sequence[int | str]) -> npt.NDArray[np.float64]:
     """Return where in `values` each cell's value is, NaN where it is not there."""
+    import pandas as pd
+
     if isinstance(values[0], int):
-        cells: Any = looks.numbers(looks.told(column))
+        known: pd.Index[Any] = pd.Index(np.array(values, np.float64))
+        cells: npt.NDArray[Any] = looks.numbers(looks.told(column))
     else:
-        texts = column.astype(str)
+        texts = looks.as_text(column)
         cells = texts.where(texts.isin(list(values)), texts.str.strip()).to_numpy(dtype=object)
-    places = {value: float(code) for code, value in enumerate(values)}
-    found = np.array([places.get(cell, np.nan) for cell in cells], np.float64)
+        known = pd.Index(np.array(values, object))
+    places = known.get_indexer(pd.Index(cells))
+    found = np.where(places < 0, np.nan, places.astype(np.float64))
     found[column.isna().to_numpy()] = np.nan
     return found

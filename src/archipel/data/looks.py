@@ -86,7 +86,7 @@ class Looks:
         """Its different values in order: whole numbers if all cells are, else texts."""
         if self.whole:
             return tuple(int(v) for v in np.unique(self.numbers[~self.empty]))
-        return tuple(sorted(set(self.cells[~self.empty].astype(str))))
+        return tuple(sorted(map(str, self.cells[~self.empty].unique())))
 
     @property
     def whole(self) -> bool:
@@ -99,8 +99,8 @@ class Looks:
         """Which cells look like dates."""
         if not self.is_text:
             return np.zeros(len(self.cells), np.bool_)
-        read = {text: _date(text) is not None for text in set(self.cells[~self.empty].astype(str))}
-        return np.array([read.get(cell, False) for cell in self.cells], np.bool_)
+        read = [text for text in self.cells[~self.empty].unique() if _date(text) is not None]
+        return self.cells.isin(read).to_numpy()
 
     @property
     def dated(self) -> bool:

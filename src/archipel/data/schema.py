@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +24,7 @@ from archipel.data import frames, tables
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.build import fraction
-from archipel.data.cells import Cells, in_all, refusal, too_empty
+from archipel.data.cells import Cells, check_header, in_all, refusal, too_empty
 from archipel.data.column import Column
 from archipel.data.dialect import UNSAID, Written
 from archipel.data.features import Features
@@ -288,7 +287,7 @@ class Schema:
         """Read the columns of a file that have a name here, and check every value."""
         source = tables.opened(path, self.written)
         named = [*self.named, *([by] if by else [])]
-        self._check_header(path, source.header, named)
+        check_header(path, source.header, named)
         texts = {c.name: c.read_as for c in (*self.features, *self.targets)}
         frame = source.columns({name: texts.get(name) for name in named}, self.empty_words)
         total = len(frame)
@@ -343,7 +342,7 @@ class Schema:
             if isinstance(table, Path)
             else tables.InMemory(table)
         )
-        self._check_header(path, source.header, [column.name for column in wanted])
+        check_header(path, source.header, [column.name for column in wanted])
         read = source.columns({c.name: c.read_as for c in wanted}, self.empty_words)
         cells = Cells(path, source, read)
         targets = [column.name for column in self.targets] if outcomes else []
@@ -355,21 +354,6 @@ class Schema:
             for said in cells.out_of_range(column, cells.numbers(column)):
                 raise ArchipelError(said)
         return cells, [name for name in source.header if name not in self.named]
-
-    def _check_header(self, path: Path | None, there: Sequence[str], named: Sequence[str]) -> None:
-        absent = [name for name in named if name not in there]
-        if absent:
-            rest = {name.lower(): name for name in there if name not in named}
-            near = {name: get_close_matches(name.lower(), rest, n=1) for name in absent}
-            where = "" if path is None else f"'{path}': "
-            asked = [f"'{k}'" + (f" (is it '{rest[v[0]]}'?)" if v else "") for k, v in near.items()]
-            raise ArchipelError(
-                f"{where}no column {', '.join(asked)}; name columns as the study does, the "
-                f"{'table' if path is None else 'file'} has {', '.join(there)}."
-            )
-        for name in named:
-            if there.count(name) > 1:
-                raise tables.called_alike(path, name)
 
     def _refuse_holes(self, cells: Cells, required: Sequence[str], said: str = "") -> None:
         """Refuse empty cells, with what to do; by default what a study can say of them."""

@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from archipel.data import dialect, looks
 from archipel.data.dialect import UNSAID, NoRows, Written
 from archipel.errors import ArchipelError
@@ -97,11 +95,15 @@ class Text:
             )  # fmt: skip
 
         found = self._read(read)[list(places.values())].set_axis(list(values), axis=1)
-        self.padded = _padded(found)
+        texts = _texts(values)
+        self.padded = set()
         for name, known in values.items():
-            found[name] = looks.emptied(found[name], empty, known or ())
-            if decimal == "," and name not in _texts(values):
-                found[name] = _with_points(found[name], known is not None)
+            cells = looks.emptied(found[name], empty, known or ())
+            if name not in texts:
+                cells = _as_numbers(cells, decimal, known is not None)
+            if cells.dtype == "str" and bool((found[name] != found[name].str.strip()).any()):
+                self.padded.add(name)
+            found[name] = cells
         return found
 
     def row(self, index: int) -> int:
@@ -172,9 +174,10 @@ class Parquet:
 class InMemory:
     """A table of pandas."""
 
-    def __init__(self, table: pd.DataFrame, rows: Sequence[int] | None = None) -> None:
-        self._table = table.reset_index(drop=True)
-        self._rows = rows or range(1, len(table) + 1)
+    def __init__(
+        self, table: pd.DataFrame, row: Callable[[int], int] = lambda index: index + 1
+    ) -> None:
+        self._table, self.row = table.reset_index(drop=True), row
         self.header, self.read_with = [str(name) for name in table.columns], dict[str, str]()
         self.padded = set[str]()
 
@@ -186,11 +189,8 @@ class InMemory:
         self.padded = _padded(found)
         return _emptied(found, values, empty)
 
-    def row(self, index: int) -> int:
-        return self._rows[index]
-
     def rows(self, count: int) -> list[int]:
-        return list(self._rows[:count])
+        return [self.row(index) for index in range(count)]
 
 
 def _whole(header: Sequence[str], texts: Collection[str]) -> Values:
@@ -216,12 +216,15 @@ def _emptied(found: pd.DataFrame, values: Values, empty: Collection[str]) -> pd.
     )
 
 
-def _with_points(column: pd.Series[Any], is_number: bool) -> pd.Series[Any]:
-    """A column with decimal points for commas, if it is one of numbers."""
-    with_points = column.str.replace(",", ".")
-    if not is_number and bool((np.isnan(looks.numbers(with_points)) & column.notna()).any()):
-        return column
-    return with_points
+def _as_numbers(column: pd.Series[Any], decimal: str, wanted: bool) -> pd.Series[Any]:
+    """A column as numbers if all of its cells are, else as it is; `wanted` with decimal points."""
+    import pandas as pd
+
+    pointed = column.str.replace(",", ".") if decimal == "," else column
+    try:
+        return pd.to_numeric(pointed)
+    except ValueError:
+        return pointed if wanted else column
 
 
 def as_written(file: Path, column: str) -> list[str]:
