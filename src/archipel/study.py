@@ -46,6 +46,7 @@ from archipel.sections import (
     check_data,
     check_names,
     check_policy,
+    check_test,
     keys,
     read_tables,
     schema_of,
@@ -346,6 +347,7 @@ class Study(BaseModel):
         """What can be said without loading data."""
         self._options("algorithm")
         self._check_rate()
+        check_test(self.data)
         if self.data.schema is not None:
             schema_of(self.data)
         if not elsewhere:

@@ -396,6 +396,46 @@ def test_what_fills_and_scales_comes_from_training_rows_alone(tmp_path: Path) ->
     assert features.fill.tolist() == [3.0] and features.scaling.mean.tolist() == [3.0]
 
 
+def test_a_share_that_is_none_is_refused_wherever_the_tables_are() -> None:
+    said = {"schema": {"age": "number", "y": [0, 1]}, "target": "y"}
+    for test in (1.0, -0.1, 5):
+        with pytest.raises(ArchipelError, match="give a number from 0 below 1"):
+            Study.parse({"data": {**said, "test": test}}, elsewhere=True)
+
+
+def test_names_of_files_stay_as_they_are(tmp_path: Path) -> None:
+    """And have the order of names, not of files: "a-b.csv" would come before "a.csv"."""
+    for name in ("02", "10", "a-b", "a"):
+        frame().drop(columns="site").to_csv(tmp_path / f"{name}.csv", index=False)
+
+    assert list(Federation.from_folder(tmp_path, target="y").names or ()) == [
+        "02", "10", "a", "a-b",
+    ]  # fmt: skip
+
+
+def test_a_word_beside_decimal_commas_is_the_one_that_is_named(tmp_path: Path) -> None:
+    cells = ["unknown" if i == 9 else f"{i},5" for i in range(20)]
+    lines = [f"{'ab'[i % 2]};{cell};{i % 2}" for i, cell in enumerate(cells)]
+    (tmp_path / "all.csv").write_text("\n".join(["site;age;y", *lines]))
+    said: dict[str, Any] = {"file": "all.csv", "by": "site", "target": "y", "missing": "mean"}
+
+    with pytest.raises(ArchipelError, match=r"but 'unknown' in 1 of 20 cells.*b', row 11"):
+        Study.parse({"data": said}, tmp_path).federation()
+    said |= {"empty": ["unknown"], "standardise": False, "test": 0.0}
+    fed = Study.parse({"data": said}, tmp_path).federation()
+    assert sorted(fed.x[:, 0].tolist())[:3] == [0.5, 1.5, 2.5]
+
+
+def test_values_that_look_like_numbers_may_be_text(tmp_path: Path) -> None:
+    for name, cells in {"a": ["1", "", "2"], "b": ["2", "x", "1"]}.items():
+        lines = [f"{cell},{i % 2},{i * i}" for i, cell in enumerate(cells * 4)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["code,y,age", *lines]))
+
+    for kind in (["1", "2", "x"], {"values": ["1", "2", "x"]}, "category"):
+        fed = Federation.from_folder(tmp_path, target="y", missing="mean", columns={"code": kind})
+        assert columns(fed) == ["code=2", "code=x", "age"]
+
+
 def test_sites_draw_their_own_test_rows() -> None:
     schema = {"age": "number", "y": [0, 1]}
     for test in ("which", "after:2016-01-01"):

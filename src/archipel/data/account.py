@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     """One column of a table."""
 
     name: str
-    kind: str  # number, category, date, or empty
+    kind: str  # number, category, date, mixed, or empty
     values: list[Any]  # of a category, in order
     missing: int  # empty cells
     range: list[float] | list[str]  # least, median and largest number, or date
@@ -151,8 +151,10 @@ def _entry(
 ) -> Entry:
     missing = int(column.empty.sum())
     kind = "empty" if missing == len(column.cells) else found.kind
+    if refused and kind == "category" and column.is_number.any():
+        kind = "mixed"
     values = list(found.values) if kind == "category" else []
-    ranged = [] if kind in ("empty", "category") else _range(column, found)
+    ranged = _range(column, found) if kind in ("number", "date") else []
     return Entry(column.name, kind, values, missing, ranged, becomes, features, refused)
 
 

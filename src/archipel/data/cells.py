@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from archipel.data import frames, looks, tables
+from archipel.data import looks, tables
 from archipel.data.column import Column
 from archipel.data.rows import Bools
 from archipel.data.summary import outside, reason
@@ -43,7 +43,7 @@ class Cells(NamedTuple):
         """Return a column's numbers, or the places of its values in their list; NaN if empty."""
         series = self.frame[column.name]
         if column.values:
-            numbers = frames.codes(series, column.values)
+            numbers = looks.codes(series, column.values)
         elif column.date:
             numbers = looks.days(series, column.name)
         else:

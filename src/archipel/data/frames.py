@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archipel.data import kinds, looks, split, tables
+from archipel.data.cells import Cells, refusal, too_empty
 from archipel.data.column import Column
 from archipel.data.dialect import UNSAID, NoRows, Written
 from archipel.data.looks import Looks
@@ -47,7 +48,16 @@ class Said(NamedTuple):
     @property
     def texts(self) -> list[str]:
         """Columns that are categories, whatever is written in them."""
-        return [name for name, kind in self.columns.items() if kind in ("category", "skip")]
+        words = {name: _values(kind) for name, kind in self.columns.items()}
+        return [name for name, kind in words.items() if kind in ("category", "skip", "text")]
+
+
+def _values(kind: Any) -> Any:
+    """What is said of a column in a word: "text" for a list of texts."""
+    if isinstance(kind, Mapping):
+        kind = kind.get("values", kind.get("kind"))
+    is_list = isinstance(kind, list | tuple)
+    return "text" if is_list and any(isinstance(each, str) for each in kind) else kind
 
 
 NOTHING = Said(())  # of a table that is only looked at
@@ -119,8 +129,7 @@ class Table(NamedTuple):
 
 def read(sheet: Sheet, said: Said) -> Table:
     """Take a table apart; see `Federation.from_frame`."""
-    from archipel.data.cells import Cells, refusal, too_empty  # which read numbers by this file
-    from archipel.data.schema import Schema
+    from archipel.data.schema import Schema  # which reads tables by this file
 
     if said.missing not in MISSING:
         raise unknown("way to treat missing values", said.missing, MISSING)
@@ -286,9 +295,9 @@ def _keys(y: npt.NDArray[Any], task: str) -> tuple[npt.NDArray[Any], npt.NDArray
 
 def comparable(column: pd.Series[Any]) -> npt.NDArray[Any]:
     """Return numbers as they are and anything else as text, so that values have an order."""
+    if column.dtype.kind not in "iuf":
+        return looks.as_text(column).str.strip().to_numpy(dtype=str)
     numbers = looks.numbers(column)
-    if np.isnan(numbers).any() or column.dtype.kind == "b":
-        return column.astype(str).str.strip().to_numpy(dtype=str)
     whole = (numbers == np.round(numbers)).all() and (np.abs(numbers) < 2**53).all()
     return numbers.astype(np.int64) if whole else numbers
 
@@ -373,20 +382,3 @@ def _alike(frames: Sequence[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         yield frame.assign(
             **{name: looks.as_text(frame[name]) for name, right in numeric.items() if not right}
         )
-
-
-def codes(column: pd.Series[Any], values: Sequence[int | str]) -> npt.NDArray[np.float64]:
-    """Return where in `values` each cell's value is, NaN where it is not there."""
-    import pandas as pd
-
-    if isinstance(values[0], int):
-        known: pd.Index[Any] = pd.Index(np.array(values, np.float64))
-        cells: npt.NDArray[Any] = looks.numbers(looks.told(column))
-    else:
-        texts = looks.as_text(column)
-        cells = texts.where(texts.isin(list(values)), texts.str.strip()).to_numpy(dtype=object)
-        known = pd.Index(np.array(values, object))
-    places = known.get_indexer(pd.Index(cells))
-    found = np.where(places < 0, np.nan, places.astype(np.float64))
-    found[column.isna().to_numpy()] = np.nan
-    return found

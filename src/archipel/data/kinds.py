@@ -86,7 +86,8 @@ def _refuse_words(looks: Looks, kind: str | None, place: Place) -> None:
     """Refuse a column of numbers, or of dates, with something else in some of its cells."""
     some = ~looks.empty
     if kind == "number" or looks.is_number[some].any():
-        odd, what = some & np.isnan(looks.numbers), "number"
+        odd, what = some & ~looks.is_number, "number"
+        odd = odd if odd.any() else some & np.isnan(looks.numbers)  # decimal commas among points
     elif looks.dates[some].any():
         odd, what = some & ~looks.dates, "date"
     else:

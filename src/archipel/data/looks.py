@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -167,6 +167,23 @@ def told(column: pd.Series[Any]) -> pd.Series[Any]:
     if not lower[column.notna()].isin(["true", "false"]).all():
         return column
     return lower.map({"true": 1.0, "false": 0.0})
+
+
+def codes(column: pd.Series[Any], values: Sequence[int | str]) -> npt.NDArray[np.float64]:
+    """Return where in `values` each cell's value is, NaN where it is not there."""
+    import pandas as pd
+
+    if isinstance(values[0], int):
+        known: pd.Index[Any] = pd.Index(np.array(values, np.float64))
+        cells: npt.NDArray[Any] = numbers(told(column))
+    else:
+        texts = as_text(column)
+        cells = texts.where(texts.isin(list(values)), texts.str.strip()).to_numpy(dtype=object)
+        known = pd.Index(np.array(values, object))
+    places = known.get_indexer(pd.Index(cells))
+    found = np.where(places < 0, np.nan, places.astype(np.float64))
+    found[column.isna().to_numpy()] = np.nan
+    return found
 
 
 # -- dates -----------------------------------------------------------------------------------------
