@@ -4,6 +4,7 @@ import json
 import math
 import re
 import tomllib
+from hashlib import file_digest
 
 import pytest
 from hypothesis import given
@@ -391,12 +392,12 @@ def test_the_hash_knows_the_files(base, tmp_path):
 
 def test_the_hash_knows_a_folder_of_tables(tmp_path):
     for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n6,1")
+        (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n7,0\n6,1")
     study = Study.parse('[data]\nfolder = "."\ntarget = "y"\ntest = 0.3', tmp_path)
     before = study.hash
 
     assert study.federation().parties == 2
-    (tmp_path / "b.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n6,0")
+    (tmp_path / "b.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n7,0\n6,0")
     assert study.hash != before
 
 
@@ -531,3 +532,22 @@ def test_a_study_that_is_written_keeps_the_order_of_its_columns():
 
     assert list(again.data.schema) == list(schema)
     assert schema_of(again.data).hash == schema_of(study.data).hash
+
+
+def test_a_table_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
+    path = tmp_path / "all.csv"
+    rows = [f"{'ab'[i % 2]},{i * i},{i % 3 % 2}" for i in range(9)]
+    path.write_text("\n".join(["site,x,y", *rows]))
+    study = Study.parse('[data]\nfile = "all.csv"\nby = "site"\ntarget = "y"', tmp_path)
+    read = []
+
+    def digest(opened, name):
+        read.append(opened.name)
+        return file_digest(opened, name)
+
+    monkeypatch.setattr("archipel.study.file_digest", digest)
+    before = [study.hash, study.hash]
+    path.write_text(path.read_text().replace("64", "65"))
+
+    assert read == [str(path)]
+    assert before[0] == before[1] != study.hash

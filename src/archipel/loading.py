@@ -12,11 +12,13 @@ import torch
 from archipel import data as datasets
 from archipel import fields, models, plugins
 from archipel.data import frames, tables
+from archipel.data.account import Account, account, described
 from archipel.data.federation import Federation
+from archipel.data.spread import from_sheet
 from archipel.errors import ArchipelError
 from archipel.model import Model
 from archipel.parts import build_model
-from archipel.sections import Data, Network, schema_of, written_of
+from archipel.sections import Data, Network, said_of, schema_of, share_of, written_of
 
 
 def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any]) -> Federation:
@@ -26,27 +28,23 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     own: dict[str, Any] = {"new": data.new} if isinstance(data.new, str) else {}
     if "standardise" in takes and data.standardise is not None:
         own["standardise"] = data.standardise
-    table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
-    table |= {} if data.test is None else {"test": data.test}
     if data.schema is not None:
         dealt = data.file is not None and data.by is None
         fed = _by_schema(data, base, seed, dealt)
     elif data.file is not None:
         dealt = data.by is None
-        fed = Federation.from_frame(
-            frames.read_table(base / data.file, written_of(data)),
-            target=data.target or "",
-            by=data.by,
+        fed = from_sheet(
+            Federation,
+            sheet_of(data, base),
+            said_of(data),
             partition=data.partition if dealt else None,
             parties=data.parties or 10,
             about=datasets.About(tables.stem(Path(data.file))),
-            **table,
+            dtype=torch.float64,
+            seed=seed,
         )
     elif data.name is None:
-        written = written_of(data)._asdict()
-        fed = Federation.from_folder(
-            base / str(data.folder), target=data.target or "y", **table, **written
-        )
+        fed = _of_folder(data, base, seed)
     elif data.name in datasets.DATASETS:
         dealt = True
         fed = datasets.load(
@@ -55,7 +53,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             parties=data.parties,
             seed=seed,
             folder=None if data.folder is None else base / data.folder,
-            test_fraction=data.test,
+            test_fraction=share_of(data),
             **own,
             **options,
         )
@@ -85,7 +83,42 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
         standardise = data.name is None and fed.x.is_floating_point()  # tables
     plain = None if data.schema is None else schema_of(data).plain
     fed = fed.standardised(plain) if standardise else fed
-    return fed if data.schema is None else fed.filled().single()
+    return fed if data.name is not None else fed.filled().single()
+
+
+def sheet_of(data: Data, base: Path) -> frames.Sheet:
+    """Read the table, or the tables, that [data] names."""
+    said, written = said_of(data), written_of(data)
+    if data.file is not None:
+        return frames.read_table(base / data.file, written, said)
+    return frames.read_tables(frames.party_files(base / str(data.folder)), written, said)
+
+
+def account_of(data: Data, base: Path) -> Account | None:
+    """Say what becomes of every column of the tables that [data] names; None without tables."""
+    if data.name is not None:
+        return None
+    if data.folder and frames.party_files(base / data.folder)[0].suffix == ".npz":
+        return None
+    scaled = data.standardise is not False
+    if data.schema is not None:
+        path = base / (data.file or str(data.folder))
+        files = [path] if data.file else frames.party_files(path)
+        return described(files, schema_of(data), scaled, data.by if data.file else None)
+    said = said_of(data) if data.file else said_of(data)._replace(by=frames.PARTY)
+    return account(sheet_of(data, base), said, scaled)
+
+
+def _of_folder(data: Data, base: Path, seed: int) -> Federation:
+    """A table per party, or arrays."""
+    folder, said = base / str(data.folder), said_of(data)
+    about = datasets.About(folder.name)
+    if frames.party_files(folder)[0].suffix != ".npz":
+        sheet, by = sheet_of(data, base), said._replace(by=frames.PARTY)
+        return from_sheet(Federation, sheet, by, about=about, dtype=torch.float64, seed=seed)
+    return Federation.from_folder(
+        folder, target=said.target, test=said.test, task=said.task, about=about, seed=seed
+    )
 
 
 def _by_schema(data: Data, base: Path, seed: int, dealt: bool) -> Federation:
@@ -96,7 +129,7 @@ def _by_schema(data: Data, base: Path, seed: int, dealt: bool) -> Federation:
         by=data.by if data.file else None,
         partition=data.partition if dealt else None,
         parties=data.parties or 10,
-        test=data.test,
+        test=share_of(data),
         about=datasets.About(tables.stem(path) if data.file else path.name),
         seed=seed,
     )

@@ -26,7 +26,10 @@ from pydantic import (
 
 from archipel import fields
 from archipel.data.dialect import Written
-from archipel.data.schema import Schema
+from archipel.data.frames import Said as TableSaid
+from archipel.data.kinds import KINDS
+from archipel.data.outcome import TASKS
+from archipel.data.schema import TEST, Schema
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.losses import LOSSES
@@ -34,37 +37,33 @@ from archipel.metrics import METRICS
 from archipel.participation import Participation, absences
 
 Number = StrictInt | StrictFloat
-Kind = Annotated[
-    Any,  # checked by archipel.data.schema
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"const": "number"},
-                {"type": "array", "minItems": 2},
-                {
-                    "type": "object",
-                    "required": ["kind"],
-                    "properties": {
-                        "kind": {"const": "number"},
-                        "unit": {"type": "string"},
-                        "min": {"type": "number"},
-                        "max": {"type": "number"},
-                        "missing": {"type": "number", "minimum": 0, "maximum": 1},
-                    },
-                    "additionalProperties": False,
-                },
-                {
-                    "type": "object",
-                    "required": ["values"],
-                    "properties": {
-                        "values": {"type": "array", "minItems": 2},
-                        "missing": {"type": "number", "minimum": 0, "maximum": 1},
-                    },
-                    "additionalProperties": False,
-                },
-            ]
-        }
-    ),
+_MISSING = {"type": "number", "minimum": 0, "maximum": 1}
+_DESCRIBED: list[Any] = [  # of a column: its values, or numbers with limits
+    {"type": "array", "minItems": 2},
+    {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {
+            "kind": {"enum": ["number", "date"]},
+            "unit": {"type": "string"},
+            "min": {"type": "number"},
+            "max": {"type": "number"},
+            "missing": _MISSING,
+        },
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "required": ["values"],
+        "properties": {"values": {"type": "array", "minItems": 2}, "missing": _MISSING},
+        "additionalProperties": False,
+    },
+]
+Kind = Annotated[  # checked by archipel.data.column
+    Any, WithJsonSchema({"anyOf": [{"enum": ["number", "date"]}, *_DESCRIBED]})
+]
+Said = Annotated[  # checked by archipel.data.kinds
+    Any, WithJsonSchema({"anyOf": [{"enum": list(KINDS)}, *_DESCRIBED]})
 ]
 Rounds = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
 
@@ -116,10 +115,20 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
             dict[str, Kind] | None,
             Field(description='columns of every table: "number", a list of values, or with limits'),
         ] = None  # type: ignore[assignment]
+        task: Annotated[
+            str | None, Field(description="classification, regression or survival; the target's")
+        ] = None
+        columns: Annotated[
+            dict[str, Said],
+            Field(description='what a column is: "number", "category", "date" (days) or "skip"'),
+        ] = {}
         drop: Annotated[list[str], Field(description="columns to leave out")] = []
         missing: Annotated[
             str, Field(description="empty cells of a table: error, drop (the row) or mean")
         ] = "error"
+        empty: Annotated[
+            list[str], Field(description='words that mean an empty cell, such as "unknown"')
+        ] = []
         sep: Annotated[
             str | None, Field(description='between cells of a text table, ";" or "tab"; found out')
         ] = None
@@ -130,7 +139,11 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
             str | None, Field(description="of its text, such as cp1252; found out")
         ] = None
         test: Annotated[
-            float | None, Field(ge=0, lt=1, description="share of each party's points")
+            Number | str | None,
+            Field(description='share of each party\'s rows, a column, or "after:2016-01-31"'),
+        ] = None
+        time: Annotated[
+            str | None, Field(description="column for after:; the only one with dates")
         ] = None
         partition: Annotated[
             str | None, Field(description='how to deal points out, "dirichlet:0.3"')
@@ -253,8 +266,8 @@ def schema_of(data: Data) -> Schema:
     """What [data] says of every party's table."""
     if data.schema is None:
         raise ArchipelError("data.schema is missing: describe the columns of every table.")
-    schema = Schema.of(data.schema, data.target, data.missing)
-    for field in ("name", "drop"):
+    schema = Schema.of(data.schema, data.target, data.missing, data.empty)
+    for field in ("name", "drop", "columns"):
         if given := getattr(data, field):
             raise ArchipelError(
                 f"data.{field} = {fields.shown(given)}: data.schema says which columns are used; "
@@ -262,11 +275,42 @@ def schema_of(data: Data) -> Schema:
             )
     if data.by in schema.named:
         raise ArchipelError(f'data.by = "{data.by}": take it out of data.schema, or name another.')
+    if data.task not in (None, schema.task):
+        raise ArchipelError(
+            f'data.task = "{data.task}": data.schema makes it a {schema.task}; leave one out.'
+        )
+    if isinstance(data.test, str):
+        raise ArchipelError(
+            f'data.test = "{data.test}": every site draws its test rows itself, so that no study '
+            "can single out rows by choosing them; give a share, such as 0.2."
+        )
     return replace(schema, written=written_of(data))
+
+
+def share_of(data: Data) -> float | None:
+    """The share of rows to test on, where one is given."""
+    return None if isinstance(data.test, str) else data.test
+
+
+def said_of(data: Data) -> TableSaid:
+    """What [data] says of a table, of which it does not describe every column."""
+    return TableSaid(
+        data.target or "y",
+        data.by,
+        TEST if data.test is None else data.test,
+        data.time,
+        data.drop,
+        data.missing,
+        data.empty,
+        data.task,
+        data.columns,
+    )
 
 
 def check_data(data: Data, base: Path, takes: Set[str]) -> None:
     """Where the data comes from; `takes` is what the thing takes that its name names."""
+    if data.task is not None and data.task not in TASKS:
+        raise unknown("data.task", data.task, TASKS)
     if data.schema is not None and data.file is None and data.folder is None:
         raise ArchipelError(
             "data.schema describes tables that are elsewhere: to simulate, name data.folder with "
@@ -298,11 +342,21 @@ def check_data(data: Data, base: Path, takes: Set[str]) -> None:
     written_of(data)
     if data.name is not None:
         written = {"sep", "decimal", "encoding"} - takes
-        for field in ("by", "target", "drop", *sorted(written)):
+        own = {"by", "target", "drop", "task", "columns", "empty", "time"} - takes
+        for field in (*sorted(own), *sorted(written)):
             if getattr(data, field):
                 raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
         if data.test is not None and not takes & {"test", "test_fraction"}:
             raise ArchipelError(f"data.test: '{data.name}' has its own test points; leave it out.")
+
+
+def check_test(data: Data) -> None:
+    """Whether `data.test` can be: a share, or the text of a column or a time."""
+    test = data.test
+    if isinstance(test, str) and (data.name is not None or not test.strip()):
+        raise ArchipelError(f'data.test = "{test}": give a share, such as 0.2.')
+    if isinstance(test, int | float) and not 0 <= test < 1:
+        raise ArchipelError(f"data.test = {test}: give a number from 0 below 1.")
 
 
 def check_names(about: About, network: Network, graph: Graph) -> None:

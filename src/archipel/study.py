@@ -13,7 +13,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from hashlib import sha256
+from functools import lru_cache
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +46,7 @@ from archipel.sections import (
     check_data,
     check_names,
     check_policy,
+    check_test,
     keys,
     read_tables,
     schema_of,
@@ -189,7 +191,7 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
-        prints = {name: sha256(content).hexdigest() for name, content in self.sources().items()}
+        prints = {name: _print(path) for name, path in self.sources().items()}
         return {**tables, "sources": prints} if prints else tables
 
     def toml(self) -> str:
@@ -210,7 +212,7 @@ class Study(BaseModel):
         """Stands for all that the result depends on but the machine."""
         return identity.digest({"study": self.resolved()})
 
-    def sources(self) -> dict[str, bytes]:
+    def sources(self) -> dict[str, Path]:
         """The files of the user's own that the study names."""
         data = self.data
         if self._elsewhere:
@@ -230,13 +232,13 @@ class Study(BaseModel):
             paths.append(self._base / data.file)
         elif data.folder is not None and data.name is None:
             paths += frames.party_files(self._base / data.folder)
-        return {os.path.relpath(path, self._base): path.read_bytes() for path in paths}
+        return {os.path.relpath(path, self._base): path for path in paths}
 
     def files(self) -> dict[str, bytes]:
         """What a run's folder keeps of the study: the resolved file, and the code it names."""
         code = {
-            f"code/{name}": content
-            for name, content in self.sources().items()
+            f"code/{name}": path.read_bytes()
+            for name, path in self.sources().items()
             if name.endswith(".py") and not name.startswith("..")
         }
         return {"study.toml": self.toml().encode(), **code}
@@ -345,6 +347,7 @@ class Study(BaseModel):
         """What can be said without loading data."""
         self._options("algorithm")
         self._check_rate()
+        check_test(self.data)
         if self.data.schema is not None:
             schema_of(self.data)
         if not elsewhere:
@@ -399,6 +402,18 @@ class Study(BaseModel):
                 raise unknown(f"key of [{section}]", key, {*known, *keys(section)})
             options[key] = fields.read(section, key, known[key], value)
         return options
+
+
+def _print(path: Path) -> str:
+    """The hash of a file's bytes, which are read once as long as the file is the same."""
+    there = path.stat()
+    return _print_of(path, there.st_mtime_ns, there.st_size)
+
+
+@lru_cache(1 << 12)
+def _print_of(path: Path, _changed: int, _size: int) -> str:
+    with path.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
 
 
 def _in_order(tables: dict[str, Any]) -> dict[str, Any]:

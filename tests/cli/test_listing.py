@@ -88,8 +88,89 @@ def test_data_of_a_folder(archipel, tmp_path):
     (tmp_path / "tables").mkdir()
     for name in ("a", "b"):
         (tmp_path / "tables" / f"{name}.csv").write_text(
-            "x,y\n" + "\n".join(f"{i},{i % 2}" for i in range(10))
+            "x,y\n" + "\n".join(f"{i * i},{i % 2}" for i in range(10))
         )
     told = archipel("data", "tables", "--set", "data.target=y", "--json").json
 
     assert [row["party"] for row in told["roster"]] == ["a", "b"]
+
+
+TABLE = """\
+hospital;record_id;visit;age;stage;smoker;died
+lille;7;2015-03-01;48,5;1;no;1
+lille;19;2015-09-12;81,0;2;yes;2
+lille;12;2016-02-03;;3;yes;1
+lyon;31;2016-05-30;75,25;1;no;2
+lyon;40;2014-01-17;47,5;2;yes;1
+lyon;44;2016-11-08;58,0;1;no;2
+"""
+SAID = """\
+[data]
+file = "all.csv"
+by = "hospital"
+target = "died"
+missing = "mean"
+test = "after:2016-01-01"
+drop = ["record_id"]
+"""
+
+
+def test_data_lists_what_becomes_of_every_column(archipel, tmp_path):
+    (tmp_path / "all.csv").write_text(TABLE)
+    (tmp_path / "mine.toml").write_text(SAID)
+
+    told = archipel("data", "mine.toml", "--json").json
+    printed = archipel("data", "mine.toml").out
+    said = archipel("data", "mine.toml", "--set", 'data.columns.stage="category"', "--json").json
+
+    kept = ("kind", "values", "missing", "range", "becomes", "features", "refused")
+    found = {each["name"]: [each[key] for key in kept] for each in told["columns"]}
+    assert found == {
+        "hospital": ["category", ["lille", "lyon"], 0, [], "says whose row it is", 0, False],
+        "record_id": ["number", [], 0, [7, 25, 44], "left out, as said", 0, False],
+        "visit": ["date", [], 0, ["2014-01-17", "2015-11-23", "2016-11-08"],
+                  "says when, for the test rows; no feature", 0, False],
+        "age": ["number", [], 1, [47.5, 58, 81], "number, standardised", 1, False],
+        "stage": ["number", [], 0, [1, 1.5, 3], "number, standardised", 1, False],
+        "smoker": ["category", ["no", "yes"], 0, [], "one 0/1 feature, standardised", 1, False],
+        "died": ["category", [1, 2], 0, [], "target: 2 classes", 0, False],
+    }  # fmt: skip
+    assert told["task"] == "classification" and told["task_guessed"]
+    assert told["target"] == {"died": {"1": 3, "2": 3}} and told["rows"] == 6
+    assert [(row["training_points"], row["test_points"]) for row in told["roster"]] == [
+        (2, 1), (1, 2),
+    ]  # fmt: skip
+    assert said["columns"][4]["becomes"] == "2 0/1 features, standardised"
+    assert said["shape"] == [4] == [sum(each["features"] for each in said["columns"])]
+    assert "classification (guessed; data.task says it), 3 features" in printed
+    assert "died: 1 in 3 rows (50.0%), 2 in 3 rows (50.0%)" in printed
+
+
+def test_data_shows_a_table_that_is_refused(archipel, tmp_path):
+    (tmp_path / "all.csv").write_text(TABLE.replace("48,5", "unknown"))
+    (tmp_path / "mine.toml").write_text(SAID.replace("drop", "# drop"))
+
+    done = archipel("data", "mine.toml")
+    told = archipel("data", "mine.toml", "--json")
+
+    assert done.code == told.code == 2
+    assert "column 'record_id' by its name is an identifier" in done.sentence
+    assert "Refused as well: age; see 'archipel data'" in done.sentence
+    assert done.out.count("REFUSED") == 2 and "smoker" in done.out
+    refused = {each["name"] for each in told.json["columns"] if each["refused"]}
+    assert refused == {"record_id", "age"}
+
+
+def test_data_of_tables_that_a_study_describes(archipel, tmp_path):
+    (tmp_path / "all.csv").write_text(TABLE)
+    study = SAID.partition("test")[0] + '[data.schema]\nage = "number"\ndied = [1, 2]\n'
+    (tmp_path / "mine.toml").write_text(study)
+
+    told = archipel("data", "mine.toml", "--json").json
+
+    assert [each["becomes"] for each in told["columns"]] == [
+        "number, standardised", "target: 2 classes",
+    ]  # fmt: skip
+    assert told["notes"] == [
+        "not read, for data.schema does not name them: record_id, smoker, stage, visit"
+    ]

@@ -217,3 +217,11 @@ def test_values_of_set_are_toml(archipel):
 
     assert "Adam(beta1=0.8" in done.json["algorithm"] and "lr=0.01" in done.json["algorithm"]
     assert open_run("last").study.purpose == "a text = with signs"
+
+
+def test_a_folder_is_no_study(archipel, tmp_path):
+    (tmp_path / "mine.toml").write_text("")
+
+    assert archipel("run", ".").sentence.endswith(
+        "'.': is no study file; name one (mine.toml), or an algorithm."
+    )

@@ -75,7 +75,9 @@ def test_from_frame_by_column() -> None:
 def test_from_frame_survival_regression_partition_and_text_classes() -> None:
     table = frame()
     survival = Federation.from_frame(table, by="hospital", target=["days", "died"])
-    number = Federation.from_frame(table, partition="shards:1", parties=3, target="days", test=0.0)
+    number = Federation.from_frame(
+        table, partition="shards:1", parties=3, target="days", test=0.0, task="regression"
+    )
     text = Federation.from_frame(table, partition="by:hospital", target="ward")
 
     assert survival.task == "survival" and survival.y.shape == (6, 2)
@@ -97,12 +99,14 @@ def test_missing_values() -> None:
     table.loc[2, "age"] = np.nan
     make: dict[str, Any] = {"by": "hospital", "target": "died", "test": 0.0}
 
-    with pytest.raises(ArchipelError, match=r"party 'b': column 'age' has a missing value") as e:
+    with pytest.raises(
+        ArchipelError, match=r"empty cells in 'age' \(1\), the first in party 'b'"
+    ) as e:
         Federation.from_frame(table, **make)
     dropped = Federation.from_frame(table, missing="drop", **make)
     filled = Federation.from_frame(table, missing="mean", **make)
 
-    assert "missing='drop'" in str(e.value)
+    assert 'data.missing = "drop" (the rows) or "mean"' in str(e.value)
     assert dropped.n.tolist() == [3, 2]
     assert float(filled.party("b")[0][1, 0]) == 40.0  # (50 + 60 + 40 + 30 + 20) / 5
 
@@ -145,7 +149,7 @@ def test_parties_of_numbers_are_in_order() -> None:
 
 
 def test_free_text_is_refused() -> None:
-    table = pd.DataFrame({"p": ["a"] * 30, "note": [f"n{i}" for i in range(30)], "y": [0] * 30})
+    table = pd.DataFrame({"p": ["a"] * 30, "note": [f"n{i}" for i in range(30)], "y": [0, 1] * 15})
 
     with pytest.raises(ArchipelError, match="'note' is text with 30 different values"):
         Federation.from_frame(table, by="p", target="y")

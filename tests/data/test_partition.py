@@ -141,7 +141,8 @@ def test_bad_specs_say_what_to_write(spec: str, words: str) -> None:
     [
         ("iid", 0, "at least one party"),
         ("iid", 11, "at most 10"),
-        ("shards:3", 4, "at most 3 parties"),
+        ("shards:3", 4, "ask for shards:2 or at most 3 parties"),
+        ("shards:500", 4, "ask for shards:2.$"),
         ("dirichlet:1:4", 3, "at most 2 parties"),
     ],
 )

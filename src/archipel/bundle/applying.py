@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from archipel import metrics, models, plugins
 from archipel.bundle import files
 from archipel.bundle.manifest import Manifest, NetworkPart
-from archipel.data import frames, tables
+from archipel.data import looks, tables
 from archipel.data.features import Points
 from archipel.errors import ArchipelError, clean
 from archipel.loading import made
@@ -118,7 +118,7 @@ class Bundle:
         if all(map(_is_number, there)) and there != [str(i) for i in range(wanted)]:
             raise ArchipelError(f"'{path}': its first row is no header; name columns, 0, 1, 2, ...")
         frame = source.columns(dict.fromkeys(there, ()))
-        return np.stack([frames.numbers(frame[name]) for name in there], axis=1)
+        return np.stack([looks.numbers(frame[name]) for name in there], axis=1)
 
     # -- applying ----------------------------------------------------------------------------------
 

@@ -25,13 +25,14 @@ class _Part(BaseModel):
 
 
 class ColumnPart(_Part):
-    """A column of the table: its values in order, none for numbers."""
+    """A column of the table: its values in order, none for numbers and dates."""
 
     name: Text
     values: list[int] | list[str]
     unit: Text
     min: float | None
     max: float | None
+    date: bool = False  # fed as days since 1970
 
 
 class FeaturesPart(_Part):
@@ -40,6 +41,7 @@ class FeaturesPart(_Part):
     columns: list[ColumnPart] | None
     targets: list[ColumnPart] | None
     missing: Literal["error", "drop", "mean"]
+    empty: list[Text] = []  # words that mean an empty cell, beside the usual ones
     fill: Numbers
     precision: Literal["float32", "float64"]
     mean: Numbers

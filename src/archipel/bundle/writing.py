@@ -69,8 +69,9 @@ def contents(source: Source) -> dict[str, bytes]:
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     code, name = _code(source)
     about = _manifest(source, name)
+    said = about.model_dump(exclude_unset=True)  # so that earlier versions read what they know
     return {
-        files.ABOUT: json.dumps(about.model_dump(), indent=1, allow_nan=False).encode(),
+        files.ABOUT: json.dumps(said, indent=1, allow_nan=False).encode(),
         files.MODEL: safetensors.torch.save(state),
         files.CARD: card(about, source).encode(),
         files.STUDY: source.text,

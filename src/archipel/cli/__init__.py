@@ -14,8 +14,9 @@ import typer
 
 from archipel.cli import coordinator, later, peer, site
 from archipel.cli.compare import compare
+from archipel.cli.data import data
 from archipel.cli.demo import demo
-from archipel.cli.listing import data, list_, show
+from archipel.cli.listing import list_, show
 from archipel.cli.new import new
 from archipel.cli.predict import predict
 from archipel.cli.rehearse import rehearse

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`archipel list`, `show` and `data`: what there is, its source, and what a dataset holds."""
+"""`archipel list` and `show`: what there is, and its source."""
 
 from __future__ import annotations
 
 import inspect
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -83,69 +83,9 @@ def show(
         return
     console = Console()
     if console.is_terminal:
-        console.print(Syntax(_lines(source), "python", theme="ansi_dark", word_wrap=True))
+        console.print(Syntax(lines(source), "python", theme="ansi_dark", word_wrap=True))
     else:
         print(source, end="")
-
-
-def data(
-    what: Annotated[
-        str, typer.Argument(metavar="DATA|STUDY.toml", help="A dataset, a table, or a study's.")
-    ],
-    partition: o.Partition = None,
-    parties: o.Parties = None,
-    seed: o.Seed = None,
-    sets: o.Set = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw who has which targets.")] = None,
-    as_json: o.Json = False,
-) -> None:
-    """Show what a federation's data is: parties, sizes, targets, source and licence.
-
-    \b
-    Examples:
-      archipel data heart_disease
-      archipel data mnist --partition dirichlet:0.3 --parties 20 --plot labels.png
-      archipel data patients.csv --set data.by=hospital --set data.target=died
-    """
-    is_study = what.endswith(".toml")
-    study = o.study_of_flags(
-        what if is_study else None,
-        data=None if is_study else what,
-        partition=partition,
-        parties=parties,
-        seed=seed,
-        sets=sets,
-    )
-    fed = study.federation()
-    if plot is not None:
-        with o.writing(plot):
-            fed.plot(plot)
-    if as_json:
-        o.print_json(_facts(fed) | {"plot": None if plot is None else str(plot)})
-    else:
-        print(_lines(fed.summary()))
-        if plot is not None:
-            print(clean(f"drawn: {plot}"))
-
-
-def _facts(fed: Any) -> dict[str, Any]:
-    return {
-        "name": fed.about.name,
-        "parties": fed.parties,
-        "training_parties": fed.training,
-        "training_points": int(fed.n.sum()),
-        "test_points": int(fed.n_test.sum()),
-        "task": fed.task,
-        "classes": fed.classes,
-        "shape": list(fed.shape),
-        "roster": [
-            {"party": fed.name(k), "training_points": n, "test_points": m}
-            for k, (n, m) in enumerate(zip(fed.n.tolist(), fed.n_test.tolist(), strict=True))
-        ],
-        "source": fed.about.source,
-        "licence": fed.about.licence,
-        "cite": fed.about.citation,
-    }
 
 
 def _rows(kind: Kind) -> list[tuple[str, str]]:
@@ -167,7 +107,7 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
     return [(name, _first_line(plugins.find(singular, name))) for name in plugins.names(singular)]
 
 
-def _lines(text: str) -> str:
+def lines(text: str) -> str:
     """Text of several lines, each of them clean."""
     return "\n".join(map(clean, text.expandtabs().split("\n")))
 

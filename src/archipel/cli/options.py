@@ -125,6 +125,11 @@ def study_of_flags(
     if what is not None and what.endswith(".toml"):
         read = Study.read(what)
         return Study.parse(changed(read.given(), changes), read.base)
+    if what is not None and (not what or Path(what).is_dir()):
+        there = ", ".join(sorted(path.name for path in Path(what or ".").glob("*.toml"))[:5])
+        raise ArchipelError(
+            f"'{what}': is no study file; name one{f' ({there})' * bool(there)}, or an algorithm."
+        )
     given = {} if what is None else {"algorithm": {"name": what}}
     if what is not None and name is None:
         stem = Path(what.partition(":")[0]).stem

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federations from rows, arrays, tables, torch datasets and folders.
+"""Federations from rows, arrays and torch datasets; those of tables are made in `spread`.
 
 Each function is a class method of `Federation`, which is its first argument.
 """
@@ -7,7 +7,6 @@ Each function is a class method of `Federation`, which is its first argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,13 +17,10 @@ from torch import Tensor
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.features import Features
-from archipel.data.rows import Ints, arrange, draw_test
-from archipel.data.scaling import Sums
+from archipel.data.rows import Ints, arrange
 from archipel.errors import ArchipelError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from archipel.data.federation import Federation
 
 Array = npt.NDArray[Any] | Tensor | Sequence[Any]
@@ -163,64 +159,6 @@ def from_split(
     return central.repartition(partition, parties, seed)
 
 
-def from_frame(
-    cls: type[Federation],
-    frame: pd.DataFrame,
-    *,
-    target: str | Sequence[str],
-    by: str | None = None,
-    partition: str | None = None,
-    parties: int = 10,
-    test: float | str = 0.2,
-    drop: Sequence[str] = (),
-    missing: str = "error",
-    task: str | None = None,
-    about: About | None = None,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> Federation:
-    """Make a federation of a table: one party per value of column `by`, or as `partition` says.
-
-    `target` is a column, or [time, event]; `test` a share, or the name of a column that is true on
-    test rows. Text and categories become a 0/1 column for each value but the first. `missing` says
-    what to do about an empty cell: "error", "drop" its row, or put the "mean" of the training rows.
-    """
-    from archipel.data import frames
-
-    if partition is not None and partition.startswith("by:"):
-        by, partition = partition.removeprefix("by:"), None
-    if (by is None) == (partition is None):
-        raise ArchipelError("from_frame: say by='column' or partition='iid', one of the two.")
-    flag = test if isinstance(test, str) else None
-    table = frames.read(frame, by, target, flag, drop, missing, task)
-    if partition is None:
-        owner, names = table.party, table.names
-    else:
-        owner, names = partitions.assign(table.labels, partition, parties, seed), None
-    rng = np.random.default_rng([seed, 4])
-    is_test = table.is_test
-    if is_test is None:
-        is_test = draw_test(owner, table.strata, fraction(cast(float, test)), rng)
-    features, x = Features(table.schema), torch.from_numpy(table.x)
-    if missing == "mean":
-        sums = Sums.of(x[torch.from_numpy(~is_test)])
-        features = features.filled(sums.scaling(table.schema.columns).mean)
-    return from_rows(
-        cls,
-        features.apply(x).to(dtype),
-        table.y,
-        owner,
-        test=is_test,
-        names=names,
-        task=table.schema.task,
-        classes=table.classes,
-        about=about,
-        columns=table.schema.columns,
-        features=features,
-        seed=seed,
-    )
-
-
 def from_dataset(
     cls: type[Federation],
     dataset: Any,
@@ -257,62 +195,6 @@ def from_dataset(
         owner, names = _number(_keys(dataset, by), len(x))
     return from_rows(
         cls, x, y, owner, test=test, names=names, task=task, classes=classes, about=about, seed=seed
-    )
-
-
-def from_folder(
-    cls: type[Federation],
-    path: str | Path,
-    *,
-    target: str | Sequence[str] = "y",
-    test: float | str = 0.2,
-    drop: Sequence[str] = (),
-    missing: str = "error",
-    task: str | None = None,
-    about: About | None = None,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-    sep: str | None = None,
-    decimal: str | None = None,
-    encoding: str | None = None,
-) -> Federation:
-    """Make a federation of a folder with one .csv, .csv.gz, .parquet or .npz file per party.
-
-    The party has the file's name without its ending. Tables are read as `from_frame` does; an
-    .npz file holds `x` and the array named by `target`, and may hold `x_test` and `y_test`. How
-    text is written is found out unless `sep`, `decimal` or `encoding` says it.
-    """
-    from archipel.data import frames
-    from archipel.data.dialect import Written
-
-    files = frames.party_files(Path(path))
-    if files[0].suffix == ".npz":
-        name = target if isinstance(target, str) else target[0]
-        parts = [frames.read_npz(file, name) for file in files]
-        tests = [(p.get("x_test"), p.get("y_test")) for p in parts]
-        own = all(a is not None and b is not None for a, b in tests)
-        return from_arrays(
-            cls,
-            [p["x"] for p in parts],
-            [p[name] for p in parts],
-            test=cast("list[tuple[Array, Array]]", tests) if own else fraction(test),
-            names=[file.stem for file in files],
-            task=task,
-            about=about or About(name=Path(path).name),
-            seed=seed,
-        )
-    return from_frame(
-        cls,
-        frames.read_tables(files, Written.of(sep, decimal, encoding)),
-        by=frames.PARTY,
-        target=target,
-        test=test,
-        drop=drop,
-        missing=missing,
-        task=task,
-        about=about or About(name=Path(path).name),
-        dtype=dtype,
-        seed=seed,
     )
 
 

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from archipel.data import frames
+from archipel.data import looks, tables
 from archipel.data.column import Column
 from archipel.data.rows import Bools
 from archipel.data.summary import outside, reason
@@ -29,9 +30,9 @@ class Cells(NamedTuple):
     frame: pd.DataFrame
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> Cells:
-        """All of a table in memory."""
-        return cls(None, InMemory(frame), frame)
+    def of(cls, frame: pd.DataFrame, row: Callable[[int], int] = lambda i: i + 1) -> Cells:
+        """All of a table in memory; `row` is the number that a row has in a file."""
+        return cls(None, InMemory(frame, row), frame)
 
     @property
     def where(self) -> str:
@@ -42,13 +43,16 @@ class Cells(NamedTuple):
         """Return a column's numbers, or the places of its values in their list; NaN if empty."""
         series = self.frame[column.name]
         if column.values:
-            numbers = frames.codes(series, column.values)
+            numbers = looks.codes(series, column.values)
+        elif column.date:
+            numbers = looks.days(series, column.name)
         else:
-            numbers = frames.numbers(series)
+            numbers = looks.numbers(looks.told(series))
             numbers[np.abs(numbers) > 3e38] = np.nan
         among = ", ".join(map(str, column.values))
+        kinds = {"category": f"is not among {among}", "date": "is no date such as 2016-01-31"}
         wrong = np.isnan(numbers) & series.notna().to_numpy()
-        self.refuse(column, wrong, f"is not among {among}" if among else "is no number below 3e38")
+        self.refuse(column, wrong, kinds.get(column.kind, "is no number below 3e38"))
         return numbers
 
     def refuse(self, column: Column, wrong: Bools, said: str) -> None:
@@ -73,14 +77,31 @@ class Cells(NamedTuple):
         return f"{self.where}column '{column.name}', row {row}: {value!r} {said}{many}; {remedy}."
 
 
+def check_header(path: Path | None, there: Sequence[str], named: Sequence[str]) -> None:
+    """Refuse a table without one of these columns, or with two of a name."""
+    absent = [name for name in named if name not in there]
+    if absent:
+        rest = {name.lower(): name for name in there if name not in named}
+        near = {name: get_close_matches(name.lower(), rest, n=1) for name in absent}
+        where = "" if path is None else f"'{path}': "
+        asked = [f"'{k}'" + (f" (is it '{rest[v[0]]}'?)" if v else "") for k, v in near.items()]
+        raise ArchipelError(
+            f"{where}no column {', '.join(asked)}; name columns as the study does, the "
+            f"{'table' if path is None else 'file'} has {', '.join(there)}."
+        )
+    for name in named:
+        if there.count(name) > 1:
+            raise tables.called_alike(path, name)
+
+
 def too_empty(
-    path: Path, columns: Sequence[Column], missing: Mapping[str, int], total: int
+    where: str, columns: Sequence[Column], missing: Mapping[str, int], total: int
 ) -> list[str]:
     """What is said of columns with more empty cells than were agreed."""
     return [
-        f"'{path}': column '{c.name}' is empty in {missing[c.name]} of {total} rows, a share of "
+        f"{where}column '{c.name}' is empty in {missing[c.name]} of {total} rows, a share of "
         f"{missing[c.name] / total:.3g} where the study allows {c.missing:g}; fill cells in, or "
-        f"have the study say another data.schema.{c.name}.missing."
+        f"have the study allow more."
         for c in columns
         if c.missing is not None and missing.get(c.name, 0) > c.missing * total
     ]

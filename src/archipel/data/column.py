@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study says of one column: numbers in a unit and a range, or some values in an order."""
+"""What a study says of one column: numbers in a unit and a range, dates, or values in an order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any, NamedTuple
 
 from archipel.errors import ArchipelError, unknown
 
-_KEYS = {"number": ("kind", "unit", "min", "max", "missing"), "values": ("values", "missing")}
+_KEYS = {
+    "number": ("kind", "unit", "min", "max", "missing"),
+    "date": ("kind", "missing"),
+    "values": ("values", "missing"),
+}
 
 
 class Column(NamedTuple):
-    """A column of a table: numbers, or some values in an order."""
+    """A column of a table: numbers, dates as numbers of days, or some values in an order."""
 
     name: str
     values: tuple[int, ...] | tuple[str, ...] = ()  # none for numbers
@@ -22,23 +26,35 @@ class Column(NamedTuple):
     min: float | None = None
     max: float | None = None
     missing: float | None = None  # the largest share of empty cells
+    date: bool = False  # read as days since 1970
 
     @classmethod
-    def of(cls, name: str, kind: Any) -> Column:
+    def of(cls, name: str, kind: Any, section: str = "data.schema") -> Column:
         """Check what a study says of a column."""
-        field = f"data.schema.{name} = {json.dumps(kind, default=str, ensure_ascii=False)}"
+        field = f"{section}.{name} = {json.dumps(kind, default=str, ensure_ascii=False)}"
         if not isinstance(kind, Mapping):
-            return cls(name, _values(field, kind))
+            return cls(name, _values(field, kind), date=kind == "date")
         if ("kind" in kind) == ("values" in kind):
             raise ArchipelError(f'{field}: give kind = "number", or values, one of the two.')
         values = _values(field, kind.get("kind", kind.get("values")))
         if bool(values) != ("values" in kind):
             raise ArchipelError(f'{field}: give kind = "number", or a list of values.')
-        known = _KEYS["values" if values else "number"]
+        date = kind.get("kind") == "date"
+        known = _KEYS["values" if values else "date" if date else "number"]
         for key in kind:
             if key not in known:
-                raise unknown(f"key of data.schema.{name}", key, known)
-        return cls(name, values, **_limits(field, kind))
+                raise unknown(f"key of {section}.{name}", key, known)
+        return cls(name, values, date=date, **_limits(field, kind))
+
+    @property
+    def kind(self) -> str:
+        """In a word."""
+        return "category" if self.values else "date" if self.date else "number"
+
+    @property
+    def read_as(self) -> tuple[int, ...] | tuple[str, ...]:
+        """Its values, none for numbers; a date is read as text."""
+        return ("",) if self.date else self.values
 
     @property
     def encoded(self) -> list[str]:
@@ -52,7 +68,10 @@ class Column(NamedTuple):
         The unit belongs to it: a table that was checked in kilograms is not one in pounds.
         """
         said = {key: value for key, value in self._asdict().items() if value not in ("", None)}
-        more = {key: said[key] for key in ("unit", "min", "max", "missing") if key in said}
+        more: dict[str, Any] = {
+            key: said[key] for key in ("unit", "min", "max", "missing") if key in said
+        }
+        more |= {"date": True} if self.date else {}
         return [self.name, self.values, *([more] if more else [])]
 
     @property
@@ -65,12 +84,12 @@ class Column(NamedTuple):
 
 def _values(field: str, kind: Any) -> tuple[int, ...] | tuple[str, ...]:
     """The values of a column, none for numbers."""
-    if kind == "number":
+    if kind in ("number", "date"):
         return ()
     if not isinstance(kind, list | tuple):
         raise ArchipelError(
-            f'{field}: give "number", or a list of its values, or such as {{ kind = "number", '
-            'unit = "years", min = 0, max = 120 }.'
+            f'{field}: give "number", or a list of its values, or "date", or such as {{ kind = '
+            '"number", unit = "years", min = 0, max = 120 }.'
         )
     if not (all(type(v) is int for v in kind) or all(type(v) is str for v in kind)):
         raise ArchipelError(f"{field}: give whole numbers, or texts in quotes, not both.")

@@ -73,6 +73,10 @@ class Written(NamedTuple):
 UNSAID = Written()  # all of it is found out
 
 
+class NoRows(ArchipelError):
+    """A table that has columns and nothing in them."""
+
+
 class Record(NamedTuple):
     """One record of a text table, which may have several lines."""
 
@@ -168,11 +172,10 @@ def check_widths(name: str, text: str, sep: str) -> tuple[list[str], int]:
                 "(--sep)."
             )
         rows += 1
-    if header is None or rows == 0:
-        raise ArchipelError(
-            f"'{name}': {'is empty' if header is None else 'has a header and no rows'}; add rows, "
-            "or leave the file out."
-        )
+    if header is None:
+        raise ArchipelError(f"'{name}': is empty; add rows, or leave the file out.")
+    if rows == 0:
+        raise NoRows(f"'{name}': has a header and no rows; add rows, or leave the file out.")
     return [cell.strip() for cell in header], rows
 
 
@@ -190,16 +193,16 @@ class _Cell(NamedTuple):
 
 def decimal(
     name: str, text: str, sep: str, said: str | None, empty: Collection[str],
-    numbers: Collection[str] | None = None,
+    numbers: Collection[str] | None = None, texts: Collection[str] = (),
 ) -> str:  # fmt: skip
     """Return the decimal mark of a table's numbers: "." or ",".
 
     `numbers` names the columns that must be numbers; without it those count in which every cell
-    looks like one.
+    looks like one, but for `texts`.
     """
     if sep == "," and '"' not in text:
         return "."  # no cell has a comma
-    columns = _columns(name, text, sep, empty, numbers)
+    columns = _columns(name, text, sep, empty, numbers, texts)
     found: dict[str, _Cell] = {}  # an example of each kind
     for kinds in columns.values():
         for kind, cell in kinds.items():
@@ -242,13 +245,16 @@ def _both(name: str, cells: Sequence[_Cell | None]) -> ArchipelError:
 
 
 def _columns(
-    name: str, text: str, sep: str, empty: Collection[str], numbers: Collection[str] | None
-) -> Mapping[int, Mapping[str, _Cell]]:
+    name: str, text: str, sep: str, empty: Collection[str], numbers: Collection[str] | None,
+    texts: Collection[str],
+) -> Mapping[int, Mapping[str, _Cell]]:  # fmt: skip
     """The kinds of number in each column that counts, with the first cell of each kind."""
     rows = records(name, text, sep)
     header = [cell.strip() for cell in next(rows).cells]
     columns: dict[int, dict[str, _Cell]] = {
-        at: {} for at, column in enumerate(header) if numbers is None or column in numbers
+        at: {}
+        for at, column in enumerate(header)
+        if (column not in texts if numbers is None else column in numbers)
     }
     for row, cells in rows:
         for at in [*columns]:

@@ -90,10 +90,12 @@ class Features:
             return None if numbers is None else numbers.double().flatten().tolist()
 
         schema, scaling = self.schema, self.scaling
+        words = {"empty": list(schema.empty_words)} if schema and schema.empty_words else {}
         return {
             "columns": None if schema is None else [_plain(c) for c in schema.features],
             "targets": None if schema is None else [_plain(c) for c in schema.targets],
             "missing": "error" if schema is None else schema.missing,
+            **words,
             "fill": flat(self.fill),
             "precision": str(self.precision).removeprefix("torch."),
             "mean": None if scaling is None else flat(scaling.mean),
@@ -114,9 +116,12 @@ class Features:
         columns, targets = (
             tuple(_column(c) for c in told[name] or ()) for name in ("columns", "targets")
         )
+        words = tuple(told.get("empty", ()))
         mean, scale = point("mean"), point("scale")
         return cls(
-            None if told["columns"] is None else Schema(columns, targets, told["missing"]),
+            None
+            if told["columns"] is None
+            else Schema(columns, targets, told["missing"], empty_words=words),
             point("fill"),
             torch.float64 if told["precision"] == "float64" else torch.float32,
             None if mean is None or scale is None else Scaling(mean, scale),
@@ -125,8 +130,12 @@ class Features:
 
 def _plain(column: Column) -> dict[str, Any]:
     limits = {"unit": column.unit, "min": column.min, "max": column.max}
-    return {"name": column.name, "values": list(column.values), **limits}
+    date = {"date": True} if column.date else {}
+    return {"name": column.name, "values": list(column.values), **limits, **date}
 
 
 def _column(told: Mapping[str, Any]) -> Column:
-    return Column(told["name"], tuple(told["values"]), told["unit"], told["min"], told["max"])
+    return Column(
+        told["name"], tuple(told["values"]), told["unit"], told["min"], told["max"],
+        date=told.get("date", False),
+    )  # fmt: skip

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from archipel.data import build, storage
+from archipel.data import build, spread, storage
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.check import check_layout, check_values
@@ -362,11 +362,11 @@ class Federation:
             scan=scan,
         )
 
-    # From elsewhere; see archipel.data.build
+    # From elsewhere; see archipel.data.build and archipel.data.spread
 
     from_rows = classmethod(build.from_rows)
     from_arrays = classmethod(build.from_arrays)
     from_split = classmethod(build.from_split)
-    from_frame = classmethod(build.from_frame)
+    from_frame = classmethod(spread.from_frame)
     from_dataset = classmethod(build.from_dataset)
-    from_folder = classmethod(build.from_folder)
+    from_folder = classmethod(spread.from_folder)

@@ -121,13 +121,20 @@ def shards(labels: Labels, parties: int, rng: np.random.Generator, per_party: in
     total = parties * per_party
     if total > len(labels):
         raise ArchipelError(
-            f"partition 'shards:{per_party}': {total} shards of {len(labels)} points would be "
-            f"empty; ask for at most {len(labels) // per_party} parties or fewer shards per party."
+            f"partition 'shards:{per_party}': {len(labels)} points do not make {total} shards; "
+            + _fewer(len(labels), parties, per_party)
         )
     owner = rng.permutation(_even(total, parties))  # of each shard
     party = np.empty(len(labels), np.int64)
     party[np.argsort(labels, kind="stable")] = owner[_even(len(labels), total)]
     return party
+
+
+def _fewer(points: int, parties: int, per_party: int) -> str:
+    """What to ask for instead of too many shards."""
+    ways = [f"shards:{points // parties}"] if points >= parties else []
+    ways += [f"at most {points // per_party} parties"] if points >= per_party else []
+    return f"ask for {' or '.join(ways)}."
 
 
 def similarity(labels: Labels, parties: int, rng: np.random.Generator, percent: float) -> Ints:

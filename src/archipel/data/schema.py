@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +24,7 @@ from archipel.data import frames, tables
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.build import fraction
-from archipel.data.cells import Cells, in_all, refusal, too_empty
+from archipel.data.cells import Cells, check_header, in_all, refusal, too_empty
 from archipel.data.column import Column
 from archipel.data.dialect import UNSAID, Written
 from archipel.data.features import Features
@@ -112,12 +111,17 @@ class Schema:
     targets: tuple[Column, ...]  # one, or time and event
     missing: str = "error"  # "drop" the row, or fill in the "mean"
     written: Written = UNSAID  # how files are; each has its own way, which no hash covers
+    empty_words: tuple[str, ...] = ()  # mean an empty cell, beside the usual ones
 
     @classmethod
     def of(
-        cls, columns: Mapping[str, Any], target: str | Sequence[str] | None, missing: str = "error"
+        cls,
+        columns: Mapping[str, Any],
+        target: str | Sequence[str] | None,
+        missing: str = "error",
+        empty_words: Sequence[str] = (),
     ) -> Schema:
-        """Check the keys `schema`, `target` and `missing` of [data]."""
+        """Check the keys `schema`, `target`, `missing` and `empty` of [data]."""
         if missing not in _MISSING:
             raise unknown("data.missing", missing, _MISSING)
         if not columns:
@@ -147,7 +151,12 @@ class Schema:
         features = tuple(column for name, column in known.items() if name not in targets)
         if not features:
             raise ArchipelError("data.schema has the target only: name columns to learn from.")
-        return cls(features, tuple(known[name] for name in targets), missing)
+        outcomes = tuple(known[name] for name in targets)
+        if outcomes[0].date:
+            raise ArchipelError(
+                f'data.schema.{targets[0]} = "date": a target is a number or has classes; say so.'
+            )
+        return cls(features, outcomes, missing, empty_words=tuple(empty_words))
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -191,7 +200,7 @@ class Schema:
     def hash(self) -> str:
         """The same for two studies whose tables are read alike."""
         features, targets = ([c.identity for c in part] for part in (self.features, self.targets))
-        parts = [features, targets, self.missing]
+        parts = [features, targets, self.missing, *([self.empty_words] if self.empty_words else [])]
         return sha256(json.dumps(parts).encode()).hexdigest()
 
     def empty(self) -> Federation:
@@ -278,9 +287,9 @@ class Schema:
         """Read the columns of a file that have a name here, and check every value."""
         source = tables.opened(path, self.written)
         named = [*self.named, *([by] if by else [])]
-        self._check_header(path, source.header, named)
-        texts = {c.name: c.values for c in (*self.features, *self.targets)}
-        frame = source.columns({name: texts.get(name) for name in named})
+        check_header(path, source.header, named)
+        texts = {c.name: c.read_as for c in (*self.features, *self.targets)}
+        frame = source.columns({name: texts.get(name) for name in named}, self.empty_words)
         total = len(frame)
         empty = frame.isna()
         missing = {name: int(empty[name].sum()) for name in named if empty[name].any()}
@@ -303,7 +312,7 @@ class Schema:
             columns=[summary(c, numbers[c.name], missing.get(c.name, 0), total) for c in known],
             read_with=source.read_with,
             refused=[
-                *too_empty(path, known, missing, total),
+                *too_empty(cells.where, known, missing, total),
                 *(said for c in known for said in cells.out_of_range(c, numbers[c.name])),
             ],
         )
@@ -333,8 +342,9 @@ class Schema:
             if isinstance(table, Path)
             else tables.InMemory(table)
         )
-        self._check_header(path, source.header, [column.name for column in wanted])
-        cells = Cells(path, source, source.columns({c.name: c.values for c in wanted}))
+        check_header(path, source.header, [column.name for column in wanted])
+        read = source.columns({c.name: c.read_as for c in wanted}, self.empty_words)
+        cells = Cells(path, source, read)
         targets = [column.name for column in self.targets] if outcomes else []
         self._refuse_holes(cells, targets, "leave --score out, or fill it in")
         if self.missing != "mean":
@@ -344,21 +354,6 @@ class Schema:
             for said in cells.out_of_range(column, cells.numbers(column)):
                 raise ArchipelError(said)
         return cells, [name for name in source.header if name not in self.named]
-
-    def _check_header(self, path: Path | None, there: Sequence[str], named: Sequence[str]) -> None:
-        absent = [name for name in named if name not in there]
-        if absent:
-            rest = {name.lower(): name for name in there if name not in named}
-            near = {name: get_close_matches(name.lower(), rest, n=1) for name in absent}
-            where = "" if path is None else f"'{path}': "
-            asked = [f"'{k}'" + (f" (is it '{rest[v[0]]}'?)" if v else "") for k, v in near.items()]
-            raise ArchipelError(
-                f"{where}no column {', '.join(asked)}; name columns as the study does, the "
-                f"{'table' if path is None else 'file'} has {', '.join(there)}."
-            )
-        for name in named:
-            if there.count(name) > 1:
-                raise tables.called_alike(path, name)
 
     def _refuse_holes(self, cells: Cells, required: Sequence[str], said: str = "") -> None:
         """Refuse empty cells, with what to do; by default what a study can say of them."""

@@ -7,21 +7,22 @@ import gzip
 import io
 import itertools
 import logging
+import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from archipel.data import dialect
-from archipel.data.dialect import UNSAID, Written
+from archipel.data import dialect, looks
+from archipel.data.dialect import UNSAID, NoRows, Written
 from archipel.errors import ArchipelError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
-_EMPTY = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "#NA")
+_INDEX = re.compile(r"__index_level_\d+__")  # of pandas, which numbers rows
 Values = Mapping[str, Sequence[int | str] | None]  # of each column: () numbers, None anything
 
 
@@ -30,11 +31,12 @@ class Source(Protocol):
 
     header: list[str]  # without blanks around names
     read_with: dict[str, str]  # separator, decimal mark and encoding of text
+    padded: set[str]  # columns that were read and had blanks around some cells
 
-    def frame(self) -> pd.DataFrame:
-        """All of it, each column as what it looks like."""
+    def frame(self, texts: Collection[str] = (), empty: Collection[str] = ()) -> pd.DataFrame:
+        """All of it as it is written, `texts` to the letter; these words mean an empty cell."""
 
-    def columns(self, values: Values) -> pd.DataFrame:
+    def columns(self, values: Values, empty: Collection[str] = ()) -> pd.DataFrame:
         """These columns; a word for nothing that is one of a column's values is a value."""
 
     def row(self, index: int) -> int:
@@ -73,34 +75,35 @@ class Text:
         if self._text.strip():
             self._sep = dialect.separator(str(file), self._text, written.sep)
         self.header, self._rows = dialect.check_widths(str(file), self._text, self._sep)
+        self.padded = set[str]()
         self.read_with = {"sep": self._sep, "decimal": ".", "encoding": encoding}
 
-    def frame(self) -> pd.DataFrame:
-        decimal = self._decimal(None)
-        found = self._read(lambda pd, text: pd.read_csv(text, sep=self._sep, decimal=decimal))
-        return found.rename(columns=str.strip)
+    def frame(self, texts: Collection[str] = (), empty: Collection[str] = ()) -> pd.DataFrame:
+        return self._columns(_whole(self.header, texts), empty, self._decimal(None, texts, empty))
 
-    def columns(self, values: Values) -> pd.DataFrame:
+    def columns(self, values: Values, empty: Collection[str] = ()) -> pd.DataFrame:
+        numbers = {name for name, known in values.items() if known is not None} - _texts(values)
+        return self._columns(values, empty, self._decimal(numbers, (), empty))
+
+    def _columns(self, values: Values, empty: Collection[str], decimal: str) -> pd.DataFrame:
         places = {name: self.header.index(name) for name in values}
-        texts = {name for name, known in values.items() if known and isinstance(known[0], str)}
-        numbers = {name for name, known in values.items() if known is not None} - texts
-        decimal = self._decimal(numbers)
-        empty = {
-            at: [e for e in _EMPTY if e not in (values[name] or ())] for name, at in places.items()
-        }
 
         def read(pd: Any, text: io.StringIO) -> Any:
             return pd.read_csv(
-                text, sep=self._sep, decimal=decimal, header=0, names=range(len(self.header)),
-                usecols=list(places.values()), dtype={places[name]: str for name in texts},
-                low_memory=False, keep_default_na=False, na_values=empty,
+                text, sep=self._sep, header=0, names=range(len(self.header)), dtype=str,
+                usecols=list(places.values()), keep_default_na=False,
             )  # fmt: skip
 
         found = self._read(read)[list(places.values())].set_axis(list(values), axis=1)
-        if decimal == ",":  # where one cell is no number, pandas leaves all as text
-            for name in numbers:
-                if found[name].dtype.kind not in "biuf":
-                    found[name] = found[name].str.replace(",", ".")
+        texts = _texts(values)
+        self.padded = set()
+        for name, known in values.items():
+            cells = looks.emptied(found[name], empty, known or ())
+            if name not in texts:
+                cells = _as_numbers(cells, decimal, known is not None)
+            if cells.dtype == "str" and bool((found[name] != found[name].str.strip()).any()):
+                self.padded.add(name)
+            found[name] = cells
         return found
 
     def row(self, index: int) -> int:
@@ -111,9 +114,12 @@ class Text:
         kept = dialect.records(str(self._file), self._text, self._sep)
         return [record.row for record in itertools.islice(kept, 1, count + 1)]
 
-    def _decimal(self, numbers: Collection[str] | None) -> str:
+    def _decimal(
+        self, numbers: Collection[str] | None, texts: Collection[str], empty: Collection[str]
+    ) -> str:
+        words = {*looks.EMPTY, *empty}
         found = dialect.decimal(
-            str(self._file), self._text, self._sep, self._said.decimal, _EMPTY, numbers
+            str(self._file), self._text, self._sep, self._said.decimal, words, numbers, texts
         )
         self.read_with["decimal"] = found
         return found
@@ -135,24 +141,28 @@ class Parquet:
         def look(_: Any) -> tuple[list[str], int]:
             from pyarrow.parquet import read_metadata, read_schema
 
-            return list(read_schema(file).names), read_metadata(file).num_rows
+            names = [name for name in read_schema(file).names if not _INDEX.fullmatch(name)]
+            return names, read_metadata(file).num_rows
 
-        self._file, self.read_with = file, dict[str, str]()
+        self._file, self.read_with, self.padded = file, dict[str, str](), set[str]()
         self._names, rows = _reading(file, look)
         self.header = [str(name).strip() for name in self._names]
         if rows == 0:
-            raise ArchipelError(f"'{file}': has columns and no rows; add rows, or leave it out.")
+            raise NoRows(f"'{file}': has columns and no rows; add rows, or leave it out.")
 
-    def frame(self) -> pd.DataFrame:
-        found: pd.DataFrame = _reading(self._file, lambda pd: pd.read_parquet(self._file))
-        return found.rename(columns=lambda name: str(name).strip())
+    def frame(self, texts: Collection[str] = (), empty: Collection[str] = ()) -> pd.DataFrame:
+        return self.columns(_whole(self.header, texts), empty)
 
-    def columns(self, values: Values) -> pd.DataFrame:
+    def columns(self, values: Values, empty: Collection[str] = ()) -> pd.DataFrame:
         places = [self._names[self.header.index(name)] for name in values]
         found: pd.DataFrame = _reading(
             self._file, lambda pd: pd.read_parquet(self._file, columns=places)
         )
-        return found[places].set_axis(list(values), axis=1).reset_index(drop=True)
+        if any(name is not None for name in found.index.names):  # a column like any other
+            found = found.reset_index()
+        found = found[places].set_axis(list(values), axis=1).reset_index(drop=True)
+        self.padded = _padded(found)
+        return _emptied(found, values, empty)
 
     def row(self, index: int) -> int:
         return index + 1
@@ -164,26 +174,63 @@ class Parquet:
 class InMemory:
     """A table of pandas."""
 
-    def __init__(self, table: pd.DataFrame) -> None:
-        self._table = table.reset_index(drop=True)
+    def __init__(
+        self, table: pd.DataFrame, row: Callable[[int], int] = lambda index: index + 1
+    ) -> None:
+        self._table, self.row = table.reset_index(drop=True), row
         self.header, self.read_with = [str(name) for name in table.columns], dict[str, str]()
+        self.padded = set[str]()
 
-    def frame(self) -> pd.DataFrame:
-        return self._table
+    def frame(self, texts: Collection[str] = (), empty: Collection[str] = ()) -> pd.DataFrame:
+        return self.columns(_whole(self.header, texts), empty)
 
-    def columns(self, values: Values) -> pd.DataFrame:
-        return self._table.set_axis(self.header, axis=1)[list(values)]
-
-    def row(self, index: int) -> int:
-        return index + 1
+    def columns(self, values: Values, empty: Collection[str] = ()) -> pd.DataFrame:
+        found = self._table.set_axis(self.header, axis=1)[list(values)]
+        self.padded = _padded(found)
+        return _emptied(found, values, empty)
 
     def rows(self, count: int) -> list[int]:
-        return list(range(1, count + 1))
+        return [self.row(index) for index in range(count)]
+
+
+def _whole(header: Sequence[str], texts: Collection[str]) -> Values:
+    """All columns, these as text."""
+    return {name: ("",) if name in texts else None for name in header}
+
+
+def _texts(values: Values) -> set[str]:
+    """The columns whose values are text."""
+    return {name for name, known in values.items() if known and isinstance(known[0], str)}
+
+
+def _padded(found: pd.DataFrame) -> set[str]:
+    """The columns of text with blanks around some cells."""
+    texts = [name for name in found if found[name].dtype.kind not in "biufMm"]
+    cells = {str(name): looks.as_text(found[name]) for name in texts}
+    return {name for name, text in cells.items() if (text != text.str.strip())[text.notna()].any()}
+
+
+def _emptied(found: pd.DataFrame, values: Values, empty: Collection[str]) -> pd.DataFrame:
+    return found.assign(
+        **{name: looks.emptied(found[name], empty, known or ()) for name, known in values.items()}
+    )
+
+
+def _as_numbers(column: pd.Series[Any], decimal: str, wanted: bool) -> pd.Series[Any]:
+    """A column as numbers if all of its cells are, else as it is; `wanted` with decimal points."""
+    import pandas as pd
+
+    pointed = column.str.replace(",", ".") if decimal == "," else column
+    try:
+        return pd.to_numeric(pointed)
+    except ValueError:
+        return pointed if wanted else column
 
 
 def as_written(file: Path, column: str) -> list[str]:
     """A column's cells as they are written, empty ones as well."""
-    return [str(cell) for cell in opened(file).columns({column: _EMPTY})[column]]
+    cells = opened(file).columns({column: looks.EMPTY})[column]
+    return [str(cell) if there else "" for cell, there in zip(cells, cells.notna(), strict=True)]
 
 
 @cache

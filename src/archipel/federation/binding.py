@@ -103,7 +103,7 @@ def records(folder: Path, study: Study) -> Records:
     """The table that was bound for a study, checked again."""
     found = find(folder, study)
     schema = replace(schema_of(study), written=found.written)
-    return schema.read(found.file, study.data.test)._replace(table=found.sha256)
+    return schema.read(found.file, sections.share_of(study.data))._replace(table=found.sha256)
 
 
 def _read(path: Path) -> Bound:

@@ -182,12 +182,13 @@ def _tables(study: Study, names: Sequence[str], out: Path) -> list[Path]:
             "data.partition: a rehearsal of tables has a table per site; give data.by or "
             "data.folder."
         )
-    table = frames.read_table(study.base / str(data.file), sections.written_of(data))
+    table = frames.read_table(study.base / str(data.file), sections.written_of(data)).frame
+    whose = frames.comparable(table[data.by]).astype(str)
     paths = []
     for name in names:
         paths.append(out / "tables" / f"{_site_name(name)}.csv")
         paths[-1].parent.mkdir(parents=True, exist_ok=True)
-        table[table[data.by].astype(str) == name].to_csv(paths[-1], index=False)
+        table[whose == name].to_csv(paths[-1], index=False)
     return paths
 
 

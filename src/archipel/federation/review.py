@@ -22,6 +22,7 @@ from archipel.exchange import Anatomy, Message
 from archipel.federation.binding import schema_of
 from archipel.federation.exposure import Exposure
 from archipel.federation.policy import Policy
+from archipel.sections import share_of
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
 
@@ -81,7 +82,8 @@ class Review:
         yield f"          {_settings(study.algorithm_object)}"
         options = {"loss": exposure.loss, **study.model.given}
         yield f"Model     {exposure.model}, {exposure.weights} weights, {_table(options)}"
-        test = TEST if data.test is None else data.test
+        share = share_of(data)
+        test = TEST if share is None else share
         yield (
             f"Rows      {_percent(1 - test)} of yours train the model, {_percent(test)} test it; "
             f"{_EMPTY[data.missing]}; numbers are "
