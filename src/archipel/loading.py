@@ -28,6 +28,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
         own["standardise"] = data.standardise
     table: dict[str, Any] = {"drop": data.drop, "missing": data.missing, "seed": seed}
     table |= {} if data.test is None else {"test": data.test}
+    table |= {"standardise": False, "dtype": torch.float64}  # until it is known who trains
     if data.schema is not None:
         dealt = data.file is not None and data.by is None
         fed = _by_schema(data, base, seed, dealt)
@@ -83,9 +84,12 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     standardise = data.standardise and "standardise" not in takes
     if data.standardise is None:
         standardise = data.name is None and fed.x.is_floating_point()  # tables
-    plain = None if data.schema is None else schema_of(data).plain
-    fed = fed.standardised(plain) if standardise else fed
-    return fed if data.schema is None else fed.filled().single()
+    if standardise:
+        marks = schema_of(data).marks if data.schema is not None else fed.marks
+        fed = fed.standardised(marks)
+    elif data.schema is not None:
+        fed = fed.filled()
+    return fed.cast() if data.name is None and fed.features.schema is not None else fed
 
 
 def _by_schema(data: Data, base: Path, seed: int, dealt: bool) -> Federation:

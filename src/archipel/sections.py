@@ -144,7 +144,10 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
         ] = 0
         standardise: Annotated[
             bool | None,
-            Field(description="features to mean 0, variance 1; tables are, unless false"),
+            Field(
+                description="features, and numbers to predict in training, to mean 0, variance 1; "
+                "tables are, unless false"
+            ),
         ] = None
 
 
@@ -262,7 +265,8 @@ def schema_of(data: Data) -> Schema:
             )
     if data.by in schema.named:
         raise ArchipelError(f'data.by = "{data.by}": take it out of data.schema, or name another.')
-    return replace(schema, written=written_of(data))
+    standardise = data.standardise is not False
+    return replace(schema, written=written_of(data), standardise=standardise)
 
 
 def check_data(data: Data, base: Path, takes: Set[str]) -> None:

@@ -330,6 +330,7 @@ class Loop:
         for index, each in enumerate(self.runs):
             each.state = "done" if each.done == self.rounds else "stopped"
             self._take_model(each, index)
+            each.notes += [said for said in each.warnings if said not in each.notes]
         if self.recorder is not None:
             text = f"{run.done} of {self.rounds} rounds"
             self.recorder.end(run.state, text, run.scorecard.to_json())

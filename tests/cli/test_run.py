@@ -217,3 +217,21 @@ def test_values_of_set_are_toml(archipel):
 
     assert "Adam(beta1=0.8" in done.json["algorithm"] and "lr=0.01" in done.json["algorithm"]
     assert open_run("last").study.purpose == "a text = with signs"
+
+
+def test_a_run_that_diverged_says_so_in_the_terminal_and_is_remembered(archipel):
+    flags = [
+        "--data",
+        "heart_disease",
+        "--rounds",
+        6,
+        "--no-baselines",
+        "--set",
+        "algorithm.lr=1e9",
+    ]
+    done = archipel("run", "fedavg", *flags, "--json")
+
+    assert done.code == 0 and "Warning: the loss" in done.err
+    (said,) = done.json["warnings"]
+    assert "the training diverged; lower algorithm.lr" in said
+    assert said in open_run(done.json["folder"]).notes

@@ -178,12 +178,15 @@ def from_frame(
     about: About | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    standardise: bool = True,
 ) -> Federation:
     """Make a federation of a table: one party per value of column `by`, or as `partition` says.
 
     `target` is a column, or [time, event]; `test` a share, or the name of a column that is true on
     test rows. Text and categories become a 0/1 column for each value but the first. `missing` says
     what to do about an empty cell: "error", "drop" its row, or put the "mean" of the training rows.
+    Features, and in training a number to predict, get mean 0 and variance 1 unless `standardise` is
+    False (`Federation.standardised`).
     """
     from archipel.data import frames
 
@@ -205,9 +208,9 @@ def from_frame(
     if missing == "mean":
         sums = Sums.of(x[torch.from_numpy(~is_test)])
         features = features.filled(sums.scaling(table.schema.columns).mean)
-    return from_rows(
+    fed = from_rows(
         cls,
-        features.apply(x).to(dtype),
+        features.apply(x),
         table.y,
         owner,
         test=is_test,
@@ -218,7 +221,9 @@ def from_frame(
         columns=table.schema.columns,
         features=features,
         seed=seed,
+        scan=False,
     )
+    return (fed.standardised(fed.marks) if standardise else fed).cast(dtype)
 
 
 def from_dataset(
@@ -275,12 +280,14 @@ def from_folder(
     sep: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
+    standardise: bool = True,
 ) -> Federation:
     """Make a federation of a folder with one .csv, .csv.gz, .parquet or .npz file per party.
 
     The party has the file's name without its ending. Tables are read as `from_frame` does; an
     .npz file holds `x` and the array named by `target`, and may hold `x_test` and `y_test`. How
-    text is written is found out unless `sep`, `decimal` or `encoding` says it.
+    text is written is found out unless `sep`, `decimal` or `encoding` says it. Features are
+    standardised as those of `from_frame`, but for symbols.
     """
     from archipel.data import frames
     from archipel.data.dialect import Written
@@ -291,7 +298,7 @@ def from_folder(
         parts = [frames.read_npz(file, name) for file in files]
         tests = [(p.get("x_test"), p.get("y_test")) for p in parts]
         own = all(a is not None and b is not None for a, b in tests)
-        return from_arrays(
+        fed = from_arrays(
             cls,
             [p["x"] for p in parts],
             [p[name] for p in parts],
@@ -301,6 +308,8 @@ def from_folder(
             about=about or About(name=Path(path).name),
             seed=seed,
         )
+        symbols = not fed.x.is_floating_point()
+        return fed if symbols or not standardise else fed.standardised(fed.marks)
     return from_frame(
         cls,
         frames.read_tables(files, Written.of(sep, decimal, encoding)),
@@ -313,6 +322,7 @@ def from_folder(
         about=about or About(name=Path(path).name),
         dtype=dtype,
         seed=seed,
+        standardise=standardise,
     )
 
 
