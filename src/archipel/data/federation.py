@@ -41,7 +41,7 @@ class Federation:
     """
 
     x: Tensor  # [N, *shape] float features or int64 symbols, each party's rows together
-    y: Tensor  # [N] classes, numbers in their own unit, [N, 2] (time, event), [N, T] next characters
+    y: Tensor  # [N] classes, numbers in their unit, [N, 2] (time, event), [N, T] next characters
     offsets: Tensor  # int64 [K+1]: party k owns rows offsets[k]:offsets[k+1]
     test_from: Tensor  # int64 [K]: its training points come before this row, its test points after
     training: int  # parties 0..training-1 train; the rest are new, seen only at evaluation
@@ -257,9 +257,9 @@ class Federation:
         """Give features mean 0 and variance 1 over the training points of training parties.
 
         In training, so get numbers to predict (`as_trained`); here, in metrics and in predictions
-        they keep their unit. Features of the mask `plain` stay as they are. Mean and variance are sums of per-party sums,
-        which parties can compute together without showing their points. Test points and new
-        parties do not count. Constant features stay 0. Empty cells (NaN, see
+        they keep their unit. Features of the mask `plain` stay as they are. Mean and variance are
+        sums of per-party sums, which parties can compute together without showing their points.
+        Test points and new parties do not count. Constant features stay 0. Empty cells (NaN, see
         `archipel.data.schema`) get the mean.
         """
         if not self.x.is_floating_point():
