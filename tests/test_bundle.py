@@ -345,9 +345,9 @@ def test_a_changed_bundle_is_refused(copy, name):
 
 
 def test_a_newer_format_is_refused(copy):
-    sealed(copy, format=2)
+    sealed(copy, format=3)
 
-    assert "has format 2, and this version reads up to 1: update Archipel" in sentence(copy)
+    assert "has format 3, and this version reads up to 2: update Archipel" in sentence(copy)
 
 
 @pytest.mark.parametrize(

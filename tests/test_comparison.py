@@ -478,10 +478,10 @@ def test_without_baselines():
     assert CENTRAL not in found.table("md")
 
 
-def test_a_baseline_that_diverges_is_a_gap():
+def test_an_algorithm_that_diverges_is_a_gap_and_its_baselines_are_not():
     found = small(["fedavg:lr=1e30"], data="school", seeds=1)
 
-    assert found.failed and found.baselines[1].figures["points"].mean is None
+    assert found.failed and found.baselines[1].figures["points"].mean < 11  # it is solved
     assert "seed 0 failed: " in found.table("md")
     json.dumps(found.to_json(), allow_nan=False)
 

@@ -35,6 +35,8 @@ def describe(
         data.update(np.ascontiguousarray(tensor.numpy()).data)
     names = None if fed.names is None else list(map(str, fed.names))
     data.update(repr((fed.training, fed.task, fed.classes, names)).encode())
+    if (target := fed.features.target) is not None:  # what is trained on is not y
+        data.update(repr([float(part) for part in target]).encode())
     net = blake2b(str(model.module).encode(), digest_size=16)
     net.update(model.w.numpy().tobytes())
     net.update(model.buffers.numpy().tobytes())

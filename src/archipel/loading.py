@@ -42,6 +42,7 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             about=datasets.About(tables.stem(Path(data.file))),
             dtype=torch.float64,
             seed=seed,
+            standardise=False,  # until it is known who trains
         )
     elif data.name is None:
         fed = _of_folder(data, base, seed)
@@ -81,9 +82,10 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     standardise = data.standardise and "standardise" not in takes
     if data.standardise is None:
         standardise = data.name is None and fed.x.is_floating_point()  # tables
-    plain = None if data.schema is None else schema_of(data).plain
-    fed = fed.standardised(plain) if standardise else fed
-    return fed if data.name is not None else fed.filled().single()
+    if standardise:
+        marks = schema_of(data).marks if data.schema is not None else fed.marks
+        fed = fed.standardised(marks)
+    return fed.filled().cast() if data.name is None else fed
 
 
 def sheet_of(data: Data, base: Path) -> frames.Sheet:
@@ -115,10 +117,13 @@ def _of_folder(data: Data, base: Path, seed: int) -> Federation:
     about = datasets.About(folder.name)
     if frames.party_files(folder)[0].suffix != ".npz":
         sheet, by = sheet_of(data, base), said._replace(by=frames.PARTY)
-        return from_sheet(Federation, sheet, by, about=about, dtype=torch.float64, seed=seed)
+        return from_sheet(
+            Federation, sheet, by, about=about, dtype=torch.float64, seed=seed, standardise=False
+        )
     return Federation.from_folder(
-        folder, target=said.target, test=said.test, task=said.task, about=about, seed=seed
-    )
+        folder, target=said.target, test=said.test, task=said.task, about=about, seed=seed,
+        standardise=False,
+    )  # fmt: skip
 
 
 def _by_schema(data: Data, base: Path, seed: int, dealt: bool) -> Federation:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from archipel.data.scaling import Scaling
 from archipel.errors import unknown
 from archipel.losses import Loss
 
@@ -39,18 +40,30 @@ def larger_is_better(metric: str) -> bool:
 
 
 def score(
-    task: str, outputs: Tensor, targets: Tensor, offsets: Tensor, loss: Loss
+    task: str,
+    outputs: Tensor,
+    targets: Tensor,
+    offsets: Tensor,
+    loss: Loss,
+    unit: Scaling | None = None,
 ) -> dict[str, Tensor]:
-    """Return each party's metrics, float64 `[K]` by name, from offsets int64 `[K + 1]`."""
+    """Return each party's metrics, float64 `[K]` by name, from offsets int64 `[K + 1]`.
+
+    Outputs and targets of a regression may be scaled by `unit`: the loss, which training
+    minimises, is of these numbers, and every other metric in the target's own unit.
+    """
     if task not in PRIMARY:
         raise unknown("task", task, PRIMARY)
     outputs, targets = outputs.detach(), targets.detach()
-    return _TASKS[task](outputs, targets, offsets) | {
-        "loss": _loss(outputs, targets, offsets, loss)
-    }
+    value = _loss(outputs, targets, offsets, loss)
+    if unit is not None:
+        outputs, targets = unit.undo(outputs), unit.undo(targets)
+    return _TASKS[task](outputs, targets, offsets) | {"loss": value}
 
 
-def pool(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, float]:
+def pool(
+    task: str, outputs: Tensor, targets: Tensor, loss: Loss, unit: Scaling | None = None
+) -> dict[str, float]:
     """Return the metrics of all points together, as if one party held them.
 
     >>> from archipel.losses import LOSSES
@@ -60,7 +73,8 @@ def pool(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, f
     """
     offsets = torch.tensor([0, outputs.shape[0]], device=outputs.device)
     return {
-        name: float(value) for name, value in score(task, outputs, targets, offsets, loss).items()
+        name: float(value)
+        for name, value in score(task, outputs, targets, offsets, loss, unit).items()
     }
 
 
@@ -71,7 +85,9 @@ class Guarded(NamedTuple):
     moved: float  # by one point at most, whatever the model makes of it
 
 
-def guarded(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, Guarded]:
+def guarded(
+    task: str, outputs: Tensor, targets: Tensor, loss: Loss, unit: Scaling | None = None
+) -> dict[str, Guarded]:
     """Return the metrics of all points together, made so that one point moves none of them far.
 
     A point's loss or error counts up to a limit that follows from the targets alone, so that no
@@ -86,8 +102,8 @@ def guarded(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str
     """
     n = len(outputs)
     each = torch.arange(n + 1, device=outputs.device)
-    single = score(task, outputs, targets, each, loss)
-    shares = pool(task, outputs.nan_to_num(), targets, loss)
+    single = score(task, outputs, targets, each, loss, unit)
+    shares = pool(task, outputs.nan_to_num(), targets, loss, unit)
     moves = {name: 1 / n if name == "accuracy" else _moves_pairs(task, targets) for name in SHARES}
     found = {
         name: Guarded(shares[name], moves[name])
@@ -98,6 +114,7 @@ def guarded(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> dict[str
     if loss.separable and most > 0:
         found["loss"] = Guarded(_limited(single["loss"], most), most / n)
     spread = float(targets.double().std(correction=0)) if task == "regression" else 0.0
+    spread *= 1.0 if unit is None else float(unit.scale)
     if spread > 0:
         most = _FAR * spread
         squares = _limited(single["rmse"].square(), most**2)

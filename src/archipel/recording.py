@@ -184,10 +184,13 @@ class Recorder:
         """Write the last checkpoint, the model and how it ended."""
         run = self._run
         run.state = state
+        self._take_notes()
         self.event(state, text)
         if run.done and run.vector.numel():  # peers keep their models to themselves
             facts = {"run": run.name, "round": str(run.done), "algorithm": repr(run.algorithm)}
-            self._folder.save_model(run.model.state_dict(), facts)
+            if (unit := run.data.features.target) is not None:  # of the network's output
+                facts |= {"mean": repr(float(unit.mean)), "scale": repr(float(unit.scale))}
+            self._folder.save_model(run.weights, facts)
         self.save(state=state, ended=now(), scorecard=scorecard)
 
     def fail(self, error: BaseException) -> None:

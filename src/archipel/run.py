@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from archipel import divergence
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines.evaluation import ALL_POINTS, SITES, Evaluation
@@ -25,6 +26,7 @@ from archipel.model import Model
 from archipel.participation import Cohort
 from archipel.store.journal import Event
 from archipel.tree import leaves, nbytes
+from archipel.units import InUnits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +74,8 @@ class Description(Protocol):
     def base(self) -> Path: ...
     @property
     def scaled(self) -> int: ...
+    @property
+    def summed(self) -> int: ...
     def toml(self) -> str: ...
     def resolved(self) -> dict[str, Any]: ...
     def files(self) -> dict[str, bytes]: ...
@@ -127,13 +131,29 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The module with the parameters that were learnt."""
-        return self.task_model.to_module(self.vector, self.buffers)
+        """The module with the parameters that were learnt.
+
+        Where a number to predict was scaled for training, it is in an `InUnits`, which turns
+        outputs back. Between sites the scale of tables is not in the run but in its bundle.
+        """
+        module = self.task_model.to_module(self.vector, self.buffers)
+        unit = self.data.features.target
+        return module if unit is None else InUnits(module, unit)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What was learnt, by the names that the module itself has."""
+        return self.task_model.to_module(self.vector, self.buffers).state_dict()
 
     @property
     def metrics(self) -> dict[str, float]:
         """The last evaluation over all training parties; `over` says how."""
         return dict(self.history[-1]["metrics"]) if self.history else {}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong though the run ended: it diverged, or learnt nothing."""
+        return divergence.warnings(self)
 
     @property
     def between_sites(self) -> bool:
@@ -300,6 +320,7 @@ class Run:
             "metric": self.metric,
             "metrics": self.metrics,
             "over": self.over,
+            "warnings": self.warnings,
             "sites": self._sites(),
             "personal": self._personal(last),
             "baselines": {

@@ -157,7 +157,10 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
         ] = 0
         standardise: Annotated[
             bool | None,
-            Field(description="features to mean 0, variance 1; tables are, unless false"),
+            Field(
+                description="features, and numbers to predict in training, to mean 0, variance 1; "
+                "tables are, unless false"
+            ),
         ] = None
 
 
@@ -284,7 +287,8 @@ def schema_of(data: Data) -> Schema:
             f'data.test = "{data.test}": every site draws its test rows itself, so that no study '
             "can single out rows by choosing them; give a share, such as 0.2."
         )
-    return replace(schema, written=written_of(data))
+    standardise = data.standardise is not False
+    return replace(schema, written=written_of(data), standardise=standardise)
 
 
 def share_of(data: Data) -> float | None:

@@ -268,7 +268,7 @@ class Loop:
         self._take_model(run, 0)
 
     def baselines(self, say: Callable[[str], None]) -> None:
-        """Train what the run is compared with, with the same budget."""
+        """Train what the run is compared with, as well as can be (`archipel.baselines`)."""
         (run,) = self.runs
         try:
             work_of(run.algorithm)  # type: ignore[arg-type]
@@ -282,16 +282,18 @@ class Loop:
             "sample": self.who.sample,
             "seed": self.seed,
             "plan": run.plan,
+            "tuned": True,
+            "say": say,
         }
         parts: Any = (run.algorithm, run.data, run.task_model)
-        say("training every party alone, to compare with")
         try:
-            run.baselines["local"], run.elsewhere = baseline.alone(*parts, **budget)
+            run.baselines["local"], run.elsewhere, how = baseline.alone(*parts, **budget)
+            run.notes.append(f"compared with every party alone: {how}.")
         except RunFailed as error:
             run.notes.append(f"no baseline of parties alone: {error}")
-        say("training on all data in one place, to compare with")
         try:
-            run.baselines["central"] = baseline.pooled(*parts, **budget)
+            run.baselines["central"], how = baseline.pooled(*parts, **budget)
+            run.notes.append(f"compared with all data in one place: {how}.")
         except RunFailed as error:
             run.notes.append(f"no baseline of pooled data: {error}")
         if self.recorder is not None:
@@ -330,6 +332,7 @@ class Loop:
         for index, each in enumerate(self.runs):
             each.state = "done" if each.done == self.rounds else "stopped"
             self._take_model(each, index)
+            each.notes += [said for said in each.warnings if said not in each.notes]
         if self.recorder is not None:
             text = f"{run.done} of {self.rounds} rounds"
             self.recorder.end(run.state, text, run.scorecard.to_json())

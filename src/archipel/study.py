@@ -201,11 +201,17 @@ class Study(BaseModel):
 
     @property
     def scaled(self) -> int:
-        """Features of the parties' tables that are put on one scale, made of sums of theirs."""
+        """Columns of the parties' tables that are put on one scale, made of sums of theirs."""
         data = self.data
         if data.schema is None or (data.standardise is False and data.missing != "mean"):
             return 0
-        return int((~schema_of(data).plain).sum())
+        schema = schema_of(data)
+        return int((~schema.plain).sum()) + schema.scales_target
+
+    @property
+    def summed(self) -> int:
+        """Columns in what a party sends for that scale, zeros for those that have none."""
+        return len(schema_of(self.data).summed) if self.scaled else 0
 
     @property
     def hash(self) -> str:

@@ -73,14 +73,16 @@ lr = 0.2
 """
 
 
-def test_sites_bind_tables_of_their_own_and_find_the_scale_together(archipel, tmp_path):
+@pytest.mark.parametrize("kind", ["[0, 1]", '"number"'], ids=["classes", "numbers"])
+def test_sites_bind_tables_of_their_own_and_find_the_scale_together(archipel, tmp_path, kind):
     rng = np.random.default_rng(3)
+    ill = [i % 2 if kind == "[0, 1]" else 900 + 3 * i + rng.integers(99) for i in range(60)]
     rows = [
-        f"{'AB'[i % 3 == 0]} clinic,{'' if i % 9 == 4 else 40 + i},{'ab'[rng.integers(2)]},{i % 2}"
+        f"{'AB'[i % 3 == 0]} clinic,{'' if i % 9 == 4 else 40 + i},{'ab'[rng.integers(2)]},{ill[i]}"
         for i in range(60)
     ]
     (tmp_path / "all.csv").write_text("\n".join(["clinic,age,kind,ill", *rows]))
-    (tmp_path / "study.toml").write_text(TABLES)
+    (tmp_path / "study.toml").write_text(TABLES.replace("[0, 1]", kind))
     where = tmp_path / "out"
     done = archipel("rehearse", tmp_path / "study.toml", "--sites", 2, "--out", where, "--json")
 
@@ -88,8 +90,19 @@ def test_sites_bind_tables_of_their_own_and_find_the_scale_together(archipel, tm
     folder = where / "clinics-001"
     (run,) = (folder / "coordinator" / "runs").iterdir()
     simulated = Study.read(tmp_path / "study.toml").run(None, baselines=False)
-    expected = simulated.model.state_dict()
+    expected = simulated.task_model.to_module(simulated.vector).state_dict()
     for name, tensor in load_file(run / "model.safetensors").items():
         assert tensor.numpy() == pytest.approx(expected[name].numpy(), abs=1e-6)
     sent = [e.detail["kind"] for e in Site(folder / "a-clinic").audit.entries() if e.what == "sent"]
     assert sent.count("sums") == 1
+    metric, points = simulated.metric, simulated.data.n_test.double()
+    of_sites = float((simulated.parties[metric] * points).sum() / points.sum())
+    assert done.json["metrics"][metric] == pytest.approx(of_sites, rel=1e-5)  # in its own unit
+    assert archipel("export", run, "--bundle", "model").code == 0
+    bundle, data = load_bundle("model"), simulated.data
+    if kind == '"number"':
+        told = bundle.predict(tmp_path / "all.csv").values
+        assert np.sort(told) == pytest.approx(
+            np.sort(simulated.model(data.x).detach().numpy().ravel()), rel=1e-5
+        )
+        assert told.mean() == pytest.approx(float(data.y.mean()), rel=0.05)

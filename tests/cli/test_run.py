@@ -225,3 +225,21 @@ def test_a_folder_is_no_study(archipel, tmp_path):
     assert archipel("run", ".").sentence.endswith(
         "'.': is no study file; name one (mine.toml), or an algorithm."
     )
+
+
+def test_a_run_that_diverged_says_so_in_the_terminal_and_is_remembered(archipel):
+    flags = [
+        "--data",
+        "heart_disease",
+        "--rounds",
+        6,
+        "--no-baselines",
+        "--set",
+        "algorithm.lr=1e9",
+    ]
+    done = archipel("run", "fedavg", *flags, "--json")
+
+    assert done.code == 0 and "Warning: the loss" in done.err
+    (said,) = done.json["warnings"]
+    assert "the training diverged; lower algorithm.lr" in said
+    assert said in open_run(done.json["folder"]).notes

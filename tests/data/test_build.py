@@ -62,7 +62,9 @@ def test_wrong_arrays_are_named(xs: list[Any], ys: list[Any], words: str) -> Non
 
 
 def test_from_frame_by_column() -> None:
-    fed = Federation.from_frame(frame(), by="hospital", target="died", drop=["days"], test=0.34)
+    fed = Federation.from_frame(
+        frame(), by="hospital", target="died", drop=["days"], test=0.34, standardise=False
+    )
 
     assert list(fed.names or ()) == ["a", "b"]
     assert list(fed.columns or ()) == ["age", "ward=y", "ward=z"]
@@ -88,7 +90,9 @@ def test_from_frame_survival_regression_partition_and_text_classes() -> None:
 
 def test_from_frame_with_a_column_of_test_rows() -> None:
     table = frame().assign(held_out=[True, False, False, True, False, False])
-    fed = Federation.from_frame(table, by="hospital", target="died", test="held_out")
+    fed = Federation.from_frame(
+        table, by="hospital", target="died", test="held_out", standardise=False
+    )
 
     assert fed.n_test.tolist() == [1, 1]
     assert int(fed.party("a")[2][0, 0]) == 40
@@ -97,7 +101,7 @@ def test_from_frame_with_a_column_of_test_rows() -> None:
 def test_missing_values() -> None:
     table = frame()
     table.loc[2, "age"] = np.nan
-    make: dict[str, Any] = {"by": "hospital", "target": "died", "test": 0.0}
+    make: dict[str, Any] = {"by": "hospital", "target": "died", "test": 0.0, "standardise": False}
 
     with pytest.raises(
         ArchipelError, match=r"empty cells in 'age' \(1\), the first in party 'b'"
@@ -114,7 +118,8 @@ def test_missing_values() -> None:
 def test_missing_values_are_filled_from_training_rows_only() -> None:
     table = frame().assign(t=[False, False, False, False, False, True])
     table["age"] = [np.nan, 1.0, 3, 1, 3, 100]
-    fed = Federation.from_frame(table, by="hospital", target="died", test="t", missing="mean")
+    asked = {"by": "hospital", "target": "died", "test": "t", "missing": "mean"}
+    fed = Federation.from_frame(table, **asked, standardise=False)
 
     assert float(fed.party("b")[0][0, 0]) == 2.0
 

@@ -413,7 +413,7 @@ def test_sites_on_their_own_have_what_a_simulation_has(
 
     parts = {name: schema.read(folder / f"{name}.csv", 0.34) for name in tables}
     scaling = added(list(parts.values()))
-    sites = {name: part.federation(scaling, name, standardise) for name, part in parts.items()}
+    sites = {name: part.federation(scaling, name) for name, part in parts.items()}
 
     for where in ({"folder": folder.name}, {"file": f"{folder.name}.csv", "by": "site"}):
         study = {"study": {"seed": seed}, "data": {**asked, **where}}
@@ -425,6 +425,8 @@ def test_sites_on_their_own_have_what_a_simulation_has(
             for mine, there in zip(site.party(0), simulated.party(name), strict=True):
                 assert mine.dtype == there.dtype
                 assert torch.allclose(mine, there, rtol=1e-6, atol=1e-6)
+            trained = simulated.as_trained().party(name)[1]
+            assert torch.allclose(site.as_trained().party(0)[1], trained, rtol=1e-5, atol=1e-5)
 
 
 def test_a_newcomer_is_scaled_by_the_sums_of_the_others(tmp_path: Path) -> None:

@@ -127,15 +127,16 @@ class Bundle:
         return self.told(self.outputs(self.read(table).x))
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The model's outputs for points as it sees them."""
+        """The model's outputs for points as it sees them; `told` says what they mean."""
         return outputs(self.module, x)
 
     def told(self, out: Tensor) -> Predictions:
         """What outputs mean."""
-        out = out.double()
+        out, unit = out.double(), self.features.target
         if self.about.task != "classification":
             if out.numel() != len(out):
                 raise ArchipelError(f"the model gives {list(out.shape)} outputs, not one a row.")
+            out = out if unit is None else unit.undo(out)
             return Predictions(out.reshape(-1).numpy(), None)
         if out.dim() == 1 or out.shape[-1] == 1:
             chance = out.reshape(-1).sigmoid()
@@ -152,8 +153,10 @@ class Bundle:
     def score(self, out: Tensor, y: Tensor) -> dict[str, float]:
         """Metrics of outputs against targets; without the loss where that is the user's own."""
         known = LOSSES.get(self.about.network.loss or "")
+        unit, loss = self.features.target, known or default_loss(self.about.task)
+        y = y if unit is None else unit.apply(y)
         y = y.float() if y.is_floating_point() else y
-        found = metrics.pool(self.about.task, out, y, known or default_loss(self.about.task))
+        found = metrics.pool(self.about.task, out, y, loss, unit)
         return found if known else {k: v for k, v in found.items() if k != "loss"}
 
 

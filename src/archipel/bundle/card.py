@@ -78,8 +78,12 @@ def _kind(column: ColumnPart) -> str:
 
 
 def _scaled(about: Manifest) -> str:
-    scaled = "; features are moved and divided by the mean and scale in bundle.json"
-    return scaled if about.features.mean else ""
+    features, said = about.features, ""
+    if features.mean:
+        said = "; features are moved and divided by the mean and scale in bundle.json"
+    if features.target_mean is not None:
+        said += "; what the network gives is turned back by the target's, there too"
+    return said
 
 
 def _some(names: list[str]) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from archipel.data.features import Features
 from archipel.errors import ArchipelError
 
-FORMAT = 1
+FORMAT = 2  # 1 had no scale of the target
 _MOST_VALUES, _MOST_CLASSES = 1 << 24, 1 << 20
 
 Text = Annotated[str, Field(max_length=10_000)]
@@ -46,6 +46,8 @@ class FeaturesPart(_Part):
     precision: Literal["float32", "float64"]
     mean: Numbers
     scale: Numbers
+    target_mean: float | None = None
+    target_scale: Annotated[float, Field(gt=0)] | None = None
 
 
 class NetworkPart(_Part):
@@ -110,7 +112,7 @@ class Manifest(_Part):
     def _fits(self) -> Self:
         """Numbers that have to agree with one another."""
         features, points = self.features, prod(self.network.shape)
-        if self.format != FORMAT:
+        if not 1 <= self.format <= FORMAT:
             raise ValueError(f"format {self.format} is none")
         if points > _MOST_VALUES:
             raise ValueError("a point has too many numbers")
@@ -120,6 +122,10 @@ class Manifest(_Part):
                 raise ValueError(f"features.{name} has not {points} numbers")
         if (features.mean is None) != (features.scale is None) or min(features.scale or [1]) <= 0:
             raise ValueError("features.scale does not fit features.mean")
+        if (features.target_mean is None) != (features.target_scale is None):
+            raise ValueError("features.target_scale does not fit features.target_mean")
+        if features.target_scale is not None and self.task != "regression":
+            raise ValueError("features.target_scale does not fit the task")
         if features.missing == "mean" and features.fill is None and features.mean is None:
             raise ValueError("features.fill is missing")
         if features.columns is not None:

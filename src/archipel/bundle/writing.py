@@ -214,10 +214,11 @@ def _trained(data: Federation) -> str:
 
 def _scores(source: Source, parties: slice) -> tuple[dict[str, float], int]:
     """Metrics of the model as the bundle has it, on the test points of these parties."""
-    data, model = source.data, source.model
+    data, model = source.data.as_trained(), source.model
     starts, stops = data.test_from[parties].numpy(), data.offsets[1:][parties].numpy()
     rows = torch.from_numpy(ranges(starts, stops))
     if len(rows) == 0:
         return {}, 0
     out = outputs(model.to_module(source.w, source.buffers), data.x[rows])
-    return metrics.pool(data.task, out, data.y[rows], model.loss_function), len(rows)
+    unit = data.features.target
+    return metrics.pool(data.task, out, data.y[rows], model.loss_function, unit), len(rows)

@@ -103,6 +103,10 @@ def tell(run: Run, out: Path, as_json: bool) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    for said in run.warnings:
+        Console(stderr=True).print(
+            f"[bold yellow]Warning:[/] {escape(said)}", highlight=False, soft_wrap=True
+        )
     if run.state == "stopped":
         Console(stderr=True).print(
             f"Stopped after round {run.done} of {run.rounds}; go on with: "

@@ -29,7 +29,7 @@ class Points(NamedTuple):
     """What a table gives a model."""
 
     x: Tensor  # [n, *shape] as the model sees them
-    y: Tensor | None  # targets, where they were asked for
+    y: Tensor | None  # targets in their own units, where they were asked for
     ignored: list[str]  # columns that were not read
 
 
@@ -46,6 +46,21 @@ class Features:
     fill: Tensor | None = None  # what an empty cell becomes, float64 of the shape of a point
     precision: torch.dtype = torch.float64  # of the numbers that are scaled
     scaling: Scaling | None = None  # what they are moved and divided by
+    target: Scaling | None = None  # and a number to predict, for training
+
+    @classmethod
+    def of(cls, schema: Schema, scaling: Scaling | None) -> Features:
+        """Of a table that is read by a schema, on the scale of its columns (`Schema.summed`)."""
+        features, d = cls(schema), len(schema.columns)
+        if scaling is None:
+            return features
+        of_points = Scaling(scaling.mean[:d], scaling.scale[:d])
+        if schema.missing == "mean":
+            features = features.filled(of_points.mean)
+        if not schema.standardise:
+            return features
+        target = Scaling(scaling.mean[d], scaling.scale[d]) if schema.scales_target else None
+        return features.scaled(of_points.without(schema.marks)).aimed(target)
 
     def filled(self, fill: Tensor) -> Features:
         """The same, with these numbers in empty cells."""
@@ -58,6 +73,10 @@ class Features:
             mean = before.mean + before.scale * after.mean
             return replace(self, scaling=Scaling(mean, before.scale * after.scale))
         return replace(self, scaling=scaling, precision=precision)
+
+    def aimed(self, target: Scaling | None) -> Features:
+        """The same, with numbers to predict scaled for training."""
+        return replace(self, target=target)
 
     def apply(self, x: Tensor) -> Tensor:
         """Turn numbers, float64 with NaN in empty cells, into what a model is given."""
@@ -89,7 +108,7 @@ class Features:
         def flat(numbers: Tensor | None) -> list[float] | None:
             return None if numbers is None else numbers.double().flatten().tolist()
 
-        schema, scaling = self.schema, self.scaling
+        schema, scaling, target = self.schema, self.scaling, self.target
         words = {"empty": list(schema.empty_words)} if schema and schema.empty_words else {}
         return {
             "columns": None if schema is None else [_plain(c) for c in schema.features],
@@ -100,6 +119,8 @@ class Features:
             "precision": str(self.precision).removeprefix("torch."),
             "mean": None if scaling is None else flat(scaling.mean),
             "scale": None if scaling is None else flat(scaling.scale),
+            "target_mean": None if target is None else float(target.mean),
+            "target_scale": None if target is None else float(target.scale),
         }
 
     @classmethod
@@ -118,6 +139,7 @@ class Features:
         )
         words = tuple(told.get("empty", ()))
         mean, scale = point("mean"), point("scale")
+        aim = [told.get(name) for name in ("target_mean", "target_scale")]  # none before 0.4
         return cls(
             None
             if told["columns"] is None
@@ -125,6 +147,7 @@ class Features:
             point("fill"),
             torch.float64 if told["precision"] == "float64" else torch.float32,
             None if mean is None or scale is None else Scaling(mean, scale),
+            None if None in aim else Scaling(*torch.tensor(aim, dtype=torch.float64)),
         )
 
 

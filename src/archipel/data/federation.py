@@ -41,7 +41,7 @@ class Federation:
     """
 
     x: Tensor  # [N, *shape] float features or int64 symbols, each party's rows together
-    y: Tensor  # [N] classes or numbers, [N, 2] (time, event), [N, T] next characters
+    y: Tensor  # [N] classes, numbers in their unit, [N, 2] (time, event), [N, T] next characters
     offsets: Tensor  # int64 [K+1]: party k owns rows offsets[k]:offsets[k+1]
     test_from: Tensor  # int64 [K]: its training points come before this row, its test points after
     training: int  # parties 0..training-1 train; the rest are new, seen only at evaluation
@@ -243,39 +243,61 @@ class Federation:
         party = np.concatenate([party, test_party])
         return self._lay_out(rows, party, is_test, parties, parties, None)
 
+    @property
+    def marks(self) -> Tensor:
+        """Which features are 0 or 1 wherever they are not empty, bool of the shape of a point."""
+        fill, schema = self.features.fill, self.features.schema
+        empty = self.x.isnan()
+        if fill is not None:  # with the mean of zeros and ones
+            empty |= (self.x == fill.to(self.x.dtype)) & (fill >= 0) & (fill <= 1)
+        marks = ((self.x == 0) | (self.x == 1) | empty).all(dim=0)
+        return marks if schema is None else marks | schema.marks
+
     def standardised(self, plain: Tensor | None = None) -> Federation:
         """Give features mean 0 and variance 1 over the training points of training parties.
 
-        Those of the mask `plain` stay as they are. Mean and variance are sums of per-party sums,
-        which parties can compute together without showing their points. Test points and new
-        parties do not count. Constant features stay 0. Empty cells (NaN, see
+        In training, so get numbers to predict (`as_trained`); here, in metrics and in predictions
+        they keep their unit. Features of the mask `plain` stay as they are. Mean and variance are
+        sums of per-party sums, which parties can compute together without showing their points.
+        Test points and new parties do not count. Constant features stay 0. Empty cells (NaN, see
         `archipel.data.schema`) get the mean.
         """
         if not self.x.is_floating_point():
             raise ArchipelError("x holds symbols; only features can be standardised.")
-        scaling = self._scaling()
+        scaling, filled, aim = self._scaling(), self.filled(), None
         scaling = scaling if plain is None else scaling.without(plain)
-        features = self.features.scaled(scaling, self.x.dtype)
-        return replace(self, x=scaling.apply(self.x), features=features, scan=False)
+        if self.task == "regression":
+            aim = Sums.of(self.y[self._trained]).scaling()
+        features = filled.features.scaled(scaling, self.x.dtype).aimed(aim)
+        return replace(self, x=scaling.apply(filled.x), features=features, scan=False)
+
+    def as_trained(self) -> Federation:
+        """The same, with numbers to predict as a model is trained on them: what engines see."""
+        target = self.features.target
+        return self if target is None else replace(self, y=target.apply(self.y), scan=False)
 
     def filled(self) -> Federation:
         """Put the mean over the training points of training parties in empty cells, NaN."""
         schema = self.features.schema
-        wanted = schema is not None and schema.missing == "mean" and self.features.scaling is None
-        if not wanted and not self.x.isnan().any():
+        wanted = schema is not None and schema.missing == "mean"
+        if self.features.fill is not None or not (wanted or self.x.isnan().any()):
             return self
         scaling = self._scaling()
         x, features = scaling.fill(self.x), self.features.filled(scaling.mean)
-        return replace(self, x=x, features=features)
+        return replace(self, x=x, features=features, scan=False)
 
-    def single(self) -> Federation:
-        """Have numbers in 32 bits, and every value looked at."""
-        y = self.y.float() if self.y.is_floating_point() else self.y
-        return replace(self, x=self.x.float() if self.x.is_floating_point() else self.x, y=y)
+    def cast(self, dtype: torch.dtype = torch.float32) -> Federation:
+        """Have features and numbers to predict of this type, and every value looked at."""
+        x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.x, self.y))
+        return replace(self, x=x, y=y)
 
     def _scaling(self) -> Scaling:
-        train = torch.from_numpy((self._row_party < self.training) & ~self._row_is_test)
-        return Sums.of(self.x[train]).scaling(self.columns)
+        return Sums.of(self.x[self._trained]).scaling(self.columns)
+
+    @property
+    def _trained(self) -> Tensor:
+        """Training rows of training parties, bool [N]."""
+        return torch.from_numpy((self._row_party < self.training) & ~self._row_is_test)
 
     # Out
 

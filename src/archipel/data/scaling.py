@@ -15,9 +15,9 @@ _CONSTANT = 1e-12  # variance over mean square, below which rounding is all ther
 
 
 class Scaling(NamedTuple):
-    """What features are moved and divided by."""
+    """What features, or numbers to predict, are moved and divided by."""
 
-    mean: Tensor  # float64, of the shape of a point
+    mean: Tensor  # float64, of the shape of a point; of no dimension for numbers to predict
     scale: Tensor  # the same
 
     def without(self, plain: Tensor) -> Scaling:
@@ -31,6 +31,10 @@ class Scaling(NamedTuple):
     def apply(self, x: Tensor) -> Tensor:
         """Give features mean 0 and variance 1; empty cells become 0, which is the mean."""
         return ((self.fill(x.double()) - self.mean) / self.scale).to(x.dtype)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Turn scaled numbers back, in double precision."""
+        return x.double() * self.scale + self.mean
 
 
 class Sums(NamedTuple):

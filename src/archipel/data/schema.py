@@ -67,20 +67,20 @@ class Records(NamedTuple):
 
     def sums(self) -> Sums:
         """What the party tells of its training rows before the first round."""
-        return Sums.of(self.x[~self.is_test])
+        return Sums.of(self.summed)
 
-    def federation(
-        self, scaling: Scaling | None = None, name: str = "0", standardise: bool = True
-    ) -> Federation:
+    @property
+    def summed(self) -> Tensor:
+        """Training rows of the columns of `Schema.summed`, NaN in empty cells."""
+        columns = [self.x, *([self.y[:, None].double()] if self.schema.scales_target else [])]
+        return torch.cat(columns, dim=1)[~self.is_test]
+
+    def federation(self, scaling: Scaling | None = None, name: str = "0") -> Federation:
         """Return the party alone, as a federation of one, its features scaled.
 
-        Without `standardise` the scaling fills empty cells and does no more. Without a scaling
-        features stay as they are, and there must be no empty cell.
+        Without a scaling features stay as they are, and there must be no empty cell.
         """
-        features = Features(self.schema)
-        if scaling is not None:
-            scaling = scaling.without(self.schema.plain)
-            features = features.scaled(scaling) if standardise else features.filled(scaling.mean)
+        features = Features.of(self.schema, scaling)
         x = features.apply(self.x)
         party = Federation.from_rows(
             x,
@@ -95,7 +95,7 @@ class Records(NamedTuple):
             features=features,
             scan=False,
         )
-        return party.single()
+        return party.cast()
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class Schema:
     missing: str = "error"  # "drop" the row, or fill in the "mean"
     written: Written = UNSAID  # how files are; each has its own way, which no hash covers
     empty_words: tuple[str, ...] = ()  # mean an empty cell, beside the usual ones
+    standardise: bool = True  # whether numbers get one scale; tables are read alike without
 
     @classmethod
     def of(
@@ -177,14 +178,31 @@ class Schema:
         return [name for column in self.features for name in column.encoded]
 
     @property
-    def plain(self) -> Tensor:
-        """Which features are not scaled, bool [d]: the 0/1 ones of values.
+    def marks(self) -> Tensor:
+        """Which features are the 0/1 ones of values, bool [d]: they are not scaled.
 
-        Their sums would be numbers of patients. Only to fill in means for empty cells they are
-        needed, and then these features are scaled as numbers are.
+        To divide a mark that few rows have by its small spread would make these rows' steps huge.
         """
-        values = [bool(column.values) for column in self.features for _ in column.encoded]
-        return torch.tensor(values) & (self.missing != "mean")
+        return torch.tensor([bool(c.values) for c in self.features for _ in c.encoded])
+
+    @property
+    def plain(self) -> Tensor:
+        """Which features need no sums, bool [d]: marks, unless empty cells get their means.
+
+        Their sums would be numbers of patients.
+        """
+        return self.marks & (self.missing != "mean")
+
+    @property
+    def scales_target(self) -> bool:
+        """Whether the model is trained on the target with mean 0 and variance 1."""
+        return self.standardise and self.task == "regression"
+
+    @property
+    def summed(self) -> list[tuple[Column, str]]:
+        """What a party's sums for the common scale are of: features, and a number to predict."""
+        features = [(column, name) for column in self.features for name in column.encoded]
+        return [*features, *((c, c.name) for c in self.targets if self.scales_target)]
 
     @property
     def shape(self) -> tuple[int, ...]:

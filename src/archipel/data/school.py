@@ -18,11 +18,17 @@ ABOUT = About(
 
 
 def load(
-    test_fraction: float = 0.25, seed: int = 0, dtype: torch.dtype = torch.float32
+    standardise: bool = True,
+    test_fraction: float = 0.25,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Federation:
-    """Return 139 schools, 28 features, regression on the exam score (1 to 70)."""
+    """Return 139 schools, 28 features, regression on the exam score (1 to 70).
+
+    Features, and in training the score, are standardised over all schools' training points.
+    """
     data = bundled_arrays("school.npz")
-    return Federation.from_rows(
+    fed = Federation.from_rows(
         torch.from_numpy(data["x"]).to(dtype),
         data["y"],
         data["school"],
@@ -31,3 +37,4 @@ def load(
         about=ABOUT,
         seed=seed,
     )
+    return fed.standardised(fed.marks) if standardise else fed

@@ -48,6 +48,7 @@ def from_frame(
     about: About | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    standardise: bool = True,
 ) -> Federation:
     """Make a federation of a table: one party per value of column `by`, or as `partition` says.
 
@@ -56,7 +57,8 @@ def from_frame(
     "after:2016-01-01" of the column `time`. Text becomes a 0/1 column for each value but the first;
     `columns` says "number", "category", "date" or "skip" of a column. Words in `empty` mean an
     empty cell, and `missing` says what to do about one: "error", "drop" its row, or put the "mean"
-    of the training rows.
+    of the training rows. Features, and in training a number to predict, get mean 0 and variance 1
+    unless `standardise` is False (`Federation.standardised`).
     """
     from archipel.data.frames import Said, Sheet
 
@@ -68,7 +70,7 @@ def from_frame(
     said = Said(target, by, test, time, drop, missing, empty, task, kinds)
     return from_sheet(
         cls, Sheet.of(frame, said), said, partition=partition, parties=parties, about=about,
-        dtype=dtype, seed=seed,
+        dtype=dtype, seed=seed, standardise=standardise,
     )  # fmt: skip
 
 
@@ -82,6 +84,7 @@ def from_sheet(
     about: About | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    standardise: bool = True,
 ) -> Federation:
     """The same of a table that was read, by all that is said of it."""
     from archipel.data import frames
@@ -101,9 +104,9 @@ def from_sheet(
     if said.missing == "mean":
         sums = Sums.of(x[torch.from_numpy(~is_test)])
         features = features.filled(sums.scaling(table.schema.columns).mean)
-    return from_rows(
+    fed = from_rows(
         cls,
-        features.apply(x).to(dtype),
+        features.apply(x),
         table.y,
         owner,
         test=is_test,
@@ -114,7 +117,9 @@ def from_sheet(
         columns=table.schema.columns,
         features=features,
         seed=seed,
+        scan=False,
     )
+    return (fed.standardised(fed.marks) if standardise else fed).cast(dtype)
 
 
 def _noted(about: About, notes: Sequence[str]) -> About:
@@ -142,12 +147,14 @@ def from_folder(
     sep: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
+    standardise: bool = True,
 ) -> Federation:
     """Make a federation of a folder with one .csv, .csv.gz, .parquet or .npz file per party.
 
     The party has the file's name without its ending. Tables are read as `from_frame` does; an
     .npz file holds `x` and the array named by `target`, and may hold `x_test` and `y_test`. How
-    text is written is found out unless `sep`, `decimal` or `encoding` says it.
+    text is written is found out unless `sep`, `decimal` or `encoding` says it. Features are
+    standardised as those of `from_frame`, but for symbols.
     """
     from archipel.data import frames
     from archipel.data.dialect import Written
@@ -159,7 +166,7 @@ def from_folder(
         parts = [frames.read_npz(file, name) for file in files]
         tests = [(p.get("x_test"), p.get("y_test")) for p in parts]
         own = all(a is not None and b is not None for a, b in tests)
-        return from_arrays(
+        fed = from_arrays(
             cls,
             [p["x"] for p in parts],
             [p[name] for p in parts],
@@ -169,6 +176,10 @@ def from_folder(
             about=about,
             seed=seed,
         )
+        symbols = not fed.x.is_floating_point()
+        return fed if symbols or not standardise else fed.standardised(fed.marks)
     said = frames.Said(target, frames.PARTY, test, time, drop, missing, empty, task, columns or {})
     sheet = frames.read_tables(files, Written.of(sep, decimal, encoding), said)
-    return from_sheet(cls, sheet, said, about=about, dtype=dtype, seed=seed)
+    return from_sheet(
+        cls, sheet, said, about=about, dtype=dtype, seed=seed, standardise=standardise
+    )

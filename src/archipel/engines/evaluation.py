@@ -61,6 +61,7 @@ def evaluate(
     that make models of their own.
     """
     data, loss = job.data, job.model.loss_function
+    unit = data.features.target
     starts, stops = bounds(data, split)
     sizes = stops - starts
     do = "own outputs" if own or job.model.buffer_spec.size else "outputs"
@@ -79,7 +80,7 @@ def evaluate(
         outputs = memory.outputs[: int(ends[-1])]
         y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
         offsets = torch.from_numpy(np.concatenate([[0], ends]))
-        scored.append(metrics.score(data.task, outputs, y, offsets, loss))
+        scored.append(metrics.score(data.task, outputs, y, offsets, loss, unit))
         if keep:
             kept.append((outputs.clone(), y))
     parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
@@ -93,7 +94,7 @@ def evaluate(
         if keep:
             before = int(sizes[: group.start].sum())
             part = slice(before, before + int(points.sum()))
-            return metrics.pool(data.task, outputs[part], y[part], loss)
+            return metrics.pool(data.task, outputs[part], y[part], loss, unit)
         weights = torch.from_numpy(points[points > 0] / points.sum())
         return {  # many outputs per point: what is a mean over points
             name: float((parties[name][group][points > 0] * weights).sum())

@@ -105,6 +105,7 @@ class LocalEngine:
         plan: Plan | None = None,
         sweep: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
+        data = data.as_trained()
         self.algorithm, self.data, self.model, self.seed = algorithm, data, model, seed
         check_algorithm_fields(algorithm)
         self.peer = is_peer(algorithm)

@@ -122,14 +122,11 @@ def _features(study: Study, path: Path) -> Features:
             )
         return study.federation().features
     schema = schema_of(study)
-    features = Features(schema)
     if not study.scaled:
-        return features
+        return Features(schema)
     if not path.exists():
         raise ArchipelError(f"'{path}': the scale of the study's features is gone; put it back.")
-    scaling = scale.read(path).without(schema.plain)
-    standardise = study.data.standardise is not False
-    return features.scaled(scaling) if standardise else features.filled(scaling.mean)
+    return Features.of(schema, scale.read(path))
 
 
 def _trained(data: Federation) -> str:

@@ -163,7 +163,7 @@ async def data_of(site: Site, link: GrpcLink, study: str) -> Federation:
     if described.scaled:
         given = Releases(site.home / "data" / "sums").sums(records, policy)
         scaling = await _shared_scale(site, link, study, given, records.sums())
-    return records.federation(scaling, site.name, described.data.standardise is not False)
+    return records.federation(scaling, site.name)
 
 
 async def _shared_scale(site: Site, link: GrpcLink, study: str, given: Sums, own: Sums) -> Scaling:

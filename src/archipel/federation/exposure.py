@@ -16,7 +16,6 @@ from torch import Tensor
 from archipel import models
 from archipel.data.federation import Federation
 from archipel.exchange import Anatomy, has_personal, is_peer
-from archipel.federation.binding import schema_of
 from archipel.model import Model
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
@@ -70,7 +69,7 @@ def exposure(
     sent = [message.upload for message in anatomy.messages]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)
-    sums = 3 * len(schema_of(study).columns) if study.scaled else 0  # zeros for the others
+    sums = 3 * study.summed
     each_round = anatomy.bytes_up + nbytes(tuple(mixed))
     evaluations = ceil(study.study.rounds / study.study.evaluate_every)
     questions = sum(nbytes(message.upload) for message in anatomy.personal)

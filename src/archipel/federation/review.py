@@ -117,10 +117,11 @@ class Review:
         """What a site sends, a line each."""
         anatomy, exposure, study = self.anatomy, self.exposure, self.study
         if columns := study.scaled:
+            target = ", the one to predict among them," if schema_of(study).scales_target else ""
             yield (
-                f"once: count, sum and sum of squares of {columns} columns over your training "
-                "rows, for the common scale; the coordinator sees each site's. What an earlier "
-                "study got of a column is sent again as it was"
+                f"once: count, sum and sum of squares of {columns} columns{target} over your "
+                "training rows, for the common scale; the coordinator sees each site's. What an "
+                "earlier study got of a column is sent again as it was"
             )
         for number, message in enumerate(anatomy.messages, 1):
             which = f"upload {number}" if len(anatomy.messages) > 1 else "an upload"

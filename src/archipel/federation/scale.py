@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scale of the features: sites send sums once, before the first round, and get it back.
+"""The scale of the columns: sites send sums once, before the first round, and get it back.
 
-The sums are each column's count, total and total of squares over a site's training rows. What is
+The sums are the count, total and total of squares of each column to learn from, and of a number to
+predict, over a site's training rows. What is
 made of them is written to the disk before any site is told, and never changes once a round is done:
 a site that comes later gets the scale and sends nothing. Before that the operator may have it made
 anew, without the sums of a site that were wrong.
@@ -60,7 +61,7 @@ class Scale:
 
     def make(self, parties: Iterable[int]) -> None:
         """Fix the scale by what these parties sent, added up in the order of their numbers."""
-        columns = len(self._schema.columns)
+        columns = len(self._schema.summed)
         total = Sums(*(torch.zeros(columns, dtype=torch.float64) for _ in range(3)))
         for party in sorted(parties):
             total = total + self.sent[party]
@@ -73,7 +74,7 @@ class Scale:
 
 def _checked(letter: Letter, schema: Schema) -> Sums:
     """The sums in a letter, if a table can have them."""
-    columns = schema.columns
+    columns = [name for _, name in schema.summed]
     right = len(letter.arrays) == 3 and all(
         array.dtype == torch.float64 and array.shape == (len(columns),)
         and bool(torch.isfinite(array).all())
@@ -83,7 +84,7 @@ def _checked(letter: Letter, schema: Schema) -> Sums:
         raise Refused(f"the sums are not those of {len(columns)} columns.")
     sums = Sums(*(array.clone() for array in letter.arrays))
     counts, totals, squares = sums
-    marks = torch.tensor([bool(each.values) for each in schema.features for _ in each.encoded])
+    marks = torch.tensor([bool(column.values) for column, _ in schema.summed])
     exact = (totals == squares) & (totals == totals.round())
     for wrong, said in [
         (

@@ -83,14 +83,14 @@ class Releases:
 
     def sums(self, records: Records, policy: Policy) -> Sums:
         """Sums of the training rows' columns, as they may leave; they are kept first."""
-        x, schema = records.x[~records.is_test].double(), records.schema
+        x, schema = records.summed, records.schema
         rows = sha256(records.table.encode() + records.is_test.numpy().tobytes()).hexdigest()
-        features = [(column, name) for column in schema.features for name in column.encoded]
+        plain = [*schema.plain.tolist(), *[False] * schema.scales_target]
         found = [
             torch.zeros(3, dtype=torch.float64)
-            if plain
+            if plain[j]
             else self._feature(Feature(*which, records.table, rows), x[:, j].numpy(), policy)
-            for j, (which, plain) in enumerate(zip(features, schema.plain, strict=True))
+            for j, which in enumerate(schema.summed)
         ]
         return Sums(*torch.stack(found, dim=1))
 

@@ -47,7 +47,7 @@ def contents(run: Run) -> dict[str, bytes]:
     """The files by name."""
     files: dict[str, bytes] = {}
     if run.history:
-        state = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+        state = {name: tensor.clone() for name, tensor in run.weights.items()}
         files["model.safetensors"] = safetensors.torch.save(state)
     if run.study is not None:
         files |= run.study.files()

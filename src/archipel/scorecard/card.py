@@ -74,6 +74,7 @@ class Efficacy:
     parties_that_gain: int | None  # over their own model
     target: float | None
     absent: tuple[str, ...] = ()  # sites that earlier evaluations had in their mean
+    warnings: tuple[str, ...] = ()  # what went wrong though the run ended
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ def _efficacy(run: Run) -> Efficacy:
         gaining,
         run.target,
         tuple(absent(run.history)[-1]) if run.history else (),
+        tuple(run.warnings),
     )
 
 
@@ -258,7 +259,7 @@ def _left(run: Run, peer: bool) -> list[Outgoing]:
     return outgoing(
         run.anatomy,
         run.data.shape,
-        columns=run.data.shape[0] if run.study is not None and run.study.scaled else 0,
+        columns=0 if run.study is None else run.study.summed,
         metrics=len(run.metrics),
         own=has_personal(run.algorithm),
         told=any(run.data.about.counts),

@@ -168,6 +168,7 @@ def _efficacy(e: Efficacy) -> Lines:
     if e.over != ALL_POINTS:
         name = f"mean {metric_name(e.metric)} over {e.over}"
     lines = [(name, number(e.points), better)]
+    warned = [("warning", "", said) for said in e.warnings]
     if e.own is not None:
         lines[0] = (name, number(e.own), f"each party's own model; {better}")
         lines.append(("  the common model", number(e.points), "shared, or the mean of the peers'"))
@@ -188,7 +189,7 @@ def _efficacy(e: Efficacy) -> Lines:
         lines.append(
             ("new parties, all test points", number(e.new_points), "never seen in training")
         )
-    return lines + _spread("new parties, mean", e.new_parties)
+    return warned + lines + _spread("new parties, mean", e.new_parties)
 
 
 def _spread(name: str, s: Spread | None, told: bool = False) -> Lines:

@@ -22,6 +22,7 @@ from torch import Tensor
 from archipel import metrics
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.data.scaling import Scaling
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.engines.network.bounds import LARGEST, tame
@@ -128,7 +129,7 @@ class Seat:
         check_fit(model, data)
         self.algorithm: Any = algorithm
         self.model, self.party, self.seed = model, party, seed
-        self.data = _numbered(data, party)
+        self.data = _numbered(data.as_trained(), party)
         self.mixed: list[Tensor] = []  # what a peer's round mixes, in order
         self.anatomy = anatomy_of(algorithm, self.data, model, party, seed, self.mixed)
         self._draws = model.one.draws(data.x[:2])
@@ -363,7 +364,7 @@ class Seat:
         x, y = self._test()
         if len(x) == 0:
             return {}
-        return metrics.pool(self.data.task, self._outputs(w, t, own, x), y, self._loss)
+        return metrics.pool(self.data.task, self._outputs(w, t, own, x), y, self._loss, self._unit)
 
     def told(self, w: Tensor, t: int, own: bool = False) -> dict[str, float]:
         """The same as it may leave: what its owner allows, and as exactly as that."""
@@ -371,15 +372,19 @@ class Seat:
         if len(x) == 0:
             return {}
         outputs = self._outputs(w, t, own, x)
-        found = metrics.pool(self.data.task, outputs, y, self._loss)
+        found = metrics.pool(self.data.task, outputs, y, self._loss, self._unit)
         if self._rules is None:
             return found
-        guarded = metrics.guarded(self.data.task, outputs, y, self._loss)
+        guarded = metrics.guarded(self.data.task, outputs, y, self._loss, self._unit)
         return self._rules.rounded(found, guarded, len(x))
 
     @property
     def _loss(self) -> Any:
         return self.model.loss_function
+
+    @property
+    def _unit(self) -> Scaling | None:
+        return self.data.features.target
 
     def _test(self) -> tuple[Tensor, Tensor]:
         data, k = self.data, self.party
@@ -490,6 +495,6 @@ def _numbered(data: Federation, party: int) -> Federation:
 
     return Federation(
         data.x, data.y, after(data.offsets), after(data.test_from), party + 1, data.task,
-        data.classes,
+        data.classes, features=data.features,
         scan=False,
     )  # fmt: skip
