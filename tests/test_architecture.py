@@ -18,7 +18,7 @@ LAYERS = [
     {"errors"},
     {"tree", "rng", "schedules", "optimisers", "vector", "losses", "metrics", "bounds", "limits"},
     {"core", "graphs", "data", "models"},
-    {"descent", "exchange", "leaving", "model", "networks", "participation"},
+    {"descent", "exchange", "leaving", "model", "networks", "participation", "statistics"},
     {"algorithms"},
     {"stacked"},
     {"engines", "store"},

@@ -62,10 +62,10 @@ def alone(
         local = engine.evaluate(own=True, training=data.training)
         if data.parties > most:
             return Apart(local, {})
-        scores = [
-            engine.evaluate(w, training=data.training).pooled
-            for w in engine.own_models(range(data.parties))
-        ]
+        scores = []
+        for k in range(data.parties):
+            w, buffers = engine.own_model(k)
+            scores.append(engine.evaluate(w, training=data.training, buffers=buffers).pooled)
         names = scores[0]
         return Apart(
             local,
@@ -92,9 +92,9 @@ def pooled(
     with LocalEngine(algorithm, together, task_model, seed=seed, workers=1, plan=single) as engine:
         for t in range(times):
             engine.round(t, [0])
-        w, single = engine.vector(), engine.plan
+        w, buffers, single = engine.vector(), engine.buffers(), engine.plan
     with LocalEngine(algorithm, data, task_model, seed=seed, plan=single) as engine:
-        return engine.evaluate(w)
+        return engine.evaluate(w, buffers=buffers)
 
 
 def _rate(data: Federation, sample: float | int) -> float:

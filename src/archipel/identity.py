@@ -49,6 +49,7 @@ def describe(
             "data": f"{fed.about.name} {data.hexdigest()}",
             "model": f"{type(model.module).__name__} {net.hexdigest()}",
             "loss": model.loss_function.name,
+            "statistics": model.statistics,
             "options": chosen,
         }
     }

@@ -109,8 +109,8 @@ def model_of(
     name = network.name
     if name is not None and name not in models.MODELS:
         net = made(name, network.given, data.shape, data.classes or 1, base, seed)
-        return build_model(net, data, network.loss, seed)
-    return build_model(name, data, network.loss, seed, options)
+        return build_model(net, data, network.loss, seed, statistics=network.statistics)
+    return build_model(name, data, network.loss, seed, options, network.statistics)
 
 
 def made(

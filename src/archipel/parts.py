@@ -15,7 +15,7 @@ from archipel.errors import ArchipelError
 from archipel.graphs import Topology
 from archipel.graphs import topology as topology_of
 from archipel.losses import Loss, default_loss
-from archipel.model import Model
+from archipel.model import Model, Statistics
 from archipel.participation import Away, absences
 
 
@@ -41,11 +41,15 @@ def build_model(
     loss: str | Loss | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    statistics: Statistics | None = None,
 ) -> Model:
     """Return the model itself, a module with the task's loss, or a reference network by name."""
     if isinstance(model, Model):
-        if loss is not None:
-            raise ArchipelError(f"loss = {loss!r}: the model has one already; leave it out.")
+        for name, value in (("loss", loss), ("statistics", statistics)):
+            if value is not None:
+                raise ArchipelError(
+                    f"{name} = {value!r}: the model has its own already; leave it out."
+                )
         return model
     if model is None:
         model = models.default_model(fed.task, fed.shape)
@@ -53,7 +57,7 @@ def build_model(
         model = models.build(model, fed.shape, fed.classes or 1, seed, **(options or {}))
         if fed.x.is_floating_point():
             model = model.to(fed.x.dtype)
-    return Model(model, default_loss(fed.task) if loss is None else loss)
+    return Model(model, default_loss(fed.task) if loss is None else loss, statistics or "averaged")
 
 
 def build_topology(topology: str | Topology | None, fed: Federation, seed: int) -> Topology | None:

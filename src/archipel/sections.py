@@ -153,6 +153,10 @@ class Network(Open):
 
     name: Annotated[str | None, Field(description="archipel list models, or mine.py:net")] = None
     loss: Annotated[str | None, Field(description="the task's")] = None
+    statistics: Annotated[
+        Literal["averaged", "own"] | None,
+        Field(description="BatchNorm's: averaged, as the model is, or each party's own; averaged"),
+    ] = None
 
 
 class Method(Open):

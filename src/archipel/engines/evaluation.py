@@ -54,16 +54,18 @@ def evaluate(
     own: bool,
     training: int,
     server: personal.Server | None = None,
+    common: bool = True,
 ) -> Evaluation:
     """Score the vector in `memory`, or with `own` each party's model, at every party.
 
     The first `training` parties are pooled as such, the rest as new ones. A `server` helps parties
-    that make models of their own.
+    that make models of their own. `common` has every party use the buffers in `memory` with the
+    vector, and not those that it keeps.
     """
     data, loss = job.data, job.model.loss_function
     starts, stops = bounds(data, split)
     sizes = stops - starts
-    do = "own outputs" if own or job.model.buffer_spec.size else "outputs"
+    do = "own outputs" if own or (job.own_statistics and not common) else "outputs"
     scored: list[dict[str, Tensor]] = []
     kept: list[tuple[Tensor, Tensor]] = []
     costs = None if server is None else personal.Costs(data.parties)

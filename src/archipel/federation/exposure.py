@@ -18,6 +18,7 @@ from archipel.data.federation import Federation
 from archipel.exchange import Anatomy, has_personal, is_peer
 from archipel.federation.binding import schema_of
 from archipel.model import Model
+from archipel.statistics import averages
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
 
@@ -46,6 +47,7 @@ class Exposure:
     bytes: int  # of all rounds, questions and sums
     counts: bool  # whether the number of training rows leaves
     neighbours: bool  # whether other sites see vectors of this one as they are
+    statistics: int  # numbers of one round that are BatchNorm's means and variances
 
     @property
     def values(self) -> int | None:
@@ -96,6 +98,7 @@ def exposure(
         bytes=8 * sums + each_round * study.study.rounds + questions * evaluations,
         counts="mean by examples" in asks,
         neighbours=is_peer(algorithm),
+        statistics=len(model.running) * averages(algorithm, model),
     )
 
 

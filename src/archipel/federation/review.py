@@ -129,6 +129,12 @@ class Review:
                 f"graph {_cut(study.topology.name or '')}, which sees them as they are; the "
                 "coordinator does not get them"
             )
+        if exposure.statistics:
+            yield (
+                f"{exposure.statistics} of these numbers are BatchNorm's running means and "
+                "variances: statistics of your training rows as they pass the model's layers, "
+                'which stay with you in a study that says model.statistics = "own"'
+            )
         if exposure.counts:
             yield "with every upload: your number of training rows"
         if self.policy.counts:

@@ -40,6 +40,7 @@ from archipel.model import Model
 from archipel.participation import Cohort, Participation
 from archipel.rng import Ints
 from archipel.simulation import Loop
+from archipel.statistics import keep_own
 
 T = TypeVar("T")
 
@@ -176,8 +177,12 @@ class Remote:
     def vector(self, setting: int | None = None) -> Tensor:
         return self.engine.vector()
 
-    def buffers(self) -> None:
-        return None
+    def buffers(self) -> Tensor | None:
+        return self.engine.buffers()
+
+    @property
+    def own_statistics(self) -> bool:
+        return keep_own(self.engine.algorithm, self.engine.model)
 
     def state(self) -> dict[str, Tensor]:
         return {**self.engine.state(), "done": torch.tensor([self._done])}
