@@ -16,7 +16,21 @@ ROOT = SOURCE.parents[1]
 # a module may import from its own layer and those before it
 LAYERS = [
     {"errors"},
-    {"tree", "rng", "schedules", "optimisers", "vector", "losses", "metrics", "bounds", "limits"},
+    {
+        "tree",
+        "rng",
+        "schedules",
+        "optimisers",
+        "vector",
+        "losses",
+        "metrics",
+        "bounds",
+        "limits",
+        "groups",
+        "ranking",
+        "calibration",
+        "labels",
+    },
     {"core", "graphs", "data", "models"},
     {"descent", "exchange", "leaving", "model", "networks", "participation", "statistics"},
     {"algorithms"},

@@ -23,6 +23,7 @@ from archipel import losses
 from archipel.core import Vector
 from archipel.errors import ArchipelError, unknown
 from archipel.losses import Loss
+from archipel.metrics import Chosen
 from archipel.optimisers import SGD, Optimiser
 from archipel.rng import Ints, Keys
 from archipel.tree import tree_map
@@ -110,6 +111,7 @@ class Model:
         if statistics not in get_args(Statistics):
             raise unknown("statistics", statistics, get_args(Statistics))
         self.module, self.statistics = copy.deepcopy(module), statistics
+        self.metrics: Chosen | None = None  # by which it is judged; the task's usual ones
         self.loss_function = losses.loss(loss)
         self.spec = ParamSpec.of(trainable(self.module))
         if not self.spec.names:
@@ -149,6 +151,12 @@ class Model:
         """Initial buffers (BatchNorm statistics) as a second vector `[q]`."""
         values = [buffer.reshape(-1).to(self.dtype) for _, buffer in self.module.named_buffers()]
         return torch.cat(values) if values else torch.zeros(0, dtype=self.dtype)
+
+    def judged_by(self, chosen: Chosen) -> Model:
+        """The same model, judged by these metrics."""
+        other = copy.copy(self)
+        other.metrics = chosen
+        return other
 
     def buffers_with(self, statistics: Tensor) -> Tensor:
         """Initial buffers with these running statistics: `[..., s] -> [..., q]`."""

@@ -20,7 +20,7 @@ from archipel.data import frames, tables
 from archipel.data.features import Points
 from archipel.errors import ArchipelError, clean
 from archipel.loading import made
-from archipel.losses import LOSSES, default_loss
+from archipel.losses import LOSSES, default_loss, weighted
 from archipel.model import Model
 
 if TYPE_CHECKING:
@@ -153,7 +153,13 @@ class Bundle:
         """Metrics of outputs against targets; without the loss where that is the user's own."""
         known = LOSSES.get(self.about.network.loss or "")
         y = y.float() if y.is_floating_point() else y
-        found = metrics.pool(self.about.task, out, y, known or default_loss(self.about.task))
+        about, weights = self.about, self.about.network.class_weights
+        loss = known or default_loss(about.task)
+        if weights is not None:
+            loss = weighted(loss, weights, about.task, about.classes)
+        measured = [*(about.metrics or about.reported)]  # but for own ones, whose code is not here
+        chosen = metrics.choose([name for name in measured if name in metrics.METRICS] or None)
+        found = metrics.pool(about.task, out, y, loss, chosen)
         return found if known else {k: v for k, v in found.items() if k != "loss"}
 
 

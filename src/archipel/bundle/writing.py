@@ -26,7 +26,7 @@ from archipel.data.rows import ranges
 from archipel.data.schema import Column, Schema
 from archipel.errors import ArchipelError
 from archipel.exchange import has_personal, is_peer
-from archipel.losses import LOSSES
+from archipel.losses import LOSSES, Weighted
 from archipel.model import Model
 from archipel.run import Run, plain
 from archipel.simulation import Loop
@@ -83,7 +83,9 @@ def contents(source: Source) -> dict[str, bytes]:
 
 def _manifest(source: Source, name: str) -> Manifest:
     study, data = source.study, source.data
-    loss = source.model.loss_function.name
+    minimised = source.model.loss_function
+    weights = [*minimised.classes] if isinstance(minimised, Weighted) else None
+    loss = (minimised.loss if isinstance(minimised, Weighted) else minimised).name
     described = {
         "format": FORMAT,
         "archipel": version("archipel"),
@@ -96,6 +98,7 @@ def _manifest(source: Source, name: str) -> Manifest:
             "shape": list(data.shape),
             "outputs": data.classes or 1,
             "loss": loss if loss in LOSSES else None,
+            "class_weights": weights,
         },
         "features": _features(data).to_json(),
         "study": {
@@ -225,4 +228,5 @@ def _scores(source: Source, parties: slice) -> tuple[dict[str, float], int]:
     if len(rows) == 0:
         return {}, 0
     out = outputs(model.to_module(source.w, source.buffers), data.x[rows])
-    return metrics.pool(data.task, out, data.y[rows], model.loss_function), len(rows)
+    found = metrics.pool(data.task, out, data.y[rows], model.loss_function, model.metrics)
+    return found, len(rows)

@@ -145,6 +145,11 @@ class Review:
             f"{'your model' if exposure.neighbours else which} on your test rows, "
             + self._rounding()
         )
+        if exposure.untold and not self.policy.is_exact:
+            yield (
+                f"no {', '.join(exposure.untold)}: how far one record moves it is not known, so it "
+                "is measured and does not leave"
+            )
         for number, message in enumerate(anatomy.personal, 1):
             which = f"question {number} for your own model"
             yield f"{exposure.evaluations} times: {which}, {_form(message)}"

@@ -394,7 +394,8 @@ class Seat:
         x, y = self._test()
         if len(x) == 0:
             return {}
-        return metrics.pool(self.data.task, self._outputs(model, t, own, x), y, self._loss)
+        outputs = self._outputs(model, t, own, x)
+        return metrics.pool(self.data.task, outputs, y, self._loss, self.model.metrics)
 
     def told(self, model: Learnt, t: int, own: bool = False) -> dict[str, float]:
         """The same as it may leave: what its owner allows, and as exactly as that."""
@@ -402,10 +403,11 @@ class Seat:
         if len(x) == 0:
             return {}
         outputs = self._outputs(model, t, own, x)
-        found = metrics.pool(self.data.task, outputs, y, self._loss)
+        chosen = self.model.metrics
+        found = metrics.pool(self.data.task, outputs, y, self._loss, chosen)
         if self._rules is None:
             return found
-        guarded = metrics.guarded(self.data.task, outputs, y, self._loss)
+        guarded = metrics.guarded(self.data.task, outputs, y, self._loss, chosen)
         return self._rules.rounded(found, guarded, len(x))
 
     @property
