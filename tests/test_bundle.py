@@ -279,6 +279,34 @@ def test_images_go_in_as_arrays(tmp_path):
     assert "row 2 of the array" in refused(bundle, np.array([[0.0] * 36, [np.nan] * 36]))
 
 
+LOADERS = {
+    "text": (
+        "    x = torch.randint(0, 7, (40, 5), generator=g)\n"
+        "    return Federation.from_rows(x, x.roll(1, 1), who, task='text', classes=7)\n"
+    ),
+    "cnn": (
+        "    x = torch.rand(40, 1, 12, 12, generator=g)\n"
+        "    return Federation.from_rows(x, (x.mean((1, 2, 3)) > 0.5).long(), who)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_is_reported_of_texts_and_images_is_the_bundles(tmp_path, kind):
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom archipel import Federation\n"
+        "def load(seed: int = 0):\n"
+        "    g, who = torch.Generator().manual_seed(seed), [i % 2 for i in range(40)]\n"
+        + LOADERS[kind]
+    )
+    run = run_of(tmp_path, {"name": "own.py:load"})
+    bundle = bundled(run, tmp_path / "b")
+    x, y = (torch.cat([run.data.party(k)[i] for k in range(2)]) for i in (2, 3))
+
+    assert bundle.about.metrics == pytest.approx(run.metrics, abs=1e-6)
+    assert bundle.score(bundle.outputs(x), y) == pytest.approx(run.metrics, abs=1e-6)
+
+
 def test_bundled_tables_carry_their_names(tmp_path):
     heart = bundled(run_of(tmp_path, {"name": "heart_disease"}), tmp_path / "heart")
     brca = bundled(run_of(tmp_path, {"name": "tcga_brca"}), tmp_path / "brca")

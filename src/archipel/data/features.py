@@ -47,6 +47,12 @@ class Features:
     precision: torch.dtype = torch.float64  # of the numbers that are scaled
     scaling: Scaling | None = None  # what they are moved and divided by
 
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes, in the order of their numbers; none where they have none."""
+        targets = () if self.schema is None else self.schema.targets
+        return [str(value) for value in targets[0].values] if len(targets) == 1 else []
+
     def filled(self, fill: Tensor) -> Features:
         """The same, with these numbers in empty cells."""
         return replace(self, fill=fill)
