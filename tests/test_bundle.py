@@ -226,15 +226,24 @@ def test_the_code_of_an_own_model_is_carried_and_not_run(tmp_path, normed):
 def test_statistics_are_said_and_picked(tmp_path, normed):
     """The reported score has each party's statistics; a bundle never shows another unsaid."""
     writing.write(writing.of_run(normed), tmp_path / "all")
-    writing.write(writing.of_run(normed, "south"), tmp_path / "south")
-    shared, south = (ar.load_bundle(tmp_path / name, trust_code=True) for name in ("all", "south"))
-    k = normed.data.index("south")
+    shared = ar.load_bundle(tmp_path / "all", trust_code=True)
 
-    assert shared.about.statistics == "the mean of the statistics of the parties that trained"
-    assert shared.about.reported == pytest.approx(normed.metrics)
-    assert "reported other values, with each party's own statistics" in shared.card
+    assert shared.about.statistics == "averaged over the parties of each round, as the model is"
+    assert shared.about.metrics == pytest.approx(normed.metrics, abs=1e-6)
+    with pytest.raises(ArchipelError, match="has one model for all parties"):
+        writing.of_run(normed, "south")
+
+
+def test_who_keeps_its_own_statistics_has_its_own_bundle(tmp_path, normed):
+    model = {"name": "mine.py:net", "dropout": 0.1, "statistics": "own"}
+    own = trained(tmp_path, model=model)
+    writing.write(writing.of_run(own, "south"), tmp_path / "south")
+    south, k = ar.load_bundle(tmp_path / "south", trust_code=True), own.data.index("south")
+
+    with pytest.raises(ArchipelError, match=r"keeps its own statistics .* say --party"):
+        writing.of_run(own)
     assert south.about.statistics == "south's own"
-    reported = {metric: float(values[k]) for metric, values in normed.parties.items()}
+    reported = {metric: float(values[k]) for metric, values in own.parties.items()}
     assert south.about.metrics == pytest.approx(reported, abs=1e-6)
 
 
@@ -268,6 +277,34 @@ def test_images_go_in_as_arrays(tmp_path):
     assert "its first row is no header" in refused(bundle, tmp_path / "bare.csv")
     assert "the model takes [n, 1, 6, 6]" in refused(bundle, np.zeros((2, 7)))
     assert "row 2 of the array" in refused(bundle, np.array([[0.0] * 36, [np.nan] * 36]))
+
+
+LOADERS = {
+    "text": (
+        "    x = torch.randint(0, 7, (40, 5), generator=g)\n"
+        "    return Federation.from_rows(x, x.roll(1, 1), who, task='text', classes=7)\n"
+    ),
+    "cnn": (
+        "    x = torch.rand(40, 1, 12, 12, generator=g)\n"
+        "    return Federation.from_rows(x, (x.mean((1, 2, 3)) > 0.5).long(), who)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_is_reported_of_texts_and_images_is_the_bundles(tmp_path, kind):
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom archipel import Federation\n"
+        "def load(seed: int = 0):\n"
+        "    g, who = torch.Generator().manual_seed(seed), [i % 2 for i in range(40)]\n"
+        + LOADERS[kind]
+    )
+    run = run_of(tmp_path, {"name": "own.py:load"})
+    bundle = bundled(run, tmp_path / "b")
+    x, y = (torch.cat([run.data.party(k)[i] for k in range(2)]) for i in (2, 3))
+
+    assert bundle.about.metrics == pytest.approx(run.metrics, abs=1e-6)
+    assert bundle.score(bundle.outputs(x), y) == pytest.approx(run.metrics, abs=1e-6)
 
 
 def test_bundled_tables_carry_their_names(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import Tensor
 
-from archipel import metrics
+from archipel import groups
 from archipel.errors import ArchipelError
 from archipel.losses import LOSSES, default_loss
 from archipel.metrics import PRIMARY, larger_is_better, pool, score
@@ -86,7 +86,7 @@ def test_each_party_as_scikit_learn(
     outputs, targets = draw(task, sum(sizes), seed, k)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "_BLOCK", block)
+        patch.setattr(groups, "_BLOCK", block)
         found = score(task, outputs, targets, offsets_of(sizes), default_loss(task))
 
     cuts = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)

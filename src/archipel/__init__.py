@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Alone,
         Ditto,
         FedAvg,
+        FedBN,
         FedOpt,
         FedPer,
         FedProx,
@@ -62,8 +63,8 @@ if TYPE_CHECKING:
     from archipel.study import Study
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
-    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedOpt FedPer FedProx FedRep "
-    "FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
+    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedOpt FedPer FedProx "
+    "FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm ServerAlgorithm "
@@ -103,6 +104,7 @@ __all__ = [
     "Each",
     "Examples",
     "FedAvg",
+    "FedBN",
     "FedOpt",
     "FedPer",
     "FedProx",

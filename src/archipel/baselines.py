@@ -96,10 +96,10 @@ def alone(
         local = engine.evaluate(own=True, training=data.training)
         if data.parties > most:
             return Apart(local, {}, how)
-        scores = [
-            engine.evaluate(w, training=data.training).pooled
-            for w in engine.own_models(range(data.parties))
-        ]
+        scores = []
+        for k in range(data.parties):
+            w, buffers = engine.own_model(k)
+            scores.append(engine.evaluate(w, training=data.training, buffers=buffers).pooled)
         names = scores[0]
         return Apart(
             local,
@@ -130,7 +130,7 @@ def pooled(
     if tuned and solvable(task_model, int(together.n[0])):
         told("solving")
         x, y, _, _ = together.as_trained().party(0)
-        w, how = solve(task_model, x, y), "solved"
+        w, buffers, how = solve(task_model, x, y), None, "solved"
     else:
         parts, how = {"seed": seed, "workers": 1, "plan": single}, ""
         if tuned:
@@ -138,9 +138,9 @@ def pooled(
         with LocalEngine(algorithm, together, task_model, **parts) as engine:
             for _ in _rounds(engine, together, times, told):
                 pass
-            w, single = engine.vector(), engine.plan
+            w, buffers, single = engine.vector(), engine.buffers(), engine.plan
     with LocalEngine(algorithm, data, task_model, seed=seed, plan=single) as engine:
-        return Pooled(engine.evaluate(w), how)
+        return Pooled(engine.evaluate(w, buffers=buffers), how)
 
 
 def _solve_each(engine: LocalEngine, data: Federation, model: Model, told: _Progress) -> str:

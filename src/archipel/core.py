@@ -29,6 +29,7 @@ class Blueprint(NamedTuple):
     shape: tuple[int, ...]  # of an example
     classes: int | None  # None where targets are not classes
     seed: int  # of the run, for first states that are drawn
+    norms: tuple[str, ...] = ()  # names of the parameters of BatchNorm's layers
 
 
 class Batch(NamedTuple):
@@ -96,12 +97,15 @@ class Party(Protocol):
         pull: float | Tensor = 0.0,
         towards: Vector | None = None,
         only: Tensor | None = None,
+        aside: bool = False,
     ) -> Descent:
         """Repeat x <- x - lr (grad(x, batch) + shift + pull (x - towards)), from x = w.
 
         `work` (the algorithm) says for how many steps or epochs and with which optimiser; `towards`
         is w unless given; `only`, a mask `[p]`, says which parameters move (all unless given).
-        Engines fuse these steps; `archipel.descent.descend` is what they equal.
+        `aside` is a second model beside the one whose change is sent: BatchNorm's statistics, where
+        parties send them, are not of it. Engines fuse these steps; `archipel.descent.descend` is
+        what they equal.
         """
 
     def steps(self, work: LocalWork) -> Tensor:

@@ -72,7 +72,10 @@ def descend(
     towards: Vector | None = None,
     only: Tensor | None = None,
 ) -> Descent:
-    """Take the local steps of `Party.descend` one by one, with `me.grad` and nothing else."""
+    """Take the local steps of `Party.descend` one by one, with `me.grad` and nothing else.
+
+    Without `aside`, which has no meaning but for BatchNorm's statistics.
+    """
     eta, steps = rate(work.lr, me.round), me.steps(work)
     _, _, _, size, optimiser = work_of(work)
     centre = w if towards is None else towards

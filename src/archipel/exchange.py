@@ -71,6 +71,11 @@ class Probe:
         return tree_map(lambda leaf: leaf.expand((self.sampled, *leaf.shape)), self._upload)
 
 
+def title(algorithm: object) -> str:
+    """The algorithm's name, whatever is around it."""
+    return type(getattr(algorithm, "inner", algorithm)).__name__
+
+
 def is_peer(algorithm: object) -> bool:
     """Whether an algorithm has no server."""
     return not hasattr(algorithm, "server")
@@ -80,7 +85,7 @@ def examine(
     algorithm: ServerAlgorithm | PeerAlgorithm, me: Party, w: Vector, parties: int
 ) -> Anatomy:
     """Run one round on a single party `[p]` and write down what is said."""
-    name = type(algorithm).__name__
+    name = title(algorithm)
     if hasattr(algorithm, "predict") and not has_personal(algorithm):
         raise ArchipelError(
             f"{name} has predict but no personal: add the method personal, which returns the model "
@@ -91,7 +96,7 @@ def examine(
         same_form(f"{name}.party", own, algorithm.party(me, own))  # type: ignore[call-arg]
         return Anatomy(None, None, own, ())
     assert isinstance(algorithm, ServerAlgorithm)
-    shared, own = _pair(f"{name}.init", "shared, own", first_states(algorithm, w, me.blueprint))
+    shared, own = pair(f"{name}.init", "shared, own", first_states(algorithm, w, me.blueprint))
     sent = broadcast(algorithm, shared)
     at_party = _Side(algorithm.party(me, sent, own))
     at_server: _Side | None = None
@@ -99,7 +104,7 @@ def examine(
     while True:
         last, upload = at_party.ended, at_party.value
         if last:
-            upload, after = _pair(f"{name}.party", "upload, own", upload)
+            upload, after = pair(f"{name}.party", "upload, own", upload)
             same_form(f"the own state {name}.party", own, after)
         upload = tree_map(Tensor.detach, upload)
         probe = Probe(upload, parties)
@@ -148,7 +153,7 @@ def _asked(
     """Have one party make its own model and write down what it asks."""
     if not has_personal(algorithm):
         return ()
-    name = f"{type(algorithm).__name__}.personal"
+    name = f"{title(algorithm)}.personal"
     at_party, messages = _Side(algorithm.personal(me, broadcast(algorithm, shared), own)), []
     while not at_party.ended:
         if not hasattr(algorithm, "advise"):
@@ -177,7 +182,7 @@ def _check_predict(algorithm: Any, me: Party, w: Vector) -> None:
     outputs, got = me.outputs(w, x), algorithm.predict(me, w, x, True)
     if not (isinstance(got, Tensor) and got.shape == outputs.shape):
         raise ArchipelError(
-            f"{type(algorithm).__name__}.predict returns {_form(got)} where the model's outputs "
+            f"{title(algorithm)}.predict returns {_form(got)} where the model's outputs "
             f"are {_form(outputs)}: return predictions of that shape."
         )
 
@@ -200,7 +205,8 @@ class _Side:
             self.value, self.ended = end.value, True
 
 
-def _pair(what: str, names: str, value: Any) -> tuple[Any, Any]:
+def pair(what: str, names: str, value: Any) -> tuple[Any, Any]:
+    """Refuse anything but a pair."""
     if not (isinstance(value, tuple) and len(value) == 2):
         raise ArchipelError(f"{what} returns {_form(value)}: return the pair ({names}).")
     return value

@@ -51,6 +51,7 @@ def describe(
             "data": f"{fed.about.name} {data.hexdigest()}",
             "model": f"{type(model.module).__name__} {net.hexdigest()}",
             "loss": model.loss_function.name,
+            "statistics": model.statistics,
             "options": chosen,
         }
     }
@@ -63,6 +64,8 @@ def _plain(value: Any) -> Any:
         return f"{value.name} over {value.n}, {edges}"
     if isinstance(value, Loss):
         return value.name
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
     if callable(value):
         return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}"
     return value if isinstance(value, int | float | str) else repr(value)

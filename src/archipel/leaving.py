@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from archipel.exchange import Anatomy, Message
+from archipel.statistics import Joined
 from archipel.tree import leaves, nbytes
 
 ONCE, EVERY_ROUND, EVERY_EVALUATION = "once", "every round", "every evaluation"
 WHILE_TRAINING = "every few seconds of training"
+STATISTICS = "BatchNorm's means and variances of what passes its layers, over training points"
 _NUMBER = 8  # bytes of a count or a metric in a letter's header, at most
 _COORDINATOR = "the coordinator, site by site"
 
@@ -76,16 +78,27 @@ def outgoing(
 
 
 def _of_rounds(anatomy: Anatomy, mixed: Sequence[Tensor], told: bool) -> list[Outgoing]:
+    names = ["vector"] * len(mixed)
+    if mixed and isinstance(anatomy.own, Joined):
+        names[-1] = STATISTICS
     found = [
-        Outgoing("vector", EVERY_ROUND, x.numel(), nbytes(x), "each neighbour, as it is")
-        for x in mixed
+        Outgoing(name, EVERY_ROUND, x.numel(), nbytes(x), "each neighbour, as it is")
+        for name, x in zip(names, mixed, strict=True)
     ]
     if mixed:
         what = "gradients it took, and bytes it sent and received"
         return [*found, _counts(what, EVERY_ROUND, 3)]
     count = len(anatomy.messages)
     for number, message in enumerate(anatomy.messages, 1):
-        found.append(_tensors(f"upload {number}" if count > 1 else "upload", EVERY_ROUND, message))
+        upload, what = message.upload, f"upload {number}" if count > 1 else "upload"
+        if not isinstance(upload, Joined):
+            found.append(_tensors(what, EVERY_ROUND, message))
+            continue
+        found.append(_tensors(what, EVERY_ROUND, message._replace(upload=upload.inner)))
+        if upload.statistics is not None:
+            with_it = f"{STATISTICS}, with the upload"
+            part = message._replace(upload=upload.statistics)
+            found.append(_tensors(with_it, EVERY_ROUND, part))
     if any("mean by examples" in message.asks for message in anatomy.messages):
         found.append(_counts("number of training points, with each upload", EVERY_ROUND, count))
     if told:

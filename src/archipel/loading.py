@@ -144,11 +144,12 @@ def model_of(
     network: Network, data: Federation, base: Path, seed: int, options: Mapping[str, Any]
 ) -> Model:
     """Build what [model] names; `options` are those of the model."""
-    name = network.name
-    if name is not None and name not in models.MODELS:
+    name: str | torch.nn.Module | Model | None = network.name
+    if isinstance(name, str) and name not in models.MODELS:
         net = made(name, network.given, data.shape, data.classes or 1, base, seed)
-        return build_model(net, data, network.loss, seed)
-    return build_model(name, data, network.loss, seed, options)
+        name, options = net, {}
+    rest = network.statistics, network.class_weights
+    return build_model(name, data, network.loss, seed, options, *rest)
 
 
 def made(

@@ -8,7 +8,7 @@ parties. Weights are non-negative, zero on padding rows and sum to one over the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -62,6 +62,66 @@ class Separable:
 
     def check(self, outputs: Tensor, targets: Tensor, classes: int | None = None) -> None:
         self.fits(self.name, outputs, targets, classes)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A loss of labelled points in which each counts as much as its class weighs.
+
+    The weights are not normalised in a batch: the loss is the mean over points of the weight of the
+    class times the point's loss, as scikit-learn's class_weight has it.
+    """
+
+    loss: Loss
+    classes: tuple[float, ...]  # weights
+    separable: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.loss.name}, class weights {', '.join(f'{w:g}' for w in self.classes)}"
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return self.loss(outputs, targets, weights * self._of(targets, weights))
+
+    def output_grad(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return self.loss.output_grad(outputs, targets, weights * self._of(targets, weights))
+
+    def _of(self, targets: Tensor, like: Tensor) -> Tensor:
+        return torch.tensor(self.classes, dtype=like.dtype, device=like.device)[targets.long()]
+
+    def check(self, outputs: Tensor, targets: Tensor, classes: int | None = None) -> None:
+        self.loss.check(outputs, targets, classes)
+
+
+def weighted(loss: Loss, weights: Sequence[float], task: str, classes: int) -> Loss:
+    """The loss with a weight for each class of the data."""
+    given = f"class_weights = {[*weights]}"
+    if task != "classification" or not loss.separable:
+        raise ArchipelError(
+            f"{given}: the points of {task} with the loss '{loss.name}' have no classes to weigh; "
+            "leave them out."
+        )
+    if len(weights) != classes or not all(0 <= w < float("inf") for w in weights):
+        raise ArchipelError(
+            f"{given}: give a number from 0 for each of the {classes} classes, in their order."
+        )
+    if not any(w > 0 for w in weights):
+        raise ArchipelError(f"{given}: give at least one class a weight.")
+    return Weighted(loss, tuple(float(w) for w in weights))
+
+
+def balanced(counts: Sequence[int]) -> list[float]:
+    """Weights by which every class counts the same: n / (classes * points of the class).
+
+    >>> balanced([30, 10])
+    [0.6666666666666666, 2.0]
+    """
+    lacking = [k for k, count in enumerate(counts) if count == 0]
+    if lacking:
+        raise ArchipelError(
+            f'class_weights = "balanced": class {lacking[0]} has no training point; give numbers.'
+        )
+    return [sum(counts) / (len(counts) * count) for count in counts]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ one class only, no comparable pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import log
 from typing import NamedTuple
 
@@ -16,8 +17,11 @@ import torch
 from torch import Tensor
 
 from archipel.data.scaling import Scaling
-from archipel.errors import unknown
-from archipel.losses import Loss
+from archipel.errors import ArchipelError, unknown
+from archipel.groups import blocks, mean, party_of
+from archipel.labels import Classified
+from archipel.losses import Loss, Weighted
+from archipel.ranking import c_index
 
 PRIMARY = {
     "classification": "accuracy",
@@ -26,17 +30,70 @@ PRIMARY = {
     "text": "accuracy",
 }
 
-METRICS = ("accuracy", "auc", "rmse", "mae", "r2", "c_index", "loss")
+_CLASSES = (  # of two classes or more; the last two of two
+    "accuracy", "auc", "average_precision", "balanced_accuracy", "brier", "ece", "f1", "f1_macro",
+    "calibration_intercept", "calibration_slope",
+)  # fmt: skip
 
-SHARES = ("accuracy", "auc", "c_index")  # metrics between 0 and 1
+METRICS = (*_CLASSES, "rmse", "mae", "r2", "c_index", "loss")
+
+SHARES = (  # metrics between 0 and 1
+    "accuracy", "auc", "average_precision", "balanced_accuracy", "c_index", "ece", "f1", "f1_macro",
+)  # fmt: skip
+
+MEANS = ("accuracy", "brier", "loss", "mae")  # of all points: the mean of parties', by points
+
+_SMALLER = ("rmse", "mae", "loss", "brier", "ece")  # is better
+
+_NO_ORDER = ("calibration_intercept", "calibration_slope")  # best at 0, and at 1
 
 _FAR = 3.0  # standard deviations, or losses of a model that knows nothing: as far as a point counts
-_BLOCK = 4_000_000  # entries of a padded block: some tens of megabytes
+
+Own = Callable[[Tensor, Tensor], float]  # outputs, targets of some points -> their score
+
+
+class Chosen(NamedTuple):
+    """What is measured besides the loss and the task's first metric."""
+
+    names: tuple[str, ...]
+    own: Mapping[str, Own]  # those of the names that are not Archipel's
+    usual: bool  # the task's usual ones as well
+
+
+def choose(given: Sequence[str | Own] | None = None, metric: str | Own | None = None) -> Chosen:
+    """What to measure: metrics by name or functions, the task's usual ones where none are given.
+
+    `metric` is the one that a run is judged by. A function `score(outputs, targets)` gives one
+    number for some points, the larger the better; its name is that of the metric.
+    """
+    listed = [*(given or ()), *([] if metric is None else [metric])]
+    own: dict[str, Own] = {}
+    for each in listed:
+        if isinstance(each, str):
+            if each not in METRICS and each not in own:
+                raise unknown("metric", each, METRICS)
+            continue
+        name = getattr(each, "__name__", type(each).__name__)
+        if name in METRICS or own.get(name, each) is not each:
+            raise ArchipelError(f"metric '{name}': there is another one of that name; rename it.")
+        own[name] = each
+    names = [name_of(each) for each in listed]
+    if metric is not None and name_of(metric) in _NO_ORDER:
+        raise ArchipelError(
+            f"metric = '{name_of(metric)}': more of it is neither better nor worse; list it in "
+            "metrics and judge the run by another, such as brier."
+        )
+    return Chosen(tuple(dict.fromkeys(names)), own, given is None)
+
+
+def name_of(metric: str | Own) -> str:
+    """What a metric is called in tables: an own one as its function is."""
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
 
 
 def larger_is_better(metric: str) -> bool:
-    """Return whether a larger value of this metric is a better one."""
-    return metric in ("accuracy", "auc", "r2", "c_index")
+    """Return whether a larger value of this metric is a better one, as of all own metrics."""
+    return metric not in _SMALLER
 
 
 def score(
@@ -45,6 +102,7 @@ def score(
     targets: Tensor,
     offsets: Tensor,
     loss: Loss,
+    chosen: Chosen | None = None,
     unit: Scaling | None = None,
 ) -> dict[str, Tensor]:
     """Return each party's metrics, float64 `[K]` by name, from offsets int64 `[K + 1]`.
@@ -55,14 +113,56 @@ def score(
     if task not in PRIMARY:
         raise unknown("task", task, PRIMARY)
     outputs, targets = outputs.detach(), targets.detach()
+    chosen = choose() if chosen is None else chosen
     value = _loss(outputs, targets, offsets, loss)
     if unit is not None:
         outputs, targets = unit.undo(outputs), unit.undo(targets)
-    return _TASKS[task](outputs, targets, offsets) | {"loss": value}
+    measure: Callable[[str], Tensor]
+    if task == "classification":
+        classified = Classified(outputs, targets, offsets)
+        usual, known, measure = classified.usual, classified.known, classified.measure
+    else:
+        measured = _TASKS[task](outputs, targets, offsets)
+        usual, known, measure = tuple(measured), [*measured], measured.__getitem__
+    found = {}
+    for name in dict.fromkeys((*(usual if chosen.usual else (PRIMARY[task],)), *chosen.names)):
+        if name in chosen.own:
+            found[name] = _own(name, chosen.own[name], outputs, targets, offsets)
+        elif name != "loss":
+            if name not in known:
+                raise unknown(f"metric of {_described(task, outputs)}", name, [*known, "loss"])
+            found[name] = measure(name)
+    return found | {"loss": value}
+
+
+def _described(task: str, outputs: Tensor) -> str:
+    classes = max(2, outputs.shape[-1]) if outputs.dim() > 1 else 2
+    return f"{task} with {classes} classes" if task == "classification" else task
+
+
+def _own(name: str, metric: Own, outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    """An own metric of each party that has points."""
+    ends = offsets.tolist()
+    found = torch.full((len(ends) - 1,), torch.nan, dtype=torch.float64)
+    for k, (start, end) in enumerate(pairwise(ends)):
+        if end > start:
+            value = metric(outputs[start:end].clone(), targets[start:end].clone())
+            try:
+                found[k] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise ArchipelError(
+                    f"metric '{name}': returns a {type(value).__name__}; return one number."
+                ) from None
+    return found
 
 
 def pool(
-    task: str, outputs: Tensor, targets: Tensor, loss: Loss, unit: Scaling | None = None
+    task: str,
+    outputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    chosen: Chosen | None = None,
+    unit: Scaling | None = None,
 ) -> dict[str, float]:
     """Return the metrics of all points together, as if one party held them.
 
@@ -72,10 +172,8 @@ def pool(
     0.5
     """
     offsets = torch.tensor([0, outputs.shape[0]], device=outputs.device)
-    return {
-        name: float(value)
-        for name, value in score(task, outputs, targets, offsets, loss, unit).items()
-    }
+    found = score(task, outputs, targets, offsets, loss, chosen, unit)
+    return {name: float(value) for name, value in found.items()}
 
 
 class Guarded(NamedTuple):
@@ -85,15 +183,28 @@ class Guarded(NamedTuple):
     moved: float  # by one point at most, whatever the model makes of it
 
 
+def may_leave(task: str, classes: int, metric: str) -> bool:
+    """Whether it is known how far one point moves a metric, so that it may be told of a site."""
+    known = ("auc", "balanced_accuracy", "brier", *(("f1",) if classes <= 2 else ()))
+    return metric in ("loss", PRIMARY[task], *(known if task == "classification" else ())) or (
+        task == "regression" and metric in ("mae", "r2")
+    )
+
+
 def guarded(
-    task: str, outputs: Tensor, targets: Tensor, loss: Loss, unit: Scaling | None = None
+    task: str,
+    outputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    chosen: Chosen | None = None,
+    unit: Scaling | None = None,
 ) -> dict[str, Guarded]:
     """Return the metrics of all points together, made so that one point moves none of them far.
 
     A point's loss or error counts up to a limit that follows from the targets alone, so that no
     model can be made by which the limit, or a metric that is undefined, tells of a single point.
-    Left out: a loss that is no mean over points, errors where all targets are equal, and a share
-    that one point moves by more than a quarter.
+    Left out: a loss that is no mean over points, errors where all targets are equal, a share that
+    one point moves by more than a quarter, and what is not known to be moved little.
 
     >>> from archipel.losses import LOSSES
     >>> outputs, labels = torch.tensor([[9.0, 0.0]] * 9 + [[1e9, 0.0]]), torch.tensor([0] * 9 + [1])
@@ -102,13 +213,17 @@ def guarded(
     """
     n = len(outputs)
     each = torch.arange(n + 1, device=outputs.device)
-    single = score(task, outputs, targets, each, loss, unit)
-    shares = pool(task, outputs.nan_to_num(), targets, loss, unit)
-    moves = {name: 1 / n if name == "accuracy" else _moves_pairs(task, targets) for name in SHARES}
+    chosen, classes = chosen or choose(), outputs.shape[-1]
+    names = tuple(name for name in chosen.names if may_leave(task, classes, name))
+    usual = task == "regression" or chosen.usual
+    chosen = Chosen(names, {}, usual)
+    single = score(task, outputs, targets, each, loss, Chosen((), {}, usual), unit)
+    shares = pool(task, outputs.nan_to_num(), targets, loss, chosen, unit)
+    moves = _moves(task, targets, n, classes)
     found = {
-        name: Guarded(shares[name], moves[name])
-        for name in SHARES
-        if shares.get(name, torch.nan) == shares.get(name) and moves[name] <= 0.25
+        name: Guarded(shares[name], moved)
+        for name, moved in moves.items()
+        if shares.get(name, torch.nan) == shares.get(name) and moved <= 0.25
     }
     most = _largest_loss(task, outputs, targets, loss)
     if loss.separable and most > 0:
@@ -133,13 +248,34 @@ def _limited(values: Tensor, most: float) -> float:
 def _largest_loss(task: str, outputs: Tensor, targets: Tensor, loss: Loss) -> float:
     """What the loss of a point counts at most: some times that of knowing nothing."""
     if task != "regression":
-        return _FAR * log(max(2, outputs.shape[-1]))
+        heaviest = max(loss.classes) if isinstance(loss, Weighted) else 1.0
+        return _FAR * heaviest * log(max(2, outputs.shape[-1]))
     mean, spread = targets.double().mean(), targets.double().std(correction=0)
     return float(loss((mean + _FAR * spread).view(1, 1), mean.view(1), torch.ones(1).double()))
 
 
-def _moves_pairs(task: str, targets: Tensor) -> float:
-    """The share of comparable pairs that one point is in, at most."""
+def _moves(task: str, targets: Tensor, n: int, classes: int) -> dict[str, float]:
+    """How far one point moves each metric that is bounded, whatever a model makes of it.
+
+    Balanced accuracy: a share of its class, among all classes. F1 = 2 right / (positives +
+    predicted): both counts change by one at most, so it does by 2 / positives. Brier: its square.
+    """
+    if task != "classification":
+        return {"accuracy": 1 / n, "c_index": _moves_pairs(task, targets, 2)}
+    counts = targets.long().bincount()
+    there = counts[counts > 0]
+    positives = int((targets > 0).sum())
+    return {
+        "accuracy": 1 / n,
+        "auc": _moves_pairs(task, targets, classes),
+        "balanced_accuracy": 1 / (len(there) * int(there.min())),
+        "brier": (1 if classes <= 2 else 2) / n,
+        "f1": 2 / positives if positives else float("inf"),
+    }
+
+
+def _moves_pairs(task: str, targets: Tensor, classes: int) -> float:
+    """The share of comparable pairs that one point is in, at most; of classes, the mean share."""
     if task == "survival":
         time, event = targets[:, 0].contiguous(), targets[:, 1] > 0
         times, ends = time.sort().values, time[event].sort().values
@@ -147,161 +283,47 @@ def _moves_pairs(task: str, targets: Tensor) -> float:
         mine = torch.where(event, len(time) - torch.searchsorted(times, time), 0)
         most = int((mine + torch.searchsorted(ends, time, right=True)).max())  # with all ties
         return most / pairs if pairs else float("inf")
-    up = int((targets > 0).sum())
-    fewest = min(up, len(targets) - up)
-    return 1 / fewest if fewest else float("inf")
-
-
-def _classification(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
-    outputs = outputs.unsqueeze(-1) if outputs.dim() == 1 else outputs
-    if outputs.shape[-1] > 2:
-        return {"accuracy": _mean(outputs.argmax(dim=-1) == targets, offsets)}
-    margin = outputs[:, -1] - outputs[:, 0] if outputs.shape[-1] == 2 else outputs[:, 0]
-    return {
-        "accuracy": _mean((margin > 0) == (targets > 0), offsets),
-        "auc": _auc(margin, targets > 0, offsets),
-    }
+    ups = [targets > 0] if classes <= 2 else [targets == k for k in range(classes)]
+    fewest = [min(int(up.sum()), len(up) - int(up.sum())) for up in ups]
+    return sum(1 / few if few else float("inf") for few in fewest) / len(fewest)
 
 
 def _regression(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
     targets = targets.double()
     error = outputs.double().reshape(targets.shape) - targets
-    around = targets - _mean(targets, offsets)[_party(offsets)]
-    squares, spread = _mean(error.square(), offsets), _mean(around.square(), offsets)
+    around = targets - mean(targets, offsets)[party_of(offsets)]
+    squares, spread = mean(error.square(), offsets), mean(around.square(), offsets)
     return {
         "rmse": squares.sqrt(),
-        "mae": _mean(error.abs(), offsets),
+        "mae": mean(error.abs(), offsets),
         "r2": 1 - squares / torch.where(spread > 0, spread, torch.nan),
     }
 
 
 def _survival(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
-    return {"c_index": _c_index(outputs.reshape(-1), targets[:, 0], targets[:, 1] > 0, offsets)}
+    return {"c_index": c_index(outputs.reshape(-1), targets[:, 0], targets[:, 1] > 0, offsets)}
 
 
 def _text(outputs: Tensor, targets: Tensor, offsets: Tensor) -> dict[str, Tensor]:
     right = (outputs.argmax(dim=-1) == targets).double()
-    return {"accuracy": _mean(right.mean(dim=-1), offsets)}
+    return {"accuracy": mean(right.mean(dim=-1), offsets)}
 
 
 _TASKS: dict[str, Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]] = {
-    "classification": _classification,
     "regression": _regression,
     "survival": _survival,
     "text": _text,
 }
 
 
-def _party(offsets: Tensor) -> Tensor:
-    """Return the party of each point, `[K + 1] -> [N]`."""
-    parties = torch.arange(offsets.numel() - 1, device=offsets.device)
-    return parties.repeat_interleave(offsets.diff())
-
-
-def _sum(values: Tensor, offsets: Tensor) -> Tensor:
-    """Return each party's sum, `[N] -> [K]`."""
-    total = torch.zeros(offsets.numel() - 1, dtype=torch.float64, device=values.device)
-    return total.index_add_(0, _party(offsets), values.double())
-
-
-def _mean(values: Tensor, offsets: Tensor) -> Tensor:
-    return _sum(values, offsets) / offsets.diff()
-
-
 def _loss(outputs: Tensor, targets: Tensor, offsets: Tensor, loss: Loss) -> Tensor:
     if loss.separable:  # every point a party of its own
         one = torch.ones(outputs.shape[0], 1, dtype=outputs.dtype, device=outputs.device)
-        return _mean(loss(outputs.unsqueeze(1), targets.unsqueeze(1), one), offsets)
+        return mean(loss(outputs.unsqueeze(1), targets.unsqueeze(1), one), offsets)
     values = offsets.diff().double() * torch.nan  # of the parties without points
-    for parties, rows, valid in _blocks(offsets):
+    for parties, rows, valid in blocks(offsets):
         weights = valid / valid.sum(dim=-1, keepdim=True)
         values[parties] = loss(outputs[rows], targets[rows], weights.to(outputs.dtype)).to(
             values.dtype
         )
     return values
-
-
-def _auc(scores: Tensor, positive: Tensor, offsets: Tensor) -> Tensor:
-    """Return the share of (positive, negative) pairs in the right order; equal scores count half.
-
-    With ranks in each party's order of scores, equal ones sharing their mean rank, it is Mann and
-    Whitney's U over the number of pairs.
-    """
-    party = _party(offsets)
-    order = scores.argsort()
-    order = order[party[order].argsort(stable=True)]
-    first, end = _runs(party, scores[order])
-    rank = (first + 1 + end) / 2 - offsets[party]
-    up = _sum(positive, offsets)
-    down = offsets.diff() - up
-    u = _sum(torch.where(positive[order], rank, 0.0), offsets) - up * (up + 1) / 2
-    return _unless_nan(scores, offsets, u / (up * down))
-
-
-def _c_index(risk: Tensor, time: Tensor, event: Tensor, offsets: Tensor) -> Tensor:
-    """Return Harrell's C: the share of comparable pairs whose higher risk fails first.
-
-    A pair is comparable when one fails while the other is still followed, that is later, or
-    censored at the same time. Equal risks count half. In each party's order of time, events
-    before censorings and simultaneous events by risk, a comparable pair is an event and any later
-    row but a simultaneous event; those have no smaller risk, so only their equal ones are taken
-    off again. The later rows of smaller risk are counted as in a merge sort, blocks of 1, 2, 4 ...
-    rows with their right neighbours, which takes n (log n)^2 rather than n^2.
-    """
-    party = _party(offsets)
-    risks, rank = torch.unique(risk, return_inverse=True)
-    times, moment = torch.unique(time, return_inverse=True)
-    order = (rank + risks.numel() * ~event).argsort()
-    order = order[(party * times.numel() + moment)[order].argsort(stable=True)]
-    rank, moment, event = rank[order], moment[order], event[order]
-    row = torch.arange(order.numel(), device=order.device)
-    place = row - offsets[party]
-
-    _, end = _runs(party, moment, event)
-    pairs = _sum(event * (offsets[party + 1] - end), offsets)
-    _, end = _runs(party, moment, event, rank)
-    right = -(end - 1 - row) / 2
-    longest = int(offsets.diff().max()) if offsets.numel() > 1 else 0
-    for level in range(max(longest - 1, 0).bit_length()):
-        block = place >> level
-        couple = offsets[party] + (block >> 1)  # a number no other couple of blocks has
-        key, by = (couple * risks.numel() + rank).sort()
-        rights = torch.nn.functional.pad((block & 1)[by].cumsum(0), (1, 0))
-        first, end = _runs(key)
-        start, _ = _runs(couple)
-        lower = (rights[first] + rights[end]) / 2 - rights[start]
-        right[by] += torch.where((block & 1)[by] == 0, lower, 0.0)
-    return _unless_nan(risk, offsets, _sum(torch.where(event, right, 0.0), offsets) / pairs)
-
-
-def _runs(*columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first row, and the row after the last, of the run of equal rows each is in."""
-    fresh = torch.ones_like(columns[0], dtype=torch.bool)
-    fresh[1:] = torch.stack([column[1:] != column[:-1] for column in columns]).any(dim=0)
-    run = fresh.cumsum(0) - 1
-    size = run.bincount()
-    end = size.cumsum(0)
-    return (end - size)[run], end[run]
-
-
-def _unless_nan(scores: Tensor, offsets: Tensor, values: Tensor) -> Tensor:
-    """Return the values, NaN for a party whose model has diverged: order says nothing there."""
-    return torch.where(_sum(scores.isnan(), offsets) > 0, torch.nan, values)
-
-
-def _blocks(offsets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (parties `[m]`, rows `[m, b]`, valid `[m, b]`), every party with points once.
-
-    Parties of like size are padded together, as many as a block holds. A padding row repeats the
-    party's first.
-    """
-    sizes, order = offsets.diff().sort(descending=True)
-    order = order[: int((sizes > 0).sum())]
-    first = 0
-    while first < order.numel():
-        b = int(sizes[first])
-        parties = order[first : first + max(1, _BLOCK // b)]
-        first += parties.numel()
-        column = torch.arange(b, device=offsets.device)
-        valid = column < offsets.diff()[parties, None]
-        yield parties, offsets[parties, None] + column * valid, valid

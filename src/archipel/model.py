@@ -11,21 +11,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.parameter import is_lazy
 
 from archipel import losses
 from archipel.core import Vector
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, unknown
 from archipel.losses import Loss
+from archipel.metrics import Chosen
 from archipel.optimisers import SGD, Optimiser
 from archipel.rng import Ints, Keys
 from archipel.tree import tree_map
 from archipel.vector import ParamSpec, trainable
+
+Statistics = Literal["averaged", "own"]  # BatchNorm's: one for all, or each party's
 
 
 class Points(NamedTuple):
@@ -89,15 +93,25 @@ class Way(Protocol):
 class Model:
     """Any `nn.Module` and a loss as functions of a flat vector; the module itself is not touched.
 
+    With `statistics = "averaged"`, BatchNorm's running means and variances are averaged over the
+    parties of a round and go with the shared model; with "own" every party keeps its own.
+
     >>> model = Model(nn.Linear(3, 2))
     >>> model.p, model.grad(model.w, torch.ones(5, 3), torch.zeros(5).long()).shape
     (8, torch.Size([8]))
     """
 
     def __init__(
-        self, module: nn.Module, loss: str | Loss | Callable[..., Tensor] = "cross_entropy"
+        self,
+        module: nn.Module,
+        loss: str | Loss | Callable[..., Tensor] = "cross_entropy",
+        statistics: Statistics = "averaged",
     ) -> None:
-        self.module = copy.deepcopy(module)
+        _check_whole(module)
+        if statistics not in get_args(Statistics):
+            raise unknown("statistics", statistics, get_args(Statistics))
+        self.module, self.statistics = copy.deepcopy(module), statistics
+        self.metrics: Chosen | None = None  # by which it is judged; the task's usual ones
         self.loss_function = losses.loss(loss)
         self.spec = ParamSpec.of(trainable(self.module))
         if not self.spec.names:
@@ -113,6 +127,9 @@ class Model:
                 f"the model's parameters have several types ({', '.join(sorted(dtypes))}): "
                 "convert it to one, for example with module.float()."
             )
+        layers = _norm_layers(self.module)
+        self.norms = tuple(n for n in self.spec.names if n.rpartition(".")[0] in layers)
+        self.running, self.counting, self.least = _running(self.module, self.buffer_spec)
         self._one: OneByOne | None = None
 
     @property
@@ -134,6 +151,18 @@ class Model:
         """Initial buffers (BatchNorm statistics) as a second vector `[q]`."""
         values = [buffer.reshape(-1).to(self.dtype) for _, buffer in self.module.named_buffers()]
         return torch.cat(values) if values else torch.zeros(0, dtype=self.dtype)
+
+    def judged_by(self, chosen: Chosen) -> Model:
+        """The same model, judged by these metrics."""
+        other = copy.copy(self)
+        other.metrics = chosen
+        return other
+
+    def buffers_with(self, statistics: Tensor) -> Tensor:
+        """Initial buffers with these running statistics: `[..., s] -> [..., q]`."""
+        buffers = self.buffers.expand(*statistics.shape[:-1], -1).clone()
+        buffers[..., self.running] = statistics
+        return buffers
 
     @property
     def one(self) -> OneByOne:
@@ -412,6 +441,43 @@ class Vmapped:
 
     def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
         return descend_stack(self, w, steps)
+
+
+def _check_whole(module: nn.Module) -> None:
+    """Refuse layers that learn their size from the first points they see."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            layer = module.get_submodule(name.rpartition(".")[0])
+            raise ArchipelError(
+                f"the model's layer '{name.rpartition('.')[0]}' ({type(layer).__name__}) does not "
+                "know its size yet: give it one, or pass a point through the module first."
+            )
+
+
+def _norm_layers(module: nn.Module) -> set[str]:
+    """Layers that keep running statistics, and their like: BatchNorm of every dimension."""
+    kind = nn.modules.batchnorm._NormBase
+    return {name for name, layer in module.named_modules() if isinstance(layer, kind)}
+
+
+def _running(module: nn.Module, spec: ParamSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Where in the buffers a layer's running statistics are, its counts, and the least of them."""
+    layers = _norm_layers(module)
+    means, counts, variance = [], [], []
+    for name, part in zip(spec.names, torch.arange(spec.size).split(spec.sizes), strict=True):
+        layer, _, what = name.rpartition(".")
+        if layer in layers and what in ("running_mean", "running_var"):
+            means.append(part)
+            variance.append(torch.full((len(part),), what == "running_var"))
+        elif layer in layers and what == "num_batches_tracked":
+            counts.append(part)
+    none = torch.zeros(0, dtype=torch.int64)
+    is_variance = torch.cat([none.bool(), *variance])
+    return (
+        torch.cat([none, *means]),
+        torch.cat([none, *counts]),
+        torch.where(is_variance, 0.0, -torch.inf),
+    )
 
 
 def descend_stack(way: Way, w: Tensor, steps: Steps) -> Tensor:

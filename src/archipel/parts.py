@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from archipel import data as datasets
 from archipel import models
 from archipel.data.federation import Federation
+from archipel.data.rows import ranges
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
 from archipel.graphs import topology as topology_of
-from archipel.losses import Loss, default_loss
-from archipel.model import Model
+from archipel.losses import Loss, balanced, default_loss, weighted
+from archipel.losses import loss as loss_of
+from archipel.model import Model, Statistics
 from archipel.participation import Away, absences
+
+ClassWeights = Sequence[float] | Literal["balanced"]
 
 
 def federation(
@@ -41,11 +46,17 @@ def build_model(
     loss: str | Loss | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    statistics: Statistics | None = None,
+    class_weights: ClassWeights | None = None,
 ) -> Model:
     """Return the model itself, a module with the task's loss, or a reference network by name."""
     if isinstance(model, Model):
-        if loss is not None:
-            raise ArchipelError(f"loss = {loss!r}: the model has one already; leave it out.")
+        given = {"loss": loss, "statistics": statistics, "class_weights": class_weights}
+        for name, value in given.items():
+            if value is not None:
+                raise ArchipelError(
+                    f"{name} = {value!r}: the model has its own already; leave it out."
+                )
         return model
     if model is None:
         model = models.default_model(fed.task, fed.shape)
@@ -53,7 +64,27 @@ def build_model(
         model = models.build(model, fed.shape, fed.classes or 1, seed, **(options or {}))
         if fed.x.is_floating_point():
             model = model.to(fed.x.dtype)
-    return Model(model, default_loss(fed.task) if loss is None else loss)
+    minimised = loss_of(default_loss(fed.task) if loss is None else loss)
+    if class_weights is not None:
+        minimised = weighted(minimised, _weights(class_weights, fed), fed.task, fed.classes)
+    return Model(model, minimised, statistics or "averaged")
+
+
+def _weights(given: ClassWeights, fed: Federation) -> Sequence[float]:
+    """A weight for each class: as given, or of the training points of all training parties."""
+    if not isinstance(given, str):
+        return given
+    if given != "balanced":
+        raise ArchipelError(f'class_weights = "{given}": say "balanced", or give numbers.')
+    if fed.task != "classification":
+        return [1.0]
+    if fed.about.elsewhere:
+        raise ArchipelError(
+            'class_weights = "balanced": how many points each class has is known to the sites '
+            "alone, and they do not tell; agree on numbers and give them, [1.0, 5.0]."
+        )
+    rows = ranges(fed.offsets[: fed.training].numpy(), fed.test_from[: fed.training].numpy())
+    return balanced(fed.y[torch.from_numpy(rows)].bincount(minlength=fed.classes).tolist())
 
 
 def build_topology(topology: str | Topology | None, fed: Federation, seed: int) -> Topology | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithms, models and data found by name, by entry point, or in a Python file.
+"""Algorithms, models, data and metrics found by name, by entry point, or in a Python file.
 
-A package adds names with the entry-point groups `archipel.algorithms`, `archipel.models` and
-`archipel.data`; a study also takes a path, `mine.py` or `mine.py:Mine`. Nothing is ever loaded from
-a wire: the files are on this machine, put there by its owner.
+A package adds names with the entry-point groups `archipel.algorithms`, `archipel.models`,
+`archipel.data` and `archipel.metrics`; a study also takes a path, `mine.py` or `mine.py:Mine`.
+Nothing is ever loaded from a wire: the files are on this machine, put there by its owner.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from typing import Any, Literal
 from archipel.algorithms import ALGORITHMS
 from archipel.data import DATASETS
 from archipel.errors import ArchipelError, unknown
+from archipel.metrics import METRICS
 from archipel.models import MODELS
 
-Kind = Literal["algorithm", "model", "data"]
+Kind = Literal["algorithm", "model", "data", "metric"]
 
-_GROUPS = {"algorithm": "archipel.algorithms", "model": "archipel.models", "data": "archipel.data"}
+_GROUPS = {
+    "algorithm": "archipel.algorithms",
+    "model": "archipel.models",
+    "data": "archipel.data",
+    "metric": "archipel.metrics",
+}
 
 _PREFIX = "archipel_file_"  # of the modules that files become
 _BESIDE: dict[str, list[Path]] = {}  # by module: files of its own folder that it imports
@@ -34,7 +40,7 @@ _BESIDE: dict[str, list[Path]] = {}  # by module: files of its own folder that i
 
 def names(kind: Kind) -> list[str]:
     """What there is by name, with what installed packages add."""
-    return sorted({*_bundled(kind), *_added(kind)})
+    return sorted({*(METRICS if kind == "metric" else _bundled(kind)), *_added(kind)})
 
 
 def find(kind: Kind, name: str, base: Path | None = None) -> Callable[..., Any]:
@@ -76,6 +82,8 @@ def file_of(name: str, base: Path | None = None) -> Path | None:
 def _bundled(kind: Kind) -> dict[str, Callable[..., Any]]:
     if kind == "algorithm":
         return dict(ALGORITHMS)
+    if kind == "metric":  # Archipel's own are measured for all parties at once
+        return {}
     return dict(MODELS) if kind == "model" else {name: make for name, (make, _) in DATASETS.items()}
 
 

@@ -98,7 +98,7 @@ class Run:
     participation: list[Cohort] = field(default_factory=list)  # of every round
     notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
     vector: Vector = field(default_factory=lambda: torch.zeros(0))
-    buffers: Tensor | None = None  # mean of the parties' BatchNorm statistics
+    buffers: Tensor | None = None  # that go with `vector`, BatchNorm's statistics among them
     parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
     making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
     baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central

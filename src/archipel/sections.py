@@ -33,7 +33,6 @@ from archipel.data.schema import TEST, Schema
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.losses import LOSSES
-from archipel.metrics import METRICS
 from archipel.participation import Participation, absences
 
 Number = StrictInt | StrictFloat
@@ -92,9 +91,13 @@ class About(Section):
     rounds: Annotated[int, Field(ge=1, le=10_000_000, description="how many")] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="of all that a simulation draws")] = 0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds")] = 1
-    metric: Annotated[str | None, Field(description="by which the run is judged; the task's")] = (
-        None
-    )
+    metric: Annotated[
+        str | None, Field(description="by which the run is judged, or mine.py:score; the task's")
+    ] = None
+    metrics: Annotated[
+        list[str] | None,
+        Field(max_length=50, description="what is measured, or mine.py:score; the task's usual"),
+    ] = None
     target: Annotated[Number | None, Field(description="of that metric")] = None
 
 
@@ -169,6 +172,14 @@ class Network(Open):
 
     name: Annotated[str | None, Field(description="archipel list models, or mine.py:net")] = None
     loss: Annotated[str | None, Field(description="the task's")] = None
+    class_weights: Annotated[
+        list[Number] | Literal["balanced"] | None,
+        Field(description='in the loss, [1.0, 5.0], or "balanced" by training points; all alike'),
+    ] = None
+    statistics: Annotated[
+        Literal["averaged", "own"] | None,
+        Field(description="BatchNorm's: averaged, as the model is, or each party's own; averaged"),
+    ] = None
 
 
 class Method(Open):
@@ -363,10 +374,8 @@ def check_test(data: Data) -> None:
         raise ArchipelError(f"data.test = {test}: give a number from 0 below 1.")
 
 
-def check_names(about: About, network: Network, graph: Graph) -> None:
-    """Metric, loss and topology by name."""
-    if about.metric is not None and about.metric not in METRICS:
-        raise unknown("study.metric", about.metric, METRICS)
+def check_names(network: Network, graph: Graph) -> None:
+    """Loss and topology by name."""
     if network.loss is not None and network.loss not in LOSSES:
         raise unknown("model.loss", network.loss, LOSSES)
     if graph.name is not None and graph.name.partition(":")[0] not in TOPOLOGIES:

@@ -26,13 +26,14 @@ from archipel.errors import ArchipelError, RunFailed, unknown
 from archipel.graphs import Topology
 from archipel.history import Round, spread
 from archipel.losses import Loss
-from archipel.metrics import larger_is_better
-from archipel.model import Model
+from archipel.metrics import Own, choose, larger_is_better, name_of
+from archipel.model import Model, Statistics
 from archipel.participation import Cohort, Floats, Participation
-from archipel.parts import build_away, build_model, build_topology, federation
+from archipel.parts import ClassWeights, build_away, build_model, build_topology, federation
 from archipel.recording import Recorder
 from archipel.rng import Ints
 from archipel.run import Description, Run, Spent
+from archipel.statistics import notes_of
 from archipel.store.folder import Folder
 
 __all__ = ["Options", "Run", "Watch", "simulate", "sweep"]
@@ -55,8 +56,11 @@ class Options(TypedDict, total=False):
     parties: int  # to so many
     topology: str | Topology  # for peers, such as "ring"
     loss: str | Loss  # the task's
+    class_weights: ClassWeights  # in the loss: a number for each class, or "balanced"; all alike
+    statistics: Statistics  # BatchNorm's: "averaged" with the model, or each party's "own"
     evaluate_every: int  # rounds; 1
-    metric: str  # by which the run is judged; the task's
+    metric: str | Own  # by which the run is judged; the task's
+    metrics: Sequence[str | Own]  # what is measured, also functions; the task's usual ones
     target: float  # of that metric
     workers: int  # processes; all cores
     plan: Plan  # how to compute; timed unless given
@@ -160,8 +164,9 @@ def recall(
     state = recording.restore(folder, run)
     if not elsewhere:
         loop.restore(state)
-    elif "shared.0" in state:  # the first leaf is the model
-        run.vector = state["shared.0"]
+    elif "shared.0" in state:
+        loop.engine.restore_shared(state)
+        loop._take_model(run, 0)
     run.study = study
     return run
 
@@ -214,6 +219,7 @@ class Loop:
         notes = _empty(fed, len(self.eligible))
         self.who.count(len(self.eligible))
         self.engine = self._engine(algorithm, fed, model, settings)
+        notes += notes_of(algorithm, model, self.engine.own_statistics)
         if options.get("server_sees") == "sums" and not self.engine.anatomy.sums_only:
             raise ArchipelError(
                 f'privacy.server_sees = "sums": {type(algorithm).__name__} looks at single uploads '
@@ -229,7 +235,7 @@ class Loop:
                 self.engine.plan,
                 self.engine.anatomy,
                 self.rounds,
-                options.get("metric") or "",
+                name_of(options.get("metric") or ""),
                 options.get("target"),
                 notes=list(notes),
             )
@@ -418,7 +424,11 @@ def _parts(
             raise unknown("option", name, [*Options.__annotations__, *named])
     seed = options.get("seed", 0)
     fed = federation(data, options.get("partition"), options.get("parties"), seed)
-    return fed, build_model(model, fed, options.get("loss"), seed)
+    rest = options.get("statistics"), options.get("class_weights")
+    built = build_model(model, fed, options.get("loss"), seed, None, *rest)
+    if built.metrics is None or "metrics" in options:
+        built = built.judged_by(choose(options.get("metrics"), options.get("metric")))
+    return fed, built
 
 
 def _empty(fed: Federation, eligible: int) -> list[str]:

@@ -155,7 +155,24 @@ class Study(BaseModel):
         """Build the network for the data."""
         with _said_of("model"):
             options = self._options("model")
-            return model_of(self.model, data, self._base, self.study.seed, options)
+            model = model_of(self.model, data, self._base, self.study.seed, options)
+        return model.judged_by(self.chosen)
+
+    @property
+    def chosen(self) -> metrics.Chosen:
+        """What is measured, own metrics as their functions."""
+        about = self.study
+        with _said_of("study"):
+            listed = None if about.metrics is None else [*map(self._metric, about.metrics)]
+            judged = None if about.metric is None else self._metric(about.metric)
+            return metrics.choose(listed, judged)
+
+    def _metric(self, name: str) -> str | metrics.Own:
+        if name in metrics.METRICS:
+            return name
+        if plugins.file_of(name) is None and name not in plugins.names("metric"):
+            raise unknown("study.metric", name, plugins.names("metric"))
+        return plugins.find("metric", name, self._base)
 
     def options(self) -> Options:
         """What `simulate` is told."""
@@ -164,7 +181,7 @@ class Study(BaseModel):
             "rounds": about.rounds,
             "seed": about.seed,
             "evaluate_every": about.evaluate_every,
-            "metric": about.metric,
+            "metric": about.metric and metrics.name_of(self._metric(about.metric)),
             "target": about.target,
             "topology": self.topology.name,
             "server_sees": self.privacy.server_sees,
@@ -227,6 +244,7 @@ class Study(BaseModel):
             ("algorithm", self.algorithm.name),
             ("model", self.model.name),
             ("data", data.name),
+            *(("metric", name) for name in (*(self.study.metrics or ()), self.study.metric)),
         ]
         paths = [
             path
@@ -360,7 +378,8 @@ class Study(BaseModel):
             self._options("data")
             check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
-        check_names(self.study, self.model, self.topology)
+        check_names(self.model, self.topology)
+        _ = self.chosen
         if self.topology.asynchronous and not is_peer(self.algorithm_object):
             raise ArchipelError(
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
@@ -370,13 +389,12 @@ class Study(BaseModel):
 
     def _check_metric(self, data: Federation, model: Model) -> None:
         """Whether the task has the metric, before anything is trained."""
-        if self.study.metric is None:
+        if self.study.metric is None and self.study.metrics is None:
             return
         check_fit(model, data)
         outputs = model.predict(model.w, data.x[:2], model.buffers)
-        known = metrics.pool(data.task, outputs, data.y[:2], model.loss_function)
-        if self.study.metric not in known:
-            raise unknown(f"study.metric of '{data.about.name}'", self.study.metric, known)
+        with _said_of("study"):
+            metrics.pool(data.task, outputs, data.y[:2], model.loss_function, model.metrics)
 
     def _check_rate(self) -> None:
         """A learning rate that changes has a value in the first rounds and in the last."""

@@ -55,7 +55,13 @@ class ParamSpec:
                 f"'{pattern}' names {'all' if any(chosen) else 'none'} of the model's parameters: "
                 f"take some of {', '.join(self.names)}, with * for any letters."
             )
-        return torch.cat([torch.full((n,), yes) for n, yes in zip(self.sizes, chosen, strict=True)])
+        return self.among(name for name, yes in zip(self.names, chosen, strict=True) if yes)
+
+    def among(self, names: Iterable[str]) -> Tensor:
+        """Which numbers belong to the parameters of exactly these names, `[p]`."""
+        chosen = set(names)
+        parts = zip(self.names, self.sizes, strict=True)
+        return torch.cat([torch.full((n,), name in chosen) for name, n in parts])
 
     def views(self, w: Tensor) -> dict[str, Tensor]:
         """Cut `[..., p]` into named tensors `[..., *shape]` that share its memory."""

@@ -121,7 +121,10 @@ RUN = ["run", "fedavg", "--data", "heart_disease"]
         ([*RUN, "--set", "a\nb.c=1"], "unknown section 'a\\nb'"),
         ([*RUN, "--set", "algorithm.lr=fast"], 'algorithm.lr = "fast": give a number'),
         ([*RUN, "--set", "study.metric=auk"], "unknown study.metric 'auk': did you mean 'auc'?"),
-        ([*RUN, "--set", "study.metric=rmse"], "unknown study.metric of 'heart_disease' 'rmse'"),
+        (
+            [*RUN, "--set", "study.metric=rmse"],
+            "unknown metric of classification with 2 classes 'rm",
+        ),
         ([*RUN, "--set", "simulate.away.oslo=1-2"], "unknown party 'oslo'"),
         ([*RUN, "--set", "topology.name=ring"], "topology 'ring': FedAvg has a server"),
         ([*RUN, "--out", "a-file"], "out = 'a-file': cannot be written to (File exists)"),

@@ -2,6 +2,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from archipel.data import Federation, load
@@ -23,3 +24,12 @@ def test_text_empty_and_new_parties_are_drawn(tmp_path: Path) -> None:
 
     assert len(fed.plot(tmp_path / "a.png").axes) == 2
     assert len(numbers.plot(tmp_path / "b.svg", max_parties=3).axes) == 2
+
+
+def test_classes_have_their_names(tmp_path):
+    table = pd.DataFrame({"x": range(12), "by": ["a", "b"] * 6, "y": ["icu", "home", "$5"] * 4})
+    fed = Federation.from_frame(table, by="by", target="y")
+
+    axes = fed.plot(tmp_path / "c.png").axes[0]
+
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [r"\$5", "home", "icu"]

@@ -204,7 +204,7 @@ def test_result_is_plain_torch_training(name):
 
 
 def test_batchnorm_statistics_stay_with_the_party():
-    data, model = federation(), build("BatchNorm")
+    data, model = federation(), ar.Model(MODULES["BatchNorm"](), statistics="own")
     with ar.LocalEngine(
         ar.FedAvg(lr=0.1, batch_size=3), data, model, plan=Plan("one", 2, 1)
     ) as engine:

@@ -101,7 +101,7 @@ def test_a_site_killed_amid_questions_does_not_ask_again():
 def test_a_site_that_was_restarted_says_what_it_said():
     seat = seat_of(patients(), Policy())
     seat.may_score(2, b"h", [seat.model.w])
-    seat.answer = seat.told(seat.model.w, 2), None
+    seat.answer = seat.told(seat.learnt([seat.model.w]), 2), None
 
     again = seat_of(patients(), Policy())
     again.restore(seat.state())
@@ -135,7 +135,7 @@ def bisect(seat, features, seed, budget=50, tilt=0.02):
         left[0] -= 1
         w = torch.zeros(2 * features + 2)
         w[features : 2 * features], w[-1] = 1e5 * direction, -1e5 * offset
-        return seat.told(w, 1)["accuracy"]
+        return seat.told(seat.learnt([w]), 1)["accuracy"]
 
     low, high = -1.0, 1.5
     below = seen(u, low)
@@ -193,7 +193,7 @@ def test_overflow_does_not_tell_of_one_record():
                     layer.weight[:, 0] = 1e11
         w = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
         outputs = model.one.outputs(w, x, None)
-        return seat.told(w, 1), int((~outputs.isfinite()).any(dim=1).sum())
+        return seat.told(seat.learnt([w]), 1), int((~outputs.isfinite()).any(dim=1).sum())
 
     beyond, none = told((first + second) / 2), told(first + 1)
 
@@ -209,7 +209,7 @@ def test_scores_that_cannot_be_told_are_there_and_undefined(ill):
     y[60 : 60 + ill] = y[:30] = 1
     told = seat_of(patients(ill=y), Policy())
 
-    scores = told.told(told.model.w, 1)
+    scores = told.told(told.learnt([told.model.w]), 1)
 
     assert scores.keys() == {"accuracy", "auc", "loss"}
     assert np.isnan(scores["auc"]) and np.isfinite(scores["accuracy"])
@@ -280,7 +280,7 @@ def test_every_rule_that_changes_holds_at_once(tmp_path, change):
     with pytest.raises(Withheld, match="this site's policy is not met"):
         seat.work(1, 0, sent)
     with pytest.raises(Withheld, match="this site's policy is not met"):
-        seat.told(seat.model.w, 1)
+        seat.told(seat.learnt([seat.model.w]), 1)
 
 
 def test_a_paused_site_asks_for_no_model_of_its_own(tmp_path):

@@ -795,7 +795,7 @@ def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
         seat, _ = site._seat(digest, data)
         seat.restore(safetensors.torch.load_file(folder / "peer" / "own.safetensors"))
         torch.testing.assert_close(seat.own.state, vectors[k], rtol=1e-6, atol=1e-6)
-        scores = seat.score(seat.own.state, 5)
+        scores = seat.score(seat.mine(), 5)
         assert scores["accuracy"] == pytest.approx(float(expected.parties["accuracy"][k]), abs=1e-6)
         assert scores["loss"] == pytest.approx(float(expected.parties["loss"][k]), rel=1e-5)
         model = safetensors.torch.load_file(folder / "model.safetensors")

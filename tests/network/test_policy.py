@@ -129,7 +129,11 @@ def test_a_handful_of_scored_models_gives_back_no_record(seed):
     ill, count = float((y == 1).sum()), len(x)
 
     def attack(seat):
-        seen = reconstruct(lambda w: seat.told(w, 1).get("loss", float("nan")), u, b, 13)
+
+        def tell(w, seat=seat):
+            return seat.told(seat.learnt([w]), 1).get("loss", float("nan"))
+
+        seen = reconstruct(tell, u, b, 13)
         # what class 1 adds between the two planes, which the coordinator knows from the far ones
         margins = seen * count - ill * (b - 50.0)
         return (margins[1:] - margins[0]) / 0.02
@@ -238,8 +242,8 @@ def test_rounding_at_random_is_right_on_the_whole():
 def test_few_test_rows_are_not_scored_for_others():
     seat = seat_of(patients(test=9), Policy())
 
-    assert seat.told(seat.model.w, 1) == {}
-    assert "accuracy" in seat.score(seat.model.w, 1)  # for the site itself
+    assert seat.told(seat.learnt([seat.model.w]), 1) == {}
+    assert "accuracy" in seat.score(seat.learnt([seat.model.w]), 1)  # for the site itself
 
 
 # -- uploads ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from archipel.algorithms.apgd import APGD1, APGD2
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedavg import FedAvg
+from archipel.algorithms.fedbn import FedBN
 from archipel.algorithms.fedopt import FedOpt
 from archipel.algorithms.fedper import FedPer
 from archipel.algorithms.fedprox import FedProx
@@ -29,6 +30,7 @@ ALGORITHMS = {
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedavg": FedAvg,
+    "fedbn": FedBN,
     "fedopt": FedOpt,
     "fedper": FedPer,
     "fedprox": FedProx,
@@ -53,6 +55,7 @@ __all__ = [
     "Alone",
     "Ditto",
     "FedAvg",
+    "FedBN",
     "FedOpt",
     "FedPer",
     "FedProx",

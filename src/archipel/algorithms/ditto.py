@@ -40,7 +40,7 @@ class Ditto:
 
     def party(self, me: Party, w: Vector, own: Own) -> tuple[Vector, Own]:
         w_k = me.descend(w, self).w  # line 5: the global objective, as FedAvg
-        v = me.descend(own.v, self, pull=self.lam, towards=w).w  # line 6
+        v = me.descend(own.v, self, pull=self.lam, towards=w, aside=True).w  # line 6
         return w_k - w, Own(v, ones_like(own.trained))
 
     def server(self, w: Vector, uploads: Uploads) -> Vector:

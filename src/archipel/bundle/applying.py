@@ -20,7 +20,7 @@ from archipel.data import looks, tables
 from archipel.data.features import Points
 from archipel.errors import ArchipelError, clean
 from archipel.loading import made
-from archipel.losses import LOSSES, default_loss
+from archipel.losses import LOSSES, default_loss, weighted
 from archipel.model import Model
 
 if TYPE_CHECKING:
@@ -156,7 +156,12 @@ class Bundle:
         unit, loss = self.features.target, known or default_loss(self.about.task)
         y = y if unit is None else unit.apply(y)
         y = y.float() if y.is_floating_point() else y
-        found = metrics.pool(self.about.task, out, y, loss, unit)
+        about, weights = self.about, self.about.network.class_weights
+        if weights is not None:
+            loss = weighted(loss, weights, about.task, about.classes)
+        measured = [*(about.metrics or about.reported)]  # but for own ones, whose code is not here
+        chosen = metrics.choose([name for name in measured if name in metrics.METRICS] or None)
+        found = metrics.pool(about.task, out, y, loss, chosen, unit)
         return found if known else {k: v for k, v in found.items() if k != "loss"}
 
 

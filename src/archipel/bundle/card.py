@@ -122,12 +122,8 @@ def _how_well(about: Manifest) -> list[str]:
         return ["Nothing was measured: there was no test point."]
     said = [f"Measured on {about.measured}.", "", *_metrics(about.metrics or about.reported)]
     if about.metrics and _differ(about.metrics, about.reported):
-        why = (
-            f"with each party's own statistics; this bundle has {about.statistics}"
-            if about.statistics
-            else "of the models that parties use"
-        )
-        said += ["", f"The run reported other values, {why}:", "", *_metrics(about.reported)]
+        said += ["", "The run reported other values, of the models that parties use:", ""]
+        said += _metrics(about.reported)
     return said
 
 

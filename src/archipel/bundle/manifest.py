@@ -58,6 +58,7 @@ class NetworkPart(_Part):
     shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)]
     outputs: Annotated[int, Field(ge=1, le=_MOST_CLASSES)]
     loss: Text | None  # None for one of the user's own
+    class_weights: Annotated[list[float], Field(max_length=_MOST_CLASSES)] | None = None
 
 
 class StudyPart(_Part):

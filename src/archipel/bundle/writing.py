@@ -26,12 +26,15 @@ from archipel.data.rows import ranges
 from archipel.data.schema import Column, Schema
 from archipel.errors import ArchipelError
 from archipel.exchange import has_personal, is_peer
-from archipel.losses import LOSSES
+from archipel.losses import LOSSES, Weighted
 from archipel.model import Model
 from archipel.run import Run, plain
 from archipel.simulation import Loop
+from archipel.statistics import keep_own
 from archipel.store.folder import Folder
 from archipel.study import Study
+
+AVERAGED = "averaged over the parties of each round, as the model is"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ def contents(source: Source) -> dict[str, bytes]:
 
 def _manifest(source: Source, name: str) -> Manifest:
     study, data = source.study, source.data
-    loss = source.model.loss_function.name
+    minimised = source.model.loss_function
+    weights = [*minimised.classes] if isinstance(minimised, Weighted) else None
+    loss = (minimised.loss if isinstance(minimised, Weighted) else minimised).name
     described = {
         "format": FORMAT,
         "archipel": version("archipel"),
@@ -94,6 +99,7 @@ def _manifest(source: Source, name: str) -> Manifest:
             "shape": list(data.shape),
             "outputs": data.classes or 1,
             "loss": loss if loss in LOSSES else None,
+            "class_weights": weights,
         },
         "features": _features(data).to_json(),
         "study": {
@@ -156,14 +162,16 @@ def of_run(run: Run, party: str | None = None) -> Source:
     source = Source(
         run.study, run.study.toml().encode(), run.study.hash, data, run.task_model, run.vector,
         run.buffers, shared, _trained(data), run.done, "", reported=run.metrics,
+        statistics=AVERAGED if len(run.task_model.running) else "",
     )  # fmt: skip
     chosen = slice(0, data.training)
     if party is not None:
         k = data.index(party)
         source, chosen = _of_party(run, source, k), slice(k, k + 1)
-    elif run.buffers is not None:
-        source = replace(
-            source, statistics="the mean of the statistics of the parties that trained"
+    elif keep_own(run.algorithm, run.task_model):
+        raise ArchipelError(
+            f"run '{run.name}': every party keeps its own statistics of BatchNorm, so there is no "
+            f"one model whose score was reported; say --party, such as {data.name(0)}."
         )
     found, points = _scores(source, chosen)
     where = f"{data.training} parties" if party is None else party
@@ -179,7 +187,8 @@ def _of_party(run: Run, source: Source, k: int) -> Source:
             f"--party {name}: {algorithm} predicts by a party's own rows, which no bundle carries; "
             "leave --party out."
         )
-    if not own and run.buffers is None:
+    keeps = keep_own(run.algorithm, run.task_model)
+    if not own and not keeps:
         raise ArchipelError(
             f"--party {name}: {algorithm} has one model for all parties; leave --party out."
         )
@@ -198,7 +207,7 @@ def _of_party(run: Run, source: Source, k: int) -> Source:
         buffers=buffers,
         whose=f"{name}'s own model" if own else source.whose,
         party=name,
-        statistics="" if buffers is None else f"{name}'s own",
+        statistics=f"{name}'s own" if len(run.task_model.running) else "",
         reported={metric: float(values[k]) for metric, values in run.parties.items()},
     )
 
@@ -220,5 +229,7 @@ def _scores(source: Source, parties: slice) -> tuple[dict[str, float], int]:
     if len(rows) == 0:
         return {}, 0
     out = outputs(model.to_module(source.w, source.buffers), data.x[rows])
-    unit = data.features.target
-    return metrics.pool(data.task, out, data.y[rows], model.loss_function, unit), len(rows)
+    found = metrics.pool(
+        data.task, out, data.y[rows], model.loss_function, model.metrics, data.features.target
+    )
+    return found, len(rows)

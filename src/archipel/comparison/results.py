@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LOCAL, CENTRAL = "every party alone", "data pooled"
-RANKS = ("auc", "c_index")  # need one model: scores of different models have no common order
+RANKS = ("auc", "average_precision", "c_index")  # of one model: others' have no common order
 JOINING = ("messages", "gradients", "bytes", "seconds")  # what a new party needs for a model
 NEAR = 0.95  # of the best final value: the target where the study names none
 

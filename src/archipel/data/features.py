@@ -62,6 +62,12 @@ class Features:
         target = Scaling(scaling.mean[d], scaling.scale[d]) if schema.scales_target else None
         return features.scaled(of_points.without(schema.marks)).aimed(target)
 
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes, in the order of their numbers; none where they have none."""
+        targets = () if self.schema is None else self.schema.targets
+        return [str(value) for value in targets[0].values] if len(targets) == 1 else []
+
     def filled(self, fill: Tensor) -> Features:
         """The same, with these numbers in empty cells."""
         return replace(self, fill=fill)

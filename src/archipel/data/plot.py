@@ -95,7 +95,10 @@ def _classes(axes: Axes, fed: Federation, shown: Ints) -> None:
         linewidth=0,
     )
     axes.set_ylim(-0.8, fed.classes - 0.2)
-    axes.set_yticks(range(0, fed.classes, 1 + fed.classes // 21))
+    ticks, labels = range(0, fed.classes, 1 + fed.classes // 21), fed.features.labels
+    axes.set_yticks(ticks)
+    if len(labels) == fed.classes:
+        axes.set_yticklabels([labels[tick].replace("$", r"\$") for tick in ticks])
     axes.set_ylabel("class", color=INK)
     axes.set_title(f"training points by class (largest: {most:.0f})", loc="left", color=INK)
 

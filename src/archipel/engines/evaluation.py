@@ -54,21 +54,24 @@ def evaluate(
     own: bool,
     training: int,
     server: personal.Server | None = None,
+    common: bool = True,
 ) -> Evaluation:
     """Score the vector in `memory`, or with `own` each party's model, at every party.
 
     The first `training` parties are pooled as such, the rest as new ones. A `server` helps parties
-    that make models of their own.
+    that make models of their own. `common` has every party use the buffers in `memory` with the
+    vector, and not those that it keeps.
     """
-    data, loss = job.data, job.model.loss_function
+    data, loss, chosen = job.data, job.model.loss_function, job.model.metrics
     unit = data.features.target
     starts, stops = bounds(data, split)
     sizes = stops - starts
-    do = "own outputs" if own or job.model.buffer_spec.size else "outputs"
+    do = "own outputs" if own or (job.own_statistics and not common) else "outputs"
     scored: list[dict[str, Tensor]] = []
     kept: list[tuple[Tensor, Tensor]] = []
     costs = None if server is None else personal.Costs(data.parties)
-    keep = memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
+    means = chosen is None or not {*chosen.names} - {*metrics.MEANS}
+    keep = not means or memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
     for lo, hi in _chunks(sizes, job.chunk):
         ends = np.cumsum(sizes[lo:hi])
         if server is None or costs is None:
@@ -80,7 +83,7 @@ def evaluate(
         outputs = memory.outputs[: int(ends[-1])]
         y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
         offsets = torch.from_numpy(np.concatenate([[0], ends]))
-        scored.append(metrics.score(data.task, outputs, y, offsets, loss, unit))
+        scored.append(metrics.score(data.task, outputs, y, offsets, loss, chosen, unit))
         if keep:
             kept.append((outputs.clone(), y))
     parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
@@ -94,11 +97,12 @@ def evaluate(
         if keep:
             before = int(sizes[: group.start].sum())
             part = slice(before, before + int(points.sum()))
-            return metrics.pool(data.task, outputs[part], y[part], loss, unit)
+            return metrics.pool(data.task, outputs[part], y[part], loss, chosen, unit)
         weights = torch.from_numpy(points[points > 0] / points.sum())
         return {  # many outputs per point: what is a mean over points
-            name: float((parties[name][group][points > 0] * weights).sum())
-            for name in ("accuracy", "loss")
+            name: float((values[group][points > 0] * weights).sum())
+            for name, values in parties.items()
+            if name in metrics.MEANS
         }
 
     return Evaluation(

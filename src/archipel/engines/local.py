@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel import statistics
 from archipel.core import Algorithm, Each, ServerAlgorithm, Uploads, Vector
 from archipel.data.federation import Federation
 from archipel.engines import personal
@@ -132,13 +133,14 @@ class LocalEngine:
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
+        joined = topology is not None
         self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
-        self.anatomy, mixed = self._examine(draws, topology is not None)
+        self.anatomy, mixed = self._examine(draws, joined)
         self._mixed_bytes = sum(mixed) * model.w.element_size()
         shared, own = self._first_states()
         output = model.predict(model.w, data.x[:1], model.buffers)[0]
         self._job = Job(
-            self._with_settings(party=True),
+            statistics.joined(self._with_settings(party=True), model, joined),
             data,
             model,
             right[self.plan.way],
@@ -153,10 +155,11 @@ class LocalEngine:
             output,
             chunk_of(data, output),
             max(self.plan.workers, min(64, _TOGETHER // (4 * model.p))),
+            statistics.keep_own(algorithm, model, joined),
         )
         board = max([model.p, *mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
-        self._server = self._with_settings(party=False)
+        self._server = statistics.joined(self._with_settings(party=False), model, joined)
         self.shared = shared
         self._done = 0  # rounds: the one in which parties make models of their own
         self._pool: Pool | None = None
@@ -348,10 +351,14 @@ class LocalEngine:
         ids = state["visited"]
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.data.parties):
             raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
-        count = len(leaves(self.shared))
-        self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
+        self.restore_shared(state)
         self._memory.restore(state)
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
+
+    def restore_shared(self, state: Mapping[str, Tensor]) -> None:
+        """Take the shared state alone: all that there is of a run whose parties are elsewhere."""
+        count = len(leaves(self.shared))
+        self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
 
     # -- what has been learnt ----------------------------------------------------------------------
 
@@ -374,17 +381,38 @@ class LocalEngine:
         with threads(1):
             if self.peer or not self.has_own:
                 w = self.own_models([k])[0] if self.peer else self.vector()
+                self._use(None)
                 return w.clone(), share.statistics(k, w)
             self._send()
             server = personal.Server(self._server, self.shared, self._memory, self._done)
             return personal.one(share, self._job, server, k)
 
     def buffers(self) -> Tensor | None:
-        """Mean of the statistics of the parties that took part; None where the model has none."""
-        seen = torch.nonzero(self._memory.visited)[:, 0]
-        if not self.model.buffer_spec.size or len(seen) == 0:
+        """Buffers `[q]` that go with the shared vector; None where the model has none.
+
+        Where parties keep their own statistics it is the mean of those that took part.
+        """
+        model = self.model
+        if not model.buffer_spec.size:
             return None
-        return self._memory.buffers[seen].mean(dim=0)
+        if self.own_statistics:
+            seen = torch.nonzero(self._memory.visited)[:, 0]
+            return self._memory.buffers[seen].mean(dim=0) if len(seen) else None
+        if not len(model.running):
+            return model.buffers
+        own = self.own_states(self._eligible).statistics.mean(dim=0) if self.peer else None
+        return model.buffers_with(self.shared.statistics if own is None else own)
+
+    @property
+    def own_statistics(self) -> bool:
+        """Whether every party keeps BatchNorm's statistics, so that the model differs by party."""
+        return self._job.own_statistics
+
+    def _use(self, buffers: Tensor | None) -> None:
+        """Put the buffers that go with a vector where workers read them: the shared, or these."""
+        found = self.buffers() if buffers is None else buffers
+        if found is not None:
+            self._memory.used.copy_(found)
 
     def evaluate(
         self,
@@ -393,10 +421,12 @@ class LocalEngine:
         *,
         own: bool = False,
         training: int | None = None,
+        buffers: Tensor | None = None,
     ) -> Evaluation:
         """Metrics on every party's points: of one vector, or with `own` of each party's model.
 
-        The first `training` parties are pooled together, those that train unless given.
+        The first `training` parties are pooled together, those that train unless given. `buffers`
+        go with w; without them those that go with the shared vector, or that each party keeps.
         """
         if own and (not self.has_own or self._job.sweep is not None):
             raise ArchipelError(
@@ -405,13 +435,15 @@ class LocalEngine:
             )
         if not own or not self.peer:
             self._memory.vector.copy_(self.vector() if w is None else w)
+            self._use(buffers)
         server = None
         if own and not self.peer:
             self._send()
             server = personal.Server(self._server, self.shared, self._memory, self._done)
         with threads(1):
             count = self.data.training if training is None else training
-            return evaluate(self.pool, self._job, self._memory, split, own, count, server)
+            common = buffers is not None
+            return evaluate(self.pool, self._job, self._memory, split, own, count, server, common)
 
     @property
     def has_own(self) -> bool:
@@ -445,7 +477,10 @@ class LocalEngine:
             mixing=mixing if self.peer else None,
         )
         with threads(1):
-            anatomy = examine(self.algorithm, me, self.model.w.clone(), len(self._eligible))
+            algorithm = statistics.joined(self.algorithm, self.model, joined)
+            anatomy = examine(algorithm, me, self.model.w.clone(), len(self._eligible))
+        if not statistics.keep_own(self.algorithm, self.model, joined):
+            statistics.check_others(self.model, self.model.buffers, me.buffers)
         if mixed and not joined:
             raise ArchipelError(
                 f"{type(self.algorithm).__name__} mixes with its neighbours: name a topology, such "

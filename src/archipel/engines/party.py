@@ -22,6 +22,7 @@ from archipel.model import Model, Points, Steps, Way
 from archipel.rng import Ints, Keys
 from archipel.schedules import rate
 
+_PASS = 512  # points that statistics of one pass are taken of, at most
 _FULL = 256  # points per party at a time when a gradient runs over all of them
 
 
@@ -46,6 +47,7 @@ class LocalParty:
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
+    _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         starts = self.data.offsets[self.ids].numpy()
@@ -125,7 +127,11 @@ class LocalParty:
         pull: float | Tensor = 0.0,
         towards: Vector | None = None,
         only: Tensor | None = None,
+        aside: bool = False,
     ) -> Descent:
+        before = None
+        if aside and self._began is not None and self.buffers is not None:
+            before = self.buffers.clone()
         task = work_of(work)
         eta = rate(task.lr, self.round)
         counts = self._counts(task)
@@ -164,6 +170,8 @@ class LocalParty:
                 ends[chosen] = self.way.descend(rows[chosen], part, own)
                 if own is not None and self.buffers is not None:
                     self.buffers[chosen] = own
+        if before is not None:
+            self.buffers = before
         taken = self.steps(work)
         return Descent(self._stack(ends), taken, taken * eta)
 
@@ -223,6 +231,43 @@ class LocalParty:
             for vector, some, k in zip(vectors, points, party.tolist(), strict=True)
         ]
         return torch.stack(out).reshape(*lead, *out[0].shape)
+
+    # -- BatchNorm's running statistics, where parties send them ----------------------------------
+
+    def begin(self, statistics: Tensor, w: Vector | None = None) -> None:
+        """Take over statistics `[..., s]`, those of the model w where it is known."""
+        self.buffers = self.model.buffers_with(self._rows(statistics))
+        self._began = self.buffers.clone(), w
+
+    @property
+    def statistics(self) -> Tensor:
+        """What the statistics are now, `[..., s]`."""
+        assert self.buffers is not None
+        return self._stack(self.buffers[:, self.model.running])
+
+    def buffers_for(self, i: int, w: Vector) -> Tensor | None:
+        """Buffers that go with a model w that the i-th party made for itself.
+
+        They are those that its training left; those it took over where w is the model that they
+        came with; those that it keeps where parties keep theirs; else those of one pass over its
+        training points.
+        """
+        if self.buffers is None:
+            return None
+        mine, came = self.buffers[i].clone(), None
+        if self._began is not None:
+            start, came = self._began[0][i], self._began[1]
+        else:
+            start = self.model.buffers  # who never trained
+        same = came is not None and came.shape == w.shape and torch.equal(came, w)
+        return mine if same or not torch.equal(mine, start) else self.settled(i, w)
+
+    def settled(self, i: int, w: Vector) -> Tensor:
+        """Buffers after one pass of the model w over the i-th party's training points."""
+        start, stop = int(self._starts[i]), int(self._starts[i] + self._sizes[i])
+        if stop == start:
+            return self.model.buffers
+        return self.model.one.settle(w, self.data.x[start : min(stop, start + _PASS)])
 
     # -- which points were used --------------------------------------------------------------------
 
@@ -361,4 +406,4 @@ class LocalParty:
 
 def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:
     """What an algorithm may know of the problem before the first round."""
-    return Blueprint(model.spec, tuple(data.shape), data.classes or None, seed)
+    return Blueprint(model.spec, tuple(data.shape), data.classes or None, seed, model.norms)

@@ -81,7 +81,7 @@ class Making:
             x, at, own = data.x[start:stop], self._places[k], message["split"] == "train"
             if len(x) == 0:
                 continue
-            buffers = self._share.used_buffers(block.me, i, models[i])
+            buffers = block.me.buffers_for(i, models[i])
             if hasattr(self._job.algorithm, "predict"):
                 me = self._share.one_party(k, block.me.round, buffers)
                 outputs[at : at + len(x)] = self._job.algorithm.predict(me, models[i], x, own)
@@ -97,7 +97,7 @@ def one(share: Share, job: Job, server: Server, k: int) -> tuple[Vector, Tensor 
         models = making.advance(block, number)
         if models is not None:
             w = models.detach().expand(1, job.model.p)[0].clone()
-            return w, share.used_buffers(block.me, 0, w)
+            return w, block.me.buffers_for(0, w)
         server.answer(number, 1)
     raise AssertionError("a party asks as often as its anatomy says")
 

@@ -48,6 +48,7 @@ class Job:
     output: Tensor  # the model's output for one point
     chunk: int  # points evaluated between two looks at their outputs
     together: int  # parties that make models of their own at a time
+    own_statistics: bool  # whether every party keeps BatchNorm's statistics for itself
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -88,7 +89,9 @@ class Memory:
         self._first_own = job.own
         self.own = like(anatomy.own, parties)
         self.visited = arena.zeros((parties,), torch.uint8)
-        self.buffers = arena.zeros((parties, *lead, job.model.buffer_spec.size), job.model.dtype)
+        rows = parties if job.own_statistics else 0
+        self.buffers = arena.zeros((rows, *lead, job.model.buffer_spec.size), job.model.dtype)
+        self.used = arena.zeros((job.model.buffer_spec.size,), job.model.dtype)  # with `vector`
         self.mixing = arena.zeros((2, parties, *lead, mixed), job.model.dtype)
         self.vector = arena.zeros((job.model.p,), job.model.dtype)  # the model to evaluate
         self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)
@@ -109,13 +112,15 @@ class Memory:
         """What the parties that took part keep from round to round."""
         ids = torch.nonzero(self.visited)[:, 0]
         own = {f"own.{i}": store[ids] for i, store in enumerate(leaves(self.own))}
-        return {"visited": ids, "buffers": self.buffers[ids], **own}
+        buffers = {"buffers": self.buffers[ids]} if len(self.buffers) else {}
+        return {"visited": ids, **buffers, **own}
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         ids = kept["visited"]
         self.visited.zero_()
         self.visited[ids] = 1
-        self.buffers[ids] = kept["buffers"]
+        if len(self.buffers):
+            self.buffers[ids] = kept["buffers"]
         for i, store in enumerate(leaves(self.own)):
             store[ids] = kept[f"own.{i}"]
 
@@ -308,8 +313,9 @@ class Share:
 
     def _party(self, ids: Ints, t: int, effort: Any) -> LocalParty:
         job = self._job
-        buffers = self._memory.buffers[ids] if job.model.buffer_spec.size else None
-        if buffers is not None:
+        buffers = job.model.buffers.expand(len(ids), -1).clone()
+        if job.own_statistics:
+            buffers = self._memory.buffers[ids]
             fresh = self._memory.visited[ids] == 0
             buffers[fresh] = job.model.buffers
             buffers = buffers.reshape(-1, buffers.shape[-1])
@@ -323,7 +329,7 @@ class Share:
             job.lead(len(ids)),
             job.plan.block * (job.sweep or 1),
             effort if (effort < 1).any() else None,
-            buffers,
+            buffers if job.model.buffer_spec.size else None,
             job.draws,
             job.separable,
         )
@@ -344,7 +350,7 @@ class Share:
         for store, rows in zip(leaves(self._memory.own), kept, strict=True):
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             store[ids] = rows if alive.all() else rows[alive]
-        if block.me.buffers is not None:
+        if self._job.own_statistics and block.me.buffers is not None:
             rows = block.me.buffers.view(len(block.ids), *self._memory.buffers.shape[1:])
             self._memory.buffers[ids] = rows[alive]
         self._memory.visited[ids] = 1
@@ -358,9 +364,10 @@ class Share:
         parties = slice(message["first"], message["last"])
         rows = torch.from_numpy(ranges(starts[parties], stops[parties]))
         size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
-        at = message["at"]
+        at, used = message["at"], memory.used.clone()
         for part in rows.split(size):
-            memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, job.data.x[part])
+            x = job.data.x[part]
+            memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, x, used)
             at += len(part)
         return {}
 
@@ -381,23 +388,17 @@ class Share:
         return {}
 
     def statistics(self, k: int, w: Vector) -> Tensor | None:
-        """Statistics of party k that go with the shared vector, or with its own."""
-        if not self._job.model.buffer_spec.size:
+        """Statistics of party k that go with the shared vector or, of a peer, with its own."""
+        job, memory = self._job, self._memory
+        if not job.model.buffer_spec.size:
             return None
-        return self._memory.buffers[k].clone() if self._memory.visited[k] else self._settled(k, w)
-
-    def used_buffers(self, me: LocalParty, i: int, w: Vector) -> Tensor | None:
-        """Statistics that go with the model w of the i-th party of a block."""
-        if me.buffers is None:
-            return None
-        if torch.equal(me.buffers[i], self._job.model.buffers):  # it never trained
-            return self._settled(int(me.ids[i]), w)
-        return me.buffers[i].clone()
-
-    def _settled(self, k: int, w: Vector) -> Tensor:
-        """Statistics for a party that never trained: one pass over its training points."""
-        start, stop = int(self._job.data.offsets[k]), int(self._job.data.test_from[k])
-        return self.one.settle(w, self._job.data.x[start : min(stop, start + 512)])
+        if job.own_statistics:
+            has = bool(memory.visited[k])
+            me = self._party(np.array([k]), 0, np.ones(1))
+            return memory.buffers[k].clone() if has else me.settled(0, w)
+        if is_peer(job.algorithm) and len(job.model.running):
+            return job.model.buffers_with(memory.own_of([k]).statistics[0])
+        return memory.used.clone()
 
 
 def stacked_leaves(what: str, tree: Any, form: Any, lead: tuple[int, ...]) -> list[Tensor]:

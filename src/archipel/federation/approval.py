@@ -16,6 +16,7 @@ import torch
 from archipel import models
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, clean, unknown
+from archipel.metrics import METRICS
 from archipel.model import Model
 from archipel.sections import read_tables
 from archipel.study import Study
@@ -58,6 +59,13 @@ def read(text: bytes) -> Study:
                 f"{section}.name = {str(name)[:80]!r}: a study between institutions names no code "
                 "of its own; install it as a package at every site and name it."
             )
+    about = tables.get("study", {})
+    for name in (about.get("metric"), *_listed(about.get("metrics"))):
+        if name is not None and name not in METRICS:
+            raise ArchipelError(
+                f"study.metrics: {str(name)[:80]!r}: a study between institutions has no metrics "
+                f"but Archipel's own; take some of {', '.join(METRICS)}."
+            )
     study = Study.parse(tables, elsewhere=True)
     if looks_like_hash(study.name):
         raise ArchipelError(
@@ -65,6 +73,10 @@ def read(text: bytes) -> Study:
             "letter than 0-9 and a-f."
         )
     return study
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def name_of(text: bytes) -> str:

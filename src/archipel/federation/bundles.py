@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archipel.bundle.writing import Source, write
-from archipel.core import Vector
+from archipel.bundle.writing import AVERAGED, Source, write
 from archipel.data.features import Features
 from archipel.data.federation import Federation
-from archipel.engines.network.seat import Seat
+from archipel.engines.network.seat import Learnt, Seat
 from archipel.errors import ArchipelError
 from archipel.exchange import is_peer
 from archipel.federation import scale
 from archipel.federation.binding import schema_of
 from archipel.run import Run
+from archipel.statistics import keep_own
 from archipel.store.folder import Folder
 from archipel.study import Study
 
@@ -49,10 +49,10 @@ def of_run(run: Run, party: str | None = None) -> Source:
             f"--party {party}: sites' own models are at the sites; there, 'archipel site "
             "personalise' writes a bundle."
         )
-    if run.task_model.buffer_spec.size:
+    if keep_own(run.algorithm, run.task_model):
         raise ArchipelError(
-            f"run '{run.name}': its model has BatchNorm, whose statistics are at the sites; there, "
-            "'archipel site personalise' writes a bundle."
+            f"run '{run.name}': every site keeps its own statistics of BatchNorm (model.statistics "
+            "= \"own\"); there, 'archipel site personalise' writes a bundle."
         )
     folder = Folder(run.folder)
     row = folder.journal.row()
@@ -66,19 +66,20 @@ def of_run(run: Run, party: str | None = None) -> Source:
         replace(run.data, features=features, scan=False),
         run.task_model,
         run.vector,
-        None,
+        run.buffers,
         f"the model that {run.data.training} sites share",
         _trained(run.data),
         run.done,
         "each site's own test points, as a mean over sites (by the number of their test points "
         "where all sites tell it)",
         reported=run.metrics,
+        statistics=AVERAGED if len(run.task_model.running) else "",
         together=_TOGETHER,
     )
 
 
 def of_site(
-    site: Site, study: str, seat: Seat, data: Federation, w: Vector, rounds: int
+    site: Site, study: str, seat: Seat, data: Federation, model: Learnt, rounds: int
 ) -> Path | None:
     """Write the bundle of the model that a site uses after so many rounds; return its folder.
 
@@ -89,22 +90,22 @@ def of_site(
         return None
     peer = is_peer(algorithm)
     own = peer or seat.has_personal
-    buffers = seat.statistics(w)
+    has_own_buffers = bool(len(seat.model.running)) and (own or keep_own(algorithm, seat.model))
+    statistics = AVERAGED if len(seat.model.running) else ""
     source = Source(
         described,
         site.shelf.text(study),
         study,
         data,
         seat.model,
-        w,
-        buffers,
+        *model,
         f"{site.name}'s own model" if own else "the model that sites share",
         f"{site.name} and others; how many points is not told here",
         rounds,
         f"{site.name}'s own test points",
-        seat.score(w, rounds),
-        party=site.name if own or buffers is not None else None,
-        statistics="" if buffers is None else f"{site.name}'s own",
+        seat.score(model, rounds),
+        party=site.name if own or has_own_buffers else None,
+        statistics=f"{site.name}'s own" if has_own_buffers else statistics,
         together=_AMONG_PEERS if peer else _TOGETHER,
     )
     folder = site.shelf.folder(study) / "bundle"

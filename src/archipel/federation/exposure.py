@@ -16,7 +16,9 @@ from torch import Tensor
 from archipel import models
 from archipel.data.federation import Federation
 from archipel.exchange import Anatomy, has_personal, is_peer
+from archipel.metrics import may_leave
 from archipel.model import Model
+from archipel.statistics import averages
 from archipel.study import Study
 from archipel.tree import leaves, nbytes
 
@@ -45,6 +47,8 @@ class Exposure:
     bytes: int  # of all rounds, questions and sums
     counts: bool  # whether the number of training rows leaves
     neighbours: bool  # whether other sites see vectors of this one as they are
+    untold: tuple[str, ...]  # metrics that do not leave: how far a record moves them is not known
+    statistics: int  # numbers of one round that are BatchNorm's means and variances
 
     @property
     def values(self) -> int | None:
@@ -95,6 +99,10 @@ def exposure(
         bytes=8 * sums + each_round * study.study.rounds + questions * evaluations,
         counts="mean by examples" in asks,
         neighbours=is_peer(algorithm),
+        untold=tuple(
+            name for name in study.chosen.names if not may_leave(data.task, data.classes, name)
+        ),
+        statistics=len(model.running) * averages(algorithm, model),
     )
 
 

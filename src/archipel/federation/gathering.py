@@ -105,6 +105,11 @@ class Hearing(Remote):
     def vector(self, setting: int | None = None) -> Tensor:
         return torch.zeros(0)
 
+    def buffers(self) -> None:
+        return None
+
+    own_statistics = False  # those of the peers' own models are the peers' own anyway
+
     def state(self) -> dict[str, Tensor]:
         return {"done": torch.tensor([self._done])}
 

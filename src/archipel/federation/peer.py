@@ -35,7 +35,7 @@ from archipel.federation.roster import Member, Roster, Signed, check_address
 from archipel.federation.site import Left, Site, signed
 from archipel.graphs import topology
 from archipel.store.files import write
-from archipel.tree import first, nbytes
+from archipel.tree import nbytes
 
 _TRIES = 50  # to open a port that was just closed
 LOOK = 30.0  # seconds between two questions for who was revoked
@@ -246,10 +246,10 @@ class PeerSite(Site):
                     peer.contacts.leave()
             with suppress(Cut):  # the others ended without it: its model is what it has
                 await running
-            module = seat.model.to_module(first(seat.own.state), seat.own.buffers)
+            module = seat.model.to_module(*seat.mine())
             tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
             write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
-            bundles.of_site(self, study, seat, data, first(seat.own.state), peer.round)
+            bundles.of_site(self, study, seat, data, seat.mine(), peer.round)
             self.audit.append("done", study=study, rounds=peer.round)
             if self._stays:
                 say(f"done, after round {peer.round}; answers others that come back")

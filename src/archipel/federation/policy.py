@@ -60,6 +60,7 @@ class Policy:
         False, "whether numbers of rows may leave, but for that in the sums of columns"
     )
     neighbours: bool = _key(False, "whether peers may see vectors of this site one by one")
+    statistics: bool = _key(True, "whether BatchNorm's means and variances may leave")
     algorithms: tuple[str, ...] = _key((), "that may run here; any where none is named")
     models: tuple[str, ...] = _key((), "that may be trained here; any where none is named")
 
@@ -135,6 +136,9 @@ class Policy:
             self._among("algorithms", study.algorithm),
             self._among("models", study.model),
         ]
+        if study.statistics:
+            said = f"{study.statistics} means and variances of BatchNorm leave every round"
+            rules.append(Rule("statistics", self.statistics, said))
         if study.test_rows is not None and 0 < study.test_rows < self.least_test_rows:
             said = f"{study.test_rows} test rows here, so no score leaves"
             rules.append(Rule("least_test_rows", True, said))

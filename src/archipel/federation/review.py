@@ -132,6 +132,12 @@ class Review:
                 f"graph {_cut(study.topology.name or '')}, which sees them as they are; the "
                 "coordinator does not get them"
             )
+        if exposure.statistics:
+            yield (
+                f"{exposure.statistics} of these numbers are BatchNorm's running means and "
+                "variances: statistics of your training rows as they pass the model's layers, "
+                'which stay with you in a study that says model.statistics = "own"'
+            )
         if exposure.counts:
             yield "with every upload: your number of training rows"
         if self.policy.counts:
@@ -142,6 +148,11 @@ class Review:
             f"{'your model' if exposure.neighbours else which} on your test rows, "
             + self._rounding()
         )
+        if exposure.untold and not self.policy.is_exact:
+            yield (
+                f"no {', '.join(exposure.untold)}: how far one record moves it is not known, so it "
+                "is measured and does not leave"
+            )
         for number, message in enumerate(anatomy.personal, 1):
             which = f"question {number} for your own model"
             yield f"{exposure.evaluations} times: {which}, {_form(message)}"

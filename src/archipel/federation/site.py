@@ -358,15 +358,15 @@ class Site:
         try:
             await self.place(link, study, patient=False)
             seat, path = self._seat(study, data)
-            w, rounds = await Attendance(seat, link, study, sign=self.sign).model()
+            model, rounds = await Attendance(seat, link, study, sign=self.sign).model()
         finally:
             await link.close()
-        module = seat.model.to_module(w, seat.statistics(w))
+        module = seat.model.to_module(*model)
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
         write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
-        bundles.of_site(self, study, seat, data, w, rounds)
+        bundles.of_site(self, study, seat, data, model, rounds)
         self.audit.append("personalised", study=study, rounds=rounds)
-        return seat.score(w, rounds, own=seat.has_personal)
+        return seat.score(model, rounds, own=seat.has_personal)
 
     def _assure_approved(self, study: str) -> None:
         if not self.shelf.has_approved(study):

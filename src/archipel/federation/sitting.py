@@ -35,11 +35,12 @@ from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, BelowQuorum, RunFailed, clean, unknown
 from archipel.exchange import has_personal, is_peer
 from archipel.federation.scale import Scale
-from archipel.metrics import PRIMARY, pool
+from archipel.metrics import PRIMARY, may_leave, name_of, pool
 from archipel.model import Model
 from archipel.participation import Cohort, Participation
 from archipel.rng import Ints
 from archipel.simulation import Loop
+from archipel.statistics import keep_own
 
 T = TypeVar("T")
 
@@ -176,8 +177,12 @@ class Remote:
     def vector(self, setting: int | None = None) -> Tensor:
         return self.engine.vector()
 
-    def buffers(self) -> None:
-        return None
+    def buffers(self) -> Tensor | None:
+        return self.engine.buffers()
+
+    @property
+    def own_statistics(self) -> bool:
+        return keep_own(self.engine.algorithm, self.engine.model)
 
     def state(self) -> dict[str, Tensor]:
         return {**self.engine.state(), "done": torch.tensor([self._done])}
@@ -230,9 +235,15 @@ class Sitting(Loop):
             )
         anatomy = anatomy_of(algorithm, fed, model, 0, self.seed)
         engine = NetworkEngine(algorithm, model, anatomy, fed.training, self._study)
-        metric = self.options.get("metric") or PRIMARY[fed.task]
+        metric = name_of(self.options.get("metric") or PRIMARY[fed.task])
         if metric not in (known := metrics_of(fed, model)):
             raise unknown("metric", metric, known)
+        if not may_leave(fed.task, fed.classes, metric):
+            told = [name for name in known if may_leave(fed.task, fed.classes, name)]
+            raise ArchipelError(
+                f'study.metric = "{metric}": how far one record moves it is not known, so no site '
+                f"tells it; judge the study by one of {', '.join(told)}."
+            )
         limit = Patience(self.who.deadline).limit
         desk = Desk(engine, self.judged, self._silence, limit, metric)
         remote = Remote(engine, desk, self._events, fed.task)
@@ -440,4 +451,4 @@ def metrics_of(fed: Federation, model: Model) -> list[str]:
     """Names of the metrics that parties measure."""
     buffers = model.buffers.clone() if model.buffer_spec.size else None
     outputs = model.one.outputs(model.w, fed.x[:2], buffers)
-    return sorted(pool(fed.task, outputs, fed.y[:2], model.loss_function))
+    return sorted(pool(fed.task, outputs, fed.y[:2], model.loss_function, model.metrics))

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from archipel.errors import clean
 from archipel.history import absent
-from archipel.metrics import larger_is_better
+from archipel.metrics import SHARES, larger_is_better
 from archipel.participation import kind
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
 from archipel.scorecard.words import metric_name, number
@@ -268,7 +268,7 @@ def _target(target: float, series: Series, up: bool) -> str:
 
 
 def _difference(metric: str, gap: float) -> str:
-    return f"{100 * gap:.1f} points" if metric in ("accuracy", "auc", "c_index") else number(gap)
+    return f"{100 * gap:.1f} points" if metric in SHARES else number(gap)
 
 
 def _curve(still: Still, series: Series, width: int, height: int) -> list[Line]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from archipel import metrics
 from archipel.leaving import Outgoing
 from archipel.run import plain
 
@@ -38,7 +39,7 @@ ASSUMPTIONS = (
     "(trend of Aslan et al. 2018) to mobile networks in 2021 (Traficom 2022)",
     "evaluation, idle machines, cooling and the making of the machines are left out",
 )
-SHARES = ("accuracy", "auc", "c_index", "r2")  # differences are told in points: hundredths
+SHARES = (*metrics.SHARES, "r2")  # differences are told in points: hundredths
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,12 @@ from archipel.engines.evaluation import ALIKE, ALL_POINTS
 from archipel.errors import clean
 from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
 
-METRIC_NAMES = {"auc": "AUC", "c_index": "C-index", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+METRIC_NAMES = {
+    "auc": "AUC", "c_index": "C-index", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "f1": "F1",
+    "f1_macro": "macro F1", "brier": "Brier score", "ece": "ECE",
+    "average_precision": "average precision", "balanced_accuracy": "balanced accuracy",
+    "calibration_slope": "calibration slope", "calibration_intercept": "calibration intercept",
+}  # fmt: skip
 NOTHING = "\N{EN DASH}"
 _NUMBERS = ("", " thousand", " million", " billion", " trillion", " quadrillion")
 

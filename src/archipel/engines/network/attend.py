@@ -13,7 +13,7 @@ from math import nan
 from typing import Any, TypeVar
 
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.seat import Seat
+from archipel.engines.network.seat import Learnt, Seat
 from archipel.engines.network.transport import SMALL, Cut, Link, Refused
 from archipel.errors import ArchipelError
 from archipel.tree import leaves
@@ -111,9 +111,9 @@ class Attendance:
         first = seat.may_score(t, letter.name, shared)
         self._keep()  # that it was scored, before anything of it leaves
         if seat.answer is None:
-            scores = await self._busy(seat.told, shared[0], t)
+            scores = await self._busy(seat.told, seat.learnt(shared), t)
             if seat.has_personal and (first or not seat.asks):
-                model = await self.personal(t, shared[1:])
+                model = await self.personal(t, seat.rest(shared))
                 own = await self._busy(seat.told, model, t, True)
             elif seat.has_personal:
                 own = dict.fromkeys(scores, nan)
@@ -124,7 +124,7 @@ class Attendance:
         with suppress(Refused):
             await self._ask("scores", round=t, metrics=scores, own=own, points=points)
 
-    async def model(self) -> tuple[Any, int]:
+    async def model(self) -> tuple[Learnt, int]:
         """The model that this party uses after the study, and its rounds: in three messages.
 
         The first brings what was learnt; two more where the algorithm asks the server. Nothing is
@@ -136,7 +136,7 @@ class Attendance:
             return self._seat.learnt(learnt), rounds
         return await self.personal(rounds, learnt), rounds
 
-    async def personal(self, t: int, sent: list[Any]) -> Any:
+    async def personal(self, t: int, sent: list[Any]) -> Learnt:
         """This party's own model, asking the server where the algorithm does."""
         making, number = self._seat.personal(t, sent), 0
         try:
@@ -146,7 +146,8 @@ class Attendance:
                 asked = await self._busy(making.send, list(advice.arrays))
                 number += 1
         except _Made as made:
-            return made.value
+            found: Learnt = made.value
+            return found
 
     async def _busy(self, work: Callable[..., Any], *args: Any) -> Any:
         """Work in a thread, and say from time to time how far it is."""

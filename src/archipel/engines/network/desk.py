@@ -17,6 +17,7 @@ from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
 from archipel.exchange import broadcast, has_personal
+from archipel.statistics import handed_over
 from archipel.tree import leaves
 
 _NOTHING = Letter("wait", {"seconds": 0.0})  # ask again
@@ -118,7 +119,7 @@ class Desk:
         engine = self.engine
         if has_personal(engine.algorithm):
             return leaves(broadcast(engine.algorithm, engine.shared))
-        return [engine.vector()]
+        return leaves(handed_over(engine.shared))
 
     def _score(self, party: int, letter: Letter) -> None:
         """Take a party's scores: for the evaluation that is open."""
@@ -159,7 +160,7 @@ class Desk:
         parties = [k for k in parties if k < engine.parties]  # without those who come later
         self.scores, self._refused = {t: {}}, Counter()
         made_of = self._learnt() if has_personal(engine.algorithm) else []
-        arrays = [engine.vector(), *made_of]
+        arrays = [*leaves(handed_over(engine.shared)), *made_of]
         sealed = Sealed(Letter("evaluate", {"study": engine.study, "round": t}, arrays))
         self._scored, began = (t, sealed), engine.clock()
         engine.bell.ring()

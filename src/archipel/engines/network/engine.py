@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel import statistics
 from archipel.core import Each, ServerAlgorithm
 from archipel.engines.local import Outcome, Received
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
@@ -117,7 +118,8 @@ class NetworkEngine:
     def __init__(
         self, algorithm: ServerAlgorithm, model: Model, anatomy: Anatomy, parties: int, study: str
     ) -> None:
-        self.algorithm, self.model, self.anatomy = algorithm, model, anatomy
+        self.algorithm: ServerAlgorithm = statistics.joined(algorithm, model)
+        self.model, self.anatomy = model, anatomy
         self.parties, self.study = parties, study
         self.shared = tree_map(Tensor.clone, anatomy.shared)
         self.opened: Opened | None = None
@@ -322,6 +324,14 @@ class NetworkEngine:
 
     def vector(self) -> Tensor:
         return first(self.shared)
+
+    def buffers(self) -> Tensor | None:
+        """Buffers that go with the shared vector; None where there are none, or at the parties."""
+        model, shared = self.model, self.shared
+        if not model.buffer_spec.size or statistics.keep_own(self.algorithm, model):
+            return None
+        has = isinstance(shared, statistics.Joined)
+        return model.buffers_with(shared.statistics) if has else model.buffers
 
     def advise(self, number: int, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Answer one party that makes a model of its own."""

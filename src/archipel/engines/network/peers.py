@@ -21,7 +21,7 @@ from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import Link, Refused
 from archipel.errors import RunFailed
 from archipel.graphs import Topology
-from archipel.tree import first, leaves
+from archipel.tree import leaves
 
 _TRIES = 3  # to tell a peer that is done that this one is, too
 
@@ -186,9 +186,9 @@ class Peer:
 
     async def _tell(self, missing: dict[int, str], gradients: int, up: int, down: int) -> None:
         """Report the last round, with the metrics of the model now where they are due."""
-        t, model, metrics = self.round, first(self.seat.own.state), None
+        t, metrics = self.round, None
         if t % self._every == 0 or self.done:
-            metrics = await asyncio.to_thread(self.seat.told, model, t)
+            metrics = await asyncio.to_thread(self.seat.told, self.seat.mine(), t)
         self._report(Report(t, metrics, missing, gradients, up, down))
 
     def _mix(self) -> Callable[[Vector], Vector]:

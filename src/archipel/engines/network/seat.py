@@ -13,13 +13,13 @@ import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archipel import metrics
+from archipel import metrics, statistics
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.data.scaling import Scaling
@@ -28,10 +28,10 @@ from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
-from archipel.exchange import Anatomy, examine, has_personal, is_peer, same_form
+from archipel.exchange import Anatomy, examine, has_personal, is_peer, same_form, title
 from archipel.metrics import Guarded
 from archipel.model import Model
-from archipel.tree import fill, fits, leaves, nbytes, tree_map
+from archipel.tree import fill, first, fits, leaves, nbytes, tree_map
 
 _MOST_PARTIES = 1 << 20  # of a study between sites
 
@@ -60,8 +60,15 @@ class Own:
     """What a party keeps from round to round."""
 
     state: Any  # tree
-    buffers: Tensor | None  # [q] BatchNorm statistics
+    buffers: Tensor | None  # [q] BatchNorm statistics, where parties keep theirs
     trained: bool
+
+
+class Learnt(NamedTuple):
+    """A model, and the buffers that go with it; None where it has none."""
+
+    w: Tensor
+    buffers: Tensor | None
 
 
 @dataclass
@@ -106,7 +113,10 @@ def anatomy_of(
         draws=model.one.draws(data.x[:2]), mixing=mixing if is_peer(algorithm) else None,
     )  # fmt: skip
     with planning.threads(1):
-        return examine(algorithm, me, model.w.clone(), 8)
+        found = examine(statistics.joined(algorithm, model), me, model.w.clone(), 8)
+    if not statistics.keep_own(algorithm, model):
+        statistics.check_others(model, model.buffers, me.buffers)
+    return found
 
 
 class Seat:
@@ -127,14 +137,15 @@ class Seat:
         """`data` holds this party alone; `party` is its number in the study of so many rounds."""
         check_algorithm_fields(algorithm)
         check_fit(model, data)
-        self.algorithm: Any = algorithm
+        self.algorithm: Any = statistics.joined(algorithm, model)
+        self._keeps_own = statistics.keep_own(algorithm, model)
         self.model, self.party, self.seed = model, party, seed
         self.data = _numbered(data.as_trained(), party)
         self.mixed: list[Tensor] = []  # what a peer's round mixes, in order
         self.anatomy = anatomy_of(algorithm, self.data, model, party, seed, self.mixed)
         self._draws = model.one.draws(data.x[:2])
         self._separable = planning.separable(model, data)
-        buffers = model.buffers.clone() if model.buffer_spec.size else None
+        buffers = model.buffers.clone() if self._keeps_own else None
         self.own = Own(self.anatomy.own, buffers, False)
         self.turn: Turn | None = None
         self.me: LocalParty | None = None  # in a round without a server
@@ -238,8 +249,8 @@ class Seat:
         if len(turn.outbox) < len(self.anatomy.messages):
             self._put(turn, upload)
         assert turn.me is not None
-        buffers = None if turn.me.buffers is None else turn.me.buffers[0].clone()
-        turn.own = Own(tree_map(lambda leaf: leaf.detach().clone(), own), buffers, True)
+        state = tree_map(lambda leaf: leaf.detach().clone(), own)
+        turn.own = Own(state, self._kept(turn.me), True)
         turn.steps = turn.me = None
 
     def alone(self, t: int, mixing: Callable[[Tensor], Tensor]) -> tuple[Own, int]:
@@ -254,10 +265,13 @@ class Seat:
         self.me = me = self._me(t, self.own.buffers, checked)
         me.used = self._used
         state = self.algorithm.party(me, self.own.state)
-        same_form(f"{type(self.algorithm).__name__}.party", self.anatomy.own, state)
-        buffers = None if me.buffers is None else me.buffers[0].clone()
+        same_form(f"{title(self.algorithm)}.party", self.anatomy.own, state)
         state = tree_map(lambda leaf: leaf.detach().clone(), state)
-        return Own(state, buffers, True), me.gradients
+        return Own(state, self._kept(me), True), me.gradients
+
+    def _kept(self, me: LocalParty) -> Tensor | None:
+        """Statistics that the party keeps for itself."""
+        return me.buffers[0].clone() if self._keeps_own and me.buffers is not None else None
 
     def _me(
         self,
@@ -265,6 +279,8 @@ class Seat:
         buffers: Tensor | None,
         mixing: Callable[[Tensor], Tensor] | None = None,
     ) -> LocalParty:
+        if buffers is None and self.model.buffer_spec.size:
+            buffers = self.model.buffers
         return LocalParty(
             self.data,
             self.model,
@@ -296,13 +312,13 @@ class Seat:
 
     # -- models ------------------------------------------------------------------------------------
 
-    def personal(self, t: int, sent: list[Tensor]) -> Generator[list[Tensor], list[Tensor], Tensor]:
+    def personal(self, t: int, sent: list[Tensor]) -> Generator[list[Tensor], list[Tensor], Learnt]:
         """Make this party's model after t rounds: yields what it asks, is sent the advice."""
         me = self._me(t, self.own.buffers)
         shared = _tree(self.anatomy.sent, sent, "the shared state")
         started = self.algorithm.personal(me, shared, self.own.state)
         if not isinstance(started, Generator):
-            return cast(Tensor, started)
+            return _made(me, started)
         asked, number = next(started), 0
         while True:
             if self._rules is not None:
@@ -312,8 +328,7 @@ class Seat:
             try:
                 asked = started.send(_tree(form, advice, f"advice {number + 1}"))
             except StopIteration as end:
-                model: Tensor = end.value
-                return model
+                return _made(me, end.value)
             number += 1
 
     @property
@@ -344,38 +359,56 @@ class Seat:
         scores = self._scores + 1 + self.has_personal
         if self._rules is not None and scores > self._rules.scores:
             raise Refused(f"{self._scores} models were scored, and this site scores no more.")
-        self.learnt(arrays[:1])
+        self.learnt(arrays)
         self._scored, self._scores, self.answer = (t, name), scores, None
         return True
 
-    def learnt(self, arrays: list[Tensor]) -> Tensor:
-        """The model that came."""
-        model: Tensor = _tree(self.model.w, arrays, "the model")
-        return model
+    def learnt(self, arrays: list[Tensor]) -> Learnt:
+        """The shared model that came, before what else came with it."""
+        form = statistics.handed_over(self.anatomy.shared)
+        model = _tree(form, arrays[: len(leaves(form))], "the model")
+        if not isinstance(model, statistics.Joined):
+            return Learnt(model, self._buffers(model))
+        assert model.statistics is not None
+        return Learnt(model.inner, self.model.buffers_with(model.statistics))
+
+    def rest(self, arrays: list[Tensor]) -> list[Tensor]:
+        """What came with the shared model: that of which a party's own is made."""
+        return arrays[len(leaves(statistics.handed_over(self.anatomy.shared))) :]
+
+    def mine(self) -> Learnt:
+        """A peer's own model."""
+        w, state = first(self.own.state), self.own.state
+        if isinstance(state, statistics.Joined) and state.statistics is not None:
+            return Learnt(w, self.model.buffers_with(state.statistics))
+        return Learnt(w, self._buffers(w))
 
     @property
     def most(self) -> int:
         """Bytes of the largest letter that the study brings here."""
         replies = (message.reply for message in (*self.anatomy.messages, *self.anatomy.personal))
-        return nbytes(self.model.w) + nbytes(self.anatomy.sent) + sum(map(nbytes, replies))
+        model = nbytes(self.model.w) + nbytes(self.model.buffers)
+        return model + nbytes(self.anatomy.sent) + sum(map(nbytes, replies))
 
-    def score(self, w: Tensor, t: int, own: bool = False) -> dict[str, float]:
+    def score(self, model: Learnt, t: int, own: bool = False) -> dict[str, float]:
         """Metrics of a model on this party's test points; empty where it has none."""
         x, y = self._test()
         if len(x) == 0:
             return {}
-        return metrics.pool(self.data.task, self._outputs(w, t, own, x), y, self._loss, self._unit)
+        outputs = self._outputs(model, t, own, x)
+        return metrics.pool(self.data.task, outputs, y, self._loss, self.model.metrics, self._unit)
 
-    def told(self, w: Tensor, t: int, own: bool = False) -> dict[str, float]:
+    def told(self, model: Learnt, t: int, own: bool = False) -> dict[str, float]:
         """The same as it may leave: what its owner allows, and as exactly as that."""
         x, y = self._test()
         if len(x) == 0:
             return {}
-        outputs = self._outputs(w, t, own, x)
-        found = metrics.pool(self.data.task, outputs, y, self._loss, self._unit)
+        outputs = self._outputs(model, t, own, x)
+        how = (self._loss, self.model.metrics, self._unit)
+        found = metrics.pool(self.data.task, outputs, y, *how)
         if self._rules is None:
             return found
-        guarded = metrics.guarded(self.data.task, outputs, y, self._loss, self._unit)
+        guarded = metrics.guarded(self.data.task, outputs, y, *how)
         return self._rules.rounded(found, guarded, len(x))
 
     @property
@@ -391,19 +424,18 @@ class Seat:
         rows = slice(int(data.test_from[k]), int(data.offsets[k + 1]))
         return data.x[rows], data.y[rows]
 
-    def _outputs(self, w: Tensor, t: int, own: bool, x: Tensor) -> Tensor:
-        buffers = self.statistics(w)
+    def _outputs(self, model: Learnt, t: int, own: bool, x: Tensor) -> Tensor:
+        w, buffers = model
         outputs = self.model.one.outputs(w, x, None if buffers is None else buffers.clone())
         if own and hasattr(self.algorithm, "predict"):
             outputs = self.algorithm.predict(self._me(t, buffers), w, x, False)
         return outputs
 
-    def statistics(self, w: Tensor) -> Tensor | None:
-        """BatchNorm's statistics that go with a model here; of one pass where none was trained."""
-        if self.own.buffers is None or self.own.trained:
-            return self.own.buffers
-        start, stop = int(self.data.offsets[self.party]), int(self.data.test_from[self.party])
-        return self.model.one.settle(w, self.data.x[start : min(stop, start + 512)])
+    def _buffers(self, w: Tensor) -> Tensor | None:
+        """Buffers that go with a model that came without any."""
+        if not self.model.buffer_spec.size or not self._keeps_own:
+            return self.model.buffers if self.model.buffer_spec.size else None
+        return self.own.buffers if self.own.trained else self._me(0, None).settled(0, w)
 
     # -- what survives the process -----------------------------------------------------------------
 
@@ -463,6 +495,11 @@ class Seat:
         tree = fill(form, [state[f"{prefix}.{i}"].clone() for i in range(len(leaves(form)))])
         buffers = state.get(f"{prefix}.buffers")
         return Own(tree, None if buffers is None else buffers.clone(), trained)
+
+
+def _made(me: LocalParty, w: Tensor) -> Learnt:
+    w = w.detach()
+    return Learnt(w, me.buffers_for(0, w))
 
 
 def _named(prefix: str, own: Own) -> dict[str, Tensor]:

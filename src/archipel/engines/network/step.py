@@ -18,7 +18,7 @@ from archipel.core import Each, ServerAlgorithm
 from archipel.engines.local import Received
 from archipel.engines.network.bounds import LARGEST, largest, tame
 from archipel.errors import RunFailed
-from archipel.exchange import Anatomy, Ask, Message, broadcast, same_form
+from archipel.exchange import Anatomy, Ask, Message, broadcast, same_form, title
 from archipel.tree import fill, first, leaves
 
 Running = Generator[Any, Any, Any]
@@ -141,7 +141,7 @@ class Steps:
         return [leaf[i] for leaf in leaves(reply.rows) for i in there if i < len(leaf)]
 
     def _check_shared(self, shared: Any, uploads: int) -> None:
-        same_form(f"{type(self.algorithm).__name__}.server", self.anatomy.shared, shared)
+        same_form(f"{title(self.algorithm)}.server", self.anatomy.shared, shared)
         finite = all(bool(torch.isfinite(leaf).all()) for leaf in leaves(shared))
         if not (finite and tame([*leaves(broadcast(self.algorithm, shared)), first(shared)])):
             raise RunFailed(
