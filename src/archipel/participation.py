@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
 
 _WAITS = 1000  # of one round, at most
+DIVERGED = "diverged"  # the cause of those whose numbers others cannot use
 _ASKED = ("dropped out", "too slow", "diverged", "not needed", "silent")  # and missing then
 
 
@@ -146,16 +147,22 @@ class Participation:
             cohort = cohort._replace(waited=waited, blocked=blocked)
             if cohort.counted or self.on_missing == "continue":
                 return cohort
-            if self.on_missing == "abort" or waited == _WAITS:
-                causes = ", ".join(sorted(set(cohort.missing.values()))) or "too few are sampled"
-                raise BelowQuorum(
-                    f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
-                    f"({causes}), below the quorum of {self.needed(len(eligible))}"
-                    + (f", also after waiting {waited} rounds" if waited else "")
-                    + ": lower round.quorum, or say on_missing = 'continue'"
-                    + ("." if waited else " or 'wait'.")
-                )
+            self.may_wait(t, cohort, len(eligible))
             waited, blocked = waited + 1, cohort.missing
+
+    def may_wait(self, t: int, cohort: Cohort, eligible: int) -> None:
+        """Refuse to try a round again where the study says to abort, or it was tried too often."""
+        if self.on_missing != "abort" and cohort.waited < _WAITS:
+            return
+        waited = cohort.waited
+        causes = ", ".join(sorted(set(cohort.missing.values()))) or "too few are sampled"
+        raise BelowQuorum(
+            f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
+            f"({causes}), below the quorum of {self.needed(eligible)}"
+            + (f", also after waiting {waited} rounds" if waited else "")
+            + ": lower round.quorum, or say on_missing = 'continue'"
+            + ("." if waited else " or 'wait'.")
+        )
 
     def _attempt(
         self,

@@ -28,7 +28,7 @@ from archipel.history import Round, spread
 from archipel.losses import Loss
 from archipel.metrics import larger_is_better
 from archipel.model import Model
-from archipel.participation import Cohort, Floats, Participation
+from archipel.participation import DIVERGED, Cohort, Floats, Participation
 from archipel.parts import build_away, build_model, build_topology, federation
 from archipel.recording import Recorder
 from archipel.rng import Ints
@@ -340,16 +340,33 @@ class Loop:
 
     def _take_part(self, t: int) -> tuple[Cohort, Outcome]:
         """Do round t with those who take part, where they are enough."""
-        cohort = self.who.draw(self.eligible, self.seed, t, self._partial, self._work, self._clock)
-        outcome = Outcome(cohort.present[:0], cohort.present[:0], 0)
-        if cohort.counted:
-            outcome = self.engine.round(t, cohort.present, cohort.effort)
-            if len(outcome.arrived) < len(cohort.present):
-                arrived = np.isin(cohort.present, outcome.arrived)
+        needed = self.who.needed(len(self.eligible))
+        waited, blocked = 0, dict[int, str]()
+        tried: dict[bytes, Outcome] = {}  # the same parties diverge again
+        while True:
+            clock = self._clock + waited
+            drawn = self.who.draw(self.eligible, self.seed, t, self._partial, self._work, clock)
+            cohort = drawn._replace(
+                waited=waited + drawn.waited, blocked=drawn.blocked if drawn.waited else blocked
+            )
+            if not cohort.counted:
+                return cohort, Outcome(cohort.present[:0], cohort.present[:0], 0)
+            who = cohort.present.tobytes() + cohort.effort.tobytes()
+            if who not in tried:
+                tried[who] = self.engine.round(t, cohort.present, cohort.effort, needed)
+            outcome = tried[who]
+            if len(outcome.diverged):
+                left = ~np.isin(cohort.present, outcome.diverged)
                 cohort = cohort._replace(
-                    present=cohort.present[arrived], effort=cohort.effort[arrived]
+                    present=cohort.present[left],
+                    effort=cohort.effort[left],
+                    missing=cohort.missing | dict.fromkeys(outcome.diverged.tolist(), DIVERGED),
+                    counted=int(left.sum()) >= needed,
                 )
-        return cohort, outcome
+            if cohort.counted or self.who.on_missing == "continue":
+                return cohort, outcome
+            self.who.may_wait(t, cohort, len(self.eligible))
+            waited, blocked = cohort.waited + 1, cohort.missing
 
     def _round(self, t: int) -> Spent:
         """One round; return what it cost."""
@@ -364,11 +381,10 @@ class Loop:
         if cohort.waited:
             who = ", ".join(f"{data.name(k)} {cause}" for k, cause in [*cohort.blocked.items()][:5])
             notes.append(f"round {t + 1}: waited {cohort.waited} times for the quorum ({who}).")
-        for k in outcome.diverged.tolist():
-            cohort.missing[k] = "diverged"
-            notes.append(
-                f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
-            )
+        notes += [
+            f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
+            for k in outcome.diverged.tolist()
+        ]
         for run in self.runs:
             run.participation.append(cohort)
             run.notes += notes

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Algorithm, Each, ServerAlgorithm, Uploads, Vector
+from archipel.core import Algorithm, Each, Vector
 from archipel.data.federation import Federation
 from archipel.engines import personal
 from archipel.engines import plan as planning
@@ -20,18 +19,10 @@ from archipel.engines.evaluation import Evaluation, chunk_of, evaluate
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
+from archipel.engines.server import Received, Settings
 from archipel.engines.share import Job, Memory, Share
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import (
-    Anatomy,
-    Ask,
-    broadcast,
-    examine,
-    first_states,
-    has_personal,
-    is_peer,
-    same_form,
-)
+from archipel.exchange import Anatomy, examine, has_personal, is_peer, same_form
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import fill, first, leaves, tree_map
@@ -49,36 +40,6 @@ class Outcome(NamedTuple):
     arrived: Ints  # parties whose upload counted
     diverged: Ints  # parties left out because their numbers were not finite
     gradients: int  # gradients of single examples that were computed
-
-
-@dataclass
-class Received:
-    """The uploads of a round, as the server asked for them."""
-
-    sampled: int
-    parties: int
-    total_n: float
-    sums: Mapping[Ask, Any]
-    rows: Any
-
-    def mean(self, by_examples: bool = False) -> Any:
-        ask: Ask = "mean by examples" if by_examples else "mean"
-        if ask not in self.sums:
-            raise _unasked(f"mean(by_examples={by_examples})")
-        over = self.total_n if by_examples else self.sampled
-        return tree_map(lambda leaf: leaf / over, self.sums[ask])
-
-    def stack(self) -> Any:
-        if self.rows is None:
-            raise _unasked("stack()")
-        return self.rows
-
-
-def _unasked(call: str) -> ArchipelError:
-    return ArchipelError(
-        f"the server calls uploads.{call} now but not in the first round: ask for the same in "
-        "every round, since what the server sees is settled before the run."
-    )
 
 
 def _bad(answers: list[dict[str, Any]]) -> Ints:
@@ -118,7 +79,8 @@ class LocalEngine:
                 f"the topology joins {topology.n} parties but {data.training} take part in "
                 f"training: make one with n = {data.training}."
             )
-        self._settings, count = check_sweep(algorithm, sweep)
+        values, count = check_sweep(algorithm, sweep)
+        self._settings = Settings(algorithm, values, model.dtype)
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
                 "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
@@ -134,10 +96,12 @@ class LocalEngine:
         self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
         self.anatomy, mixed = self._examine(draws, topology is not None)
         self._mixed_bytes = sum(mixed) * model.w.element_size()
-        shared, own = self._first_states()
+        shared, own = self.anatomy.shared, self.anatomy.own
+        if count is not None:
+            shared, own = self._settings.first_states(model.w, blueprint(model, data, seed))
         output = model.predict(model.w, data.x[:1], model.buffers)[0]
         self._job = Job(
-            self._with_settings(party=True),
+            self._settings.together,
             data,
             model,
             right[self.plan.way],
@@ -155,8 +119,7 @@ class LocalEngine:
         )
         board = max([model.p, *mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
-        self._server = self._with_settings(party=False)
-        self.shared = shared
+        self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
         self._pool: Pool | None = None
 
@@ -189,45 +152,57 @@ class LocalEngine:
 
     # -- one round -------------------------------------------------------------------------------
 
-    def round(self, t: int, parties: Sequence[int] | Ints, effort: Any = None) -> Outcome:
-        """Run round t with these parties; effort in [0, 1) is how far a straggler gets."""
+    def round(
+        self, t: int, parties: Sequence[int] | Ints, effort: Any = None, needed: int = 1
+    ) -> Outcome:
+        """Run round t with these parties; effort in [0, 1) is how far a straggler gets.
+
+        With fewer than `needed` whose numbers are finite it changes nothing, and none has arrived.
+        """
         ids = np.asarray(parties, np.int64)
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
-        self._done = t + 1
+        messages = [{**message, "undo": needed > 1} for message in self._deal(t, ids, done)]
+        before, self._done = self._done, t + 1
         with threads(1):
-            return self._peer_round(t, ids, done) if self.peer else self._server_round(t, ids, done)
+            round_of = self._peer_round if self.peer else self._server_round
+            outcome = round_of(t, ids, messages, needed)
+            if 0 < len(ids) - len(outcome.diverged) < needed:
+                self._done = before
+                self.pool.run([{"do": "undo"} for _ in messages])
+        return outcome
 
-    def _server_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
+    def _server_round(
+        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int
+    ) -> Outcome:
         if len(ids) == 0:
             return Outcome(ids, ids, 0)
         self._send()
-        messages = self._deal(t, ids, effort)
-        answers = self.pool.run([{**message, "number": 0} for message in messages])
-        assert isinstance(self._server, ServerAlgorithm)
-        gradients = sum(answer["gradients"] for answer in answers)
-        heard = np.flatnonzero(~np.isin(ids, _bad(answers)))  # places of the rows of the round
-        result = self._server.server(self.shared, self._received(0, ids, heard, answers))
-        if isinstance(result, Generator):
-            reply, number = next(result), 0
-            while True:
-                self._answer(number, reply, heard)
-                number += 1
-                again = [{"do": "round", "number": number} for _ in messages]
-                answers = self.pool.run(again)
-                gradients += sum(answer["gradients"] for answer in answers)
-                try:
-                    reply = result.send(self._received(number, ids, heard, answers))
-                except StopIteration as end:
-                    result = end.value
-                    break
-        bad = _bad(answers)
-        self._check(t, result, ids, bad)
-        self.shared = result
+        gradients, serving, heard = 0, None, ids[:0]
+        for number in range(len(self.anatomy.messages)):
+            if number:
+                messages = [{"do": "round", "undo": needed > 1} for _ in messages]
+            answers = self.pool.run([{**message, "number": number} for message in messages])
+            gradients += sum(answer["gradients"] for answer in answers)
+            bad = _bad(answers)
+            if 0 < len(ids) - len(bad) < needed:
+                return Outcome(ids[:0], bad, gradients)
+            if serving is None:
+                heard = np.flatnonzero(~np.isin(ids, bad))  # places of the rows of the round
+                serving = self._settings.serve(self.shared, self._received(0, ids, heard, answers))
+            else:
+                serving.send(self._received(number, ids, heard, answers))
+            last = number == len(self.anatomy.messages) - 1
+            said = serving.said(last)
+            if not last:
+                self._answer(number, said, heard)
+        self._check(t, said, ids, bad)
+        self.shared = said
         return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
 
-    def _peer_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
-        messages = [{**m, "present": ids.tolist()} for m in self._deal(t, ids, effort)]
-        answers = self.pool.run(messages)
+    def _peer_round(
+        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int
+    ) -> Outcome:
+        answers = self.pool.run([{**message, "present": ids.tolist()} for message in messages])
         bad = _bad(answers)
         if len(bad) and (self._job.topology is not None or len(bad) == len(ids)):
             raise RunFailed(
@@ -235,11 +210,12 @@ class LocalEngine:
                 "finite: lower lr."
             )
         gradients = sum(answer["gradients"] for answer in answers)
-        return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
+        arrived = ids[~np.isin(ids, bad)]
+        return Outcome(arrived if len(arrived) >= needed else ids[:0], bad, gradients)
 
     def _send(self) -> None:
         """Put what parties get of the shared state where they read it."""
-        tree_map(Tensor.copy_, self._memory.shared, broadcast(self._server, self.shared))
+        tree_map(Tensor.copy_, self._memory.shared, self._settings.broadcast(self.shared))
 
     def _deal(self, t: int, ids: Ints, effort: Any) -> list[dict[str, Any]]:
         """Give every worker parties of about the same work, the largest first."""
@@ -257,7 +233,7 @@ class LocalEngine:
 
     def _received(
         self, number: int, ids: Ints, heard: Ints, answers: list[dict[str, Any]]
-    ) -> Uploads:
+    ) -> Received:
         """Upload number `number`; a party lost since the first has a row of zeros in a stack."""
         memory = self._memory
         sums = {
@@ -375,7 +351,7 @@ class LocalEngine:
                 w = self.own_models([k])[0] if self.peer else self.vector()
                 return w.clone(), share.statistics(k, w)
             self._send()
-            server = personal.Server(self._server, self.shared, self._memory, self._done)
+            server = personal.Server(self.algorithm, self.shared, self._memory, self._done)
             return personal.one(share, self._job, server, k)
 
     def buffers(self) -> Tensor | None:
@@ -407,7 +383,7 @@ class LocalEngine:
         server = None
         if own and not self.peer:
             self._send()
-            server = personal.Server(self._server, self.shared, self._memory, self._done)
+            server = personal.Server(self.algorithm, self.shared, self._memory, self._done)
         with threads(1):
             count = self.data.training if training is None else training
             return evaluate(self.pool, self._job, self._memory, split, own, count, server)
@@ -451,30 +427,3 @@ class LocalEngine:
                 "as topology.name = \"ring\" in a study, or topology='ring' in Python."
             )
         return anatomy, mixed
-
-    def _first_states(self) -> tuple[Any, Any]:
-        """Shared and own state before the first round; one of each per setting of a sweep."""
-        if not self._settings:
-            return tree_map(Tensor.clone, self.anatomy.shared), self.anatomy.own
-        starts, form = [], blueprint(self.model, self.data, self.seed)
-        for values in zip(*self._settings.values(), strict=True):
-            setting = dict(zip(self._settings, values, strict=True))
-            one = replace(self.algorithm, **setting)  # type: ignore[type-var]
-            start = first_states(one, self.model.w, form)
-            starts.append((None, start) if self.peer else start)
-        shared, own = (
-            tree_map(lambda *leaves: torch.stack(leaves), *states)
-            for states in zip(*starts, strict=True)
-        )
-        return shared, own
-
-    def _with_settings(self, party: bool) -> Any:
-        """The algorithm with its swept fields as tensors that broadcast in its methods."""
-        if not self._settings:
-            return self.algorithm
-        shape = (-1, 1, 1) if party else (-1, 1)
-        values = {
-            name: torch.tensor(list(value), dtype=self.model.dtype).view(shape)
-            for name, value in self._settings.items()
-        }
-        return replace(self.algorithm, **values)  # type: ignore[type-var]

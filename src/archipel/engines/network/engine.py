@@ -22,18 +22,19 @@ import torch
 from torch import Tensor
 
 from archipel.core import Each, ServerAlgorithm
-from archipel.engines.local import Outcome, Received
+from archipel.engines.local import Outcome
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.step import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
+from archipel.engines.server import Received
 from archipel.errors import ArchipelError, clean
 from archipel.exchange import Anatomy, Ask, Message, broadcast
 from archipel.model import Model
+from archipel.participation import DIVERGED
 from archipel.rng import Ints
 from archipel.tree import fill, first, fits, leaves, tree_map
 
-DIVERGED = "diverged"  # the cause of those whose numbers others cannot use
 _WORDS = 80  # characters of what a party says that it does
 
 
