@@ -9,6 +9,7 @@ from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
+import torch
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
@@ -51,6 +52,17 @@ def describe(
             "loss": model.loss_function.name,
             "options": chosen,
         }
+    }
+
+
+def outline(fed: Federation) -> dict[str, Any]:
+    """What a report needs to know of the data once it is gone; the roster has the rest."""
+    return {
+        "name": fed.about.name,
+        "shape": "x".join(map(str, fed.shape)),
+        "classes": fed.classes,
+        "task": fed.task,
+        "dtype": str(fed.y.dtype if fed.x.dtype == torch.int64 else fed.x.dtype)[6:],
     }
 
 

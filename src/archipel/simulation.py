@@ -119,7 +119,8 @@ def simulate(
         if out is not None:
             if folder is None:
                 files = {} if study is None else study.files()
-                row: dict[str, Any] = {"description": {**described, "baselines": baselines}}
+                told = {"baselines": baselines, "outline": identity.outline(fed)}
+                row: dict[str, Any] = {"description": {**described, **told}}
                 row["hash"] = identity.digest(described)
                 made = recording.create(path, run, row, files)
                 folder = stack.enter_context(made)

@@ -77,6 +77,7 @@ class Study(BaseModel):
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
     _elsewhere: bool = PrivateAttr(default=False)  # its paths are those of other machines
+    _prints: dict[str, str] | None = PrivateAttr(default=None)  # of its files when it ran
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -109,6 +110,13 @@ class Study(BaseModel):
         except (ValidationError, ArchipelError) as error:
             found = sentence(error) if isinstance(error, ValidationError) else error
             raise type(found)(str(found)) from error
+        return study
+
+    @classmethod
+    def recorded(cls, content: Mapping[str, Any], base: Path, prints: dict[str, str]) -> Self:
+        """A study that ran, with the prints that its files had; its data need not be here."""
+        study = cls.parse(content, base, elsewhere=True)
+        study._prints = prints
         return study
 
     @classmethod
@@ -189,7 +197,9 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
-        prints = {name: sha256(content).hexdigest() for name, content in self.sources().items()}
+        prints = self._prints
+        if prints is None:
+            prints = {name: sha256(content).hexdigest() for name, content in self.sources().items()}
         return {**tables, "sources": prints} if prints else tables
 
     def toml(self) -> str:

@@ -19,6 +19,7 @@ from archipel.engines.evaluation import Evaluation, chunk_of, evaluate
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
+from archipel.engines.probe import probe_once
 from archipel.engines.server import Received, Settings
 from archipel.engines.share import Job, Memory, Share
 from archipel.errors import ArchipelError, RunFailed
@@ -79,8 +80,8 @@ class LocalEngine:
                 f"the topology joins {topology.n} parties but {data.training} take part in "
                 f"training: make one with n = {data.training}."
             )
-        values, count = check_sweep(algorithm, sweep)
-        self._settings = Settings(algorithm, values, model.dtype)
+        self._swept, count = check_sweep(algorithm, sweep)
+        self._settings = Settings(algorithm, self._swept, model.dtype)
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
                 "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
@@ -128,6 +129,7 @@ class LocalEngine:
     def __enter__(self) -> Self:
         if self._pool is not None:
             raise ArchipelError("the engine is running already: enter it once.")
+        probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
         self._pool = Pool(
             self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
         )
