@@ -8,6 +8,8 @@ from archipel.algorithms.apgd import APGD1, APGD2
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedavg import FedAvg
+from archipel.algorithms.feddyn import FedDyn
+from archipel.algorithms.fednova import FedNova
 from archipel.algorithms.fedopt import FedOpt
 from archipel.algorithms.fedper import FedPer
 from archipel.algorithms.fedprox import FedProx
@@ -29,6 +31,8 @@ ALGORITHMS = {
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedavg": FedAvg,
+    "feddyn": FedDyn,
+    "fednova": FedNova,
     "fedopt": FedOpt,
     "fedper": FedPer,
     "fedprox": FedProx,
@@ -53,6 +57,8 @@ __all__ = [
     "Alone",
     "Ditto",
     "FedAvg",
+    "FedDyn",
+    "FedNova",
     "FedOpt",
     "FedPer",
     "FedProx",

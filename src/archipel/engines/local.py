@@ -259,17 +259,20 @@ class LocalEngine:
 
     def _answer(self, number: int, reply: Any, places: Ints) -> None:
         """Put the server's reply where the workers read it; `places` are the parties heard of."""
-        store = self._memory.replies[number]
+        store, swept = self._memory.replies[number], self._job.sweep
+        lead = () if swept is None else (swept,)
+        what = f"reply {number + 1} of {type(self.algorithm).__name__}.server"
         if not isinstance(reply, Each):
-            tree_map(Tensor.copy_, store, reply)
+            personal.put(what, store, reply, self.anatomy.messages[number].reply, lead)
             return
-        for target, rows in zip(leaves(store), leaves(reply.rows), strict=True):
-            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
-            if len(rows) != len(places):
+        for rows in leaves(reply.rows):
+            if len(rows if swept is None else rows[0]) != len(places):
                 raise ArchipelError(
                     f"Each holds {len(rows)} rows for {len(places)} uploads: give one row each."
                 )
-            target[places] = rows
+        rows = self._job.stacked(reply.rows)
+        form, lead = self.anatomy.messages[number].reply, (len(places), *lead)
+        personal.put(what, store, rows, form, lead, places)
 
     def _check(self, t: int, shared: Any, ids: Ints, bad: Ints) -> None:
         """Refuse a result of another form, and one of which no setting is finite."""
@@ -353,8 +356,13 @@ class LocalEngine:
                 w = self.own_models([k])[0] if self.peer else self.vector()
                 return w.clone(), share.statistics(k, w)
             self._send()
-            server = personal.Server(self.algorithm, self.shared, self._memory, self._done)
+            server = self._answering()
             return personal.one(share, self._job, server, k)
+
+    def _answering(self) -> personal.Server:
+        """The server, to parties that make models of their own."""
+        forms = self.anatomy.personal
+        return personal.Server(self.algorithm, self.shared, self._memory, self._done, forms)
 
     def buffers(self) -> Tensor | None:
         """Mean of the statistics of the parties that took part; None where the model has none."""
@@ -385,7 +393,7 @@ class LocalEngine:
         server = None
         if own and not self.peer:
             self._send()
-            server = personal.Server(self.algorithm, self.shared, self._memory, self._done)
+            server = self._answering()
         with threads(1):
             count = self.data.training if training is None else training
             return evaluate(self.pool, self._job, self._memory, split, own, count, server)

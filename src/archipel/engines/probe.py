@@ -41,6 +41,7 @@ from archipel.model import Model
 from archipel.tree import fill, leaves, tree_map
 
 _ROUNDS = 2  # in the second the parties' states differ
+_COPIES = 4  # of each upload: a server may want more than two
 _SETTINGS = 2  # of a sweep, at most
 _DRAWS = 8  # further calls where a global generator was used: a coin may fall alike
 # A reduction over parties changes numbers by their own size. Rounding does by 1e-16 (1e-7) of it,
@@ -120,7 +121,7 @@ class Twins:
         self.lead = (*lead, len(SIZES))
         ramp = torch.arange(model.p, dtype=model.dtype)
         self.w = model.w + 0.01 * torch.cos(ramp)
-        self.form = examine(self.settings.apart[0], self._me(0, (0,), ()), self.w, len(SIZES))
+        self.form = examine(self.settings.apart[0], self._me(0, (0,), ()), self.w, 2 * _COPIES)
         self.places = [(a, i) for a in range(len(self.settings.apart)) for i in range(len(SIZES))]
 
     def check(self) -> None:
@@ -211,11 +212,14 @@ class Twins:
 
     def _received(self, upload: Any, form: Any) -> Received:
         """Both uploads, as a server gets them; one party's has this form."""
-        rows = tree_map(Tensor.clone, self._lead("an upload", upload, form))
-        by_n = tree_map(lambda leaf: _weighted(leaf, self.n, len(self.lead)), rows)
-        ones = tree_map(lambda leaf: leaf.sum(dim=len(self.lead) - 1), rows)
+        at, n = len(self.lead) - 1, self.n.repeat(_COPIES)
+        rows = tree_map(
+            lambda leaf: torch.cat([leaf] * _COPIES, dim=at), self._lead("an upload", upload, form)
+        )
+        by_n = tree_map(lambda leaf: _weighted(leaf, n, len(self.lead)), rows)
+        ones = tree_map(lambda leaf: leaf.sum(dim=at), rows)
         sums: Any = {"mean": ones, "mean by examples": by_n}
-        return Received(len(SIZES), len(SIZES), float(self.n.sum()), sums, rows)
+        return Received(len(n), len(n), float(n.sum()), sums, rows)
 
     def _lead(self, what: str, tree: Any, form: Any) -> Any:
         """A tree as `[..., 2, ...]`: code may leave out what is alike for all parties."""
@@ -307,7 +311,7 @@ class Twins:
                 break
             side.send(self._reply(call, reply))
         drew = standing() != before
-        if not all(map(torch.equal, leaves(states), leaves(given))):
+        if not all(_near(a, b, 0.0) for a, b in zip(leaves(states), leaves(given), strict=True)):
             raise ArchipelError(
                 f"{self.name}.{call.method} writes into the states it is given, which others use: "
                 "make new tensors (x = x + y rather than x += y)."
@@ -327,7 +331,8 @@ class Twins:
             return tree_map(lambda leaf: leaf[i].clone() if each else leaf.clone(), mine)
         if self.settings.count is not None and not each:
             return tree_map(lambda leaf: leaf.unsqueeze(1), rows)
-        return tree_map(Tensor.clone, rows)
+        both = (*[slice(None)] * (len(self.lead) - 1), slice(len(SIZES)))
+        return tree_map(lambda leaf: leaf[both].clone() if each else leaf.clone(), rows)
 
     def _retold(self, replies: list[Any]) -> Callable[[Any, bool], Any]:
         """The server, as it answered both."""

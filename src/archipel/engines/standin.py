@@ -28,12 +28,19 @@ class Quadratic:
         self._size = torch.tensor(sizes, dtype=torch.float64)[:, None]
 
     def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
-        x = points.x.reshape(*points.weights.shape, -1).to(w.dtype).mean(dim=-1)
-        at = 1 + (x * points.weights).sum(dim=-1, keepdim=True)
-        return 0.3 * w + (self._size * at).to(w.dtype) * self._slope(w)
+        curve, push = self._terms(w, points)
+        return curve * w + push * self._slope(w)
 
     def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
-        return (0.15 * w * w + self._size.to(w.dtype) * self._slope(w) * w).sum(dim=-1)
+        curve, push = self._terms(w, points)
+        return (curve / 2 * w * w + push * self._slope(w) * w).sum(dim=-1)
+
+    def _terms(self, w: Tensor, points: Points) -> tuple[Tensor, Tensor]:
+        """Means over the points of a batch, by their weights: `[r, 1]` each."""
+        x = points.x.reshape(*points.weights.shape, -1).to(w.dtype).mean(dim=-1).tanh()
+        curve = (points.weights * (0.3 + 0.1 * x)).sum(dim=-1, keepdim=True)
+        push = (points.weights * (1 + x / 2)).sum(dim=-1, keepdim=True)
+        return curve.to(w.dtype), (self._size * push).to(w.dtype)
 
     def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
         """Two steps, whatever is asked for: more would show nothing more."""
