@@ -22,7 +22,22 @@ Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last roun
 
 _WAITS = 1000  # of one round, at most
 DIVERGED = "diverged"  # the cause of those whose numbers others cannot use
-_ASKED = ("dropped out", "too slow", "diverged", "not needed", "silent")  # and missing then
+# Why a party is missing, and whether it was sent the round's work. What follows such a word in a
+# cause is for people: what it did last, or why it says that it is away.
+CAUSES = {
+    "not needed": True,
+    "dropped out": True,
+    "too slow": True,
+    "silent": True,
+    "diverged before": False,
+    DIVERGED: True,
+    "refused": True,
+    "paused": False,
+    "declined": False,
+    "left": False,
+    "revoked": False,
+    "away": False,
+}
 
 
 class Cohort(NamedTuple):
@@ -43,17 +58,17 @@ class Cohort(NamedTuple):
         >>> Cohort(np.arange(3), np.arange(1), np.ones(1), {1: "paused", 2: "too slow"}).reached
         2
         """
-        asked = sum(kind(cause) in _ASKED for cause in self.missing.values())
+        asked = sum(CAUSES[kind(cause)] for cause in self.missing.values())
         return len(self.sampled) - len(self.missing) + asked
 
 
 def kind(cause: str) -> str:
-    """Why a party is missing, without what it did last.
+    """Why a party is missing, as one of `CAUSES`: "away" where a site says it in its own words.
 
-    >>> kind("silent (trains, 512 gradients)")
-    'silent'
+    >>> kind("silent (trains, 512 gradients)"), kind("the disk is full")
+    ('silent', 'away')
     """
-    return cause.partition(" (")[0]
+    return next((word for word in CAUSES if re.match(rf"{word}\b", cause)), "away")
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,11 @@ class Loop:
         self.options = options
         self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
         notes = _empty(fed, len(self.eligible))
+        if self.who.deadline is not None and self.who.speed is None and not fed.about.elsewhere:
+            notes.append(
+                f"deadline = {self.who.deadline:g} has no effect in this simulation, where nobody "
+                "takes time: give simulate.speed, in examples per second."
+            )
         self.who.count(len(self.eligible))
         self.engine = self._engine(algorithm, fed, model, settings)
         if options.get("server_sees") == "sums" and not self.engine.anatomy.sums_only:

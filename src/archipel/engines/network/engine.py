@@ -173,7 +173,7 @@ class NetworkEngine:
         except Refused:
             opened.refused[party] += 1
             if opened.refused[party] >= MOST_REFUSED:
-                self.lose(party, "its uploads are refused")
+                self.lose(party, "refused (its uploads are no answer)")
             raise
         weight = self.parties * (letter["n"] if weighs else 1.0)
         if not all(adds_up(leaf, weight) for leaf in letter.arrays):
