@@ -42,7 +42,7 @@ def describe(
     chosen = {
         name: _plain(value)
         for name, value in sorted(options.items())
-        if name not in ("workers", "plan")
+        if name not in ("workers", "plan", "device")
     }
     return {
         "objects": {

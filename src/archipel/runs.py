@@ -168,9 +168,13 @@ def resume(
         if folder.journal.row()["state"] == "done":
             return open_run(name, out)
         raise
-    with_baselines = folder.journal.row()["description"]["baselines"]
+    row = folder.journal.row()
     return study.run_in(
-        folder.path, with_baselines, watch=watch, checkpoint_seconds=checkpoint_seconds
+        folder.path,
+        row["description"]["baselines"],
+        watch=watch,
+        checkpoint_seconds=checkpoint_seconds,
+        device=row["environment"].get("device", "cpu"),  # another gives other last bits
     )
 
 

@@ -60,6 +60,7 @@ class Options(TypedDict, total=False):
     target: float  # of that metric
     workers: int  # processes; all cores
     plan: Plan  # how to compute; timed unless given
+    device: str  # where: cpu, cuda or mps, in one process
     server_sees: Literal["uploads", "sums"]  # "sums" refuses to look at single uploads
     # who takes part; see archipel.participation
     sample: float | int  # rate 0..1, or so many parties a round; 1.0
@@ -114,7 +115,8 @@ def simulate(
                 options["plan"] = recording.plan_of(folder)
         loop = Loop(algorithm, fed, task_model, {}, options)
         run = loop.runs[0]
-        run.study, run.environment = study, recording.environment(study)
+        run.study = study
+        run.environment = recording.environment(study, options.get("device", "cpu"))
         stack.enter_context(loop.engine)
         if out is not None:
             if folder is None:
@@ -263,6 +265,7 @@ class Loop:
             workers=self.options.get("workers"),
             plan=self.options.get("plan"),
             sweep=settings,
+            device=self.options.get("device", "cpu"),
         )
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:

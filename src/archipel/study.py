@@ -281,22 +281,24 @@ class Study(BaseModel):
         watch: Watch | None = None,
         workers: int | None = None,
         checkpoint_seconds: float = 1.0,
+        device: str = "cpu",
     ) -> Run:
         """Run the study in a new folder under `out`; with `resume` go on with an unfinished one.
 
         Where a run of this very study is done already, `resume` returns it. `out=None` keeps the
         run in memory.
         """
+        how = (baselines, watch, workers, checkpoint_seconds, device)
         if out is None:
-            return self.run_in(None, baselines, watch, workers, checkpoint_seconds)
+            return self.run_in(None, *how)
         path = self._begun(Path(out)) if resume else None
         if path is not None:
-            return self.run_in(path, baselines, watch, workers, checkpoint_seconds)
+            return self.run_in(path, *how)
         parts = self.parts()
         is_new = not Path(out).exists()
         path = reserve(Path(out), self.name)
         try:
-            return self.run_in(path, baselines, watch, workers, checkpoint_seconds, parts)
+            return self.run_in(path, *how, parts)
         finally:
             if not Folder.exists(path):
                 path.rmdir()
@@ -318,6 +320,7 @@ class Study(BaseModel):
         watch: Watch | None = None,
         workers: int | None = None,
         checkpoint_seconds: float = 1.0,
+        device: str = "cpu",
         parts: tuple[Algorithm, Federation, Model] | None = None,
     ) -> Run:
         """Run the study in this folder, from where it is."""
@@ -327,6 +330,7 @@ class Study(BaseModel):
                 "out, or run the study between processes with 'archipel rehearse --peers'."
             )
         options = self.options()
+        options["device"] = device
         if workers is not None:
             options["workers"] = workers
         return simulate(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from archipel.data.federation import Federation
 from archipel.engines import personal
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
+from archipel.engines.device import CPU, check_device, on_device, plan_for
 from archipel.engines.evaluation import Evaluation, chunk_of, evaluate
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
@@ -66,8 +68,10 @@ class LocalEngine:
         workers: int | None = None,
         plan: Plan | None = None,
         sweep: Mapping[str, Sequence[float]] | None = None,
+        device: str = CPU,
     ) -> None:
-        self.algorithm, self.data, self.model, self.seed = algorithm, data, model, seed
+        self.algorithm, self.data, self.seed = algorithm, data, seed
+        check_device(device, workers)
         check_algorithm_fields(algorithm)
         self.peer = is_peer(algorithm)
         if topology is not None and not self.peer:
@@ -88,9 +92,14 @@ class LocalEngine:
                 "settings one after another, or use GroupNorm."
             )
         check_fit(model, data)
-        batch_size = getattr(algorithm, "batch_size", None)
-        self.plan = plan or planning.choose(model, data, batch_size, workers)
-        right = planning.ways(model, data, self.plan.way)
+        if device == CPU:
+            batch_size = getattr(algorithm, "batch_size", None)
+            self.plan = plan or planning.choose(model, data, batch_size, workers)
+            right = planning.ways(model, data, self.plan.way)
+        else:
+            model, right = on_device(model, data, device)
+            self.plan = replace(plan, workers=1) if plan else plan_for(right)
+        self.model = model
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
