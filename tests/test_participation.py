@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import archipel as ar
 from archipel import rng
 from archipel.errors import ArchipelError, BelowQuorum
-from archipel.participation import Participation, absences
+from archipel.participation import Cohort, Participation, absences, kind
 
 ELIGIBLES = st.sets(st.integers(0, 60), min_size=1, max_size=40).map(
     lambda parties: np.array(sorted(parties))
@@ -289,3 +290,35 @@ def test_absences_are_read_as_written(spans):
 def test_absences_that_are_none(text):
     with pytest.raises(ArchipelError, match="give rounds such as '11-20'"):
         absences(text)
+
+
+def test_causes_are_closed_words_whatever_a_site_says():
+    said = {
+        "silent (trains, 512 gradients)": "silent",
+        "too slow (has not asked for work)": "too slow",
+        "diverged": "diverged",
+        "diverged before": "diverged before",
+        "refused (its uploads are no answer)": "refused",
+        "revoked: lost its laptop": "revoked",
+        "declined by the site's own policy": "declined",
+        "paused": "paused",
+        "leftover rows of an old table": "away",
+        "the disk is full (0 bytes)": "away",
+        "": "away",
+    }
+    assert {cause: kind(cause) for cause in said} == said
+    sent = {"silent", "too slow", "diverged", "refused"}
+    for k, cause in enumerate(said):
+        cohort = Cohort(np.arange(2), np.arange(1), np.ones(1), {1: cause})
+        assert cohort.reached == (2 if said[cause] in sent else 1), (k, cause)
+
+
+@pytest.mark.parametrize("speed", [None, 1e9])
+def test_a_deadline_without_a_clock_is_said_to_do_nothing(speed):
+    given = {} if speed is None else {"speed": speed}
+    run = ar.simulate(
+        ar.FedAvg(), "heart_disease", rounds=1, workers=1, deadline=5.0, plan=ar.Plan("one", 1, 1),
+        **given,
+    )  # fmt: skip
+    said = any(note.startswith("deadline = 5 has no effect in this sim") for note in run.notes)
+    assert said == (speed is None)

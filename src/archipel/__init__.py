@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         Ditto,
         FedAvg,
         FedBN,
+        FedDyn,
+        FedNova,
         FedOpt,
         FedPer,
         FedProx,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     )
     from archipel.bundle import load_bundle
     from archipel.comparison import Comparison, compare
+    from archipel.conformance import check_algorithm
     from archipel.core import (
         Batch,
         Blueprint,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
         Examples,
         Party,
         PeerAlgorithm,
+        Personal,
         ServerAlgorithm,
         Uploads,
     )
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     from archipel.engines.plan import Plan
     from archipel.errors import ArchipelError
     from archipel.estimators import FederatedClassifier, FederatedRegressor
+    from archipel.graphs import topology
     from archipel.model import Model
     from archipel.optimisers import SGD, Adam
     from archipel.report.live import live_view
@@ -63,17 +68,19 @@ if TYPE_CHECKING:
     from archipel.study import Study
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
-    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedOpt FedPer FedProx "
-    "FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
+    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
+    "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
-    "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm ServerAlgorithm "
-    "Uploads",
+    "archipel.conformance": "check_algorithm",
+    "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm Personal "
+    "ServerAlgorithm Uploads",
     "archipel.data": "Federation load",
     "archipel.engines.local": "LocalEngine",
     "archipel.engines.plan": "Plan",
     "archipel.errors": "ArchipelError",
     "archipel.estimators": "FederatedClassifier FederatedRegressor",
+    "archipel.graphs": "topology",
     "archipel.model": "Model",
     "archipel.optimisers": "SGD Adam",
     "archipel.report.live": "live_view",
@@ -105,6 +112,8 @@ __all__ = [
     "Examples",
     "FedAvg",
     "FedBN",
+    "FedDyn",
+    "FedNova",
     "FedOpt",
     "FedPer",
     "FedProx",
@@ -124,12 +133,14 @@ __all__ = [
     "PeFLL",
     "PeerAlgorithm",
     "PerFedAvg",
+    "Personal",
     "Plan",
     "Run",
     "Scaffold",
     "ServerAlgorithm",
     "Study",
     "Uploads",
+    "check_algorithm",
     "compare",
     "list_runs",
     "live_view",
@@ -139,6 +150,7 @@ __all__ = [
     "resume",
     "simulate",
     "sweep",
+    "topology",
 ]
 
 

@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.engines.lines import Code
 from archipel.engines.local import LocalEngine
 from archipel.engines.network.twin import meet, play
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
+from archipel.engines.probe import probe
+from archipel.errors import ArchipelError
 from archipel.exchange import broadcast, first_states, has_personal, is_peer
 from archipel.graphs import topology
 from archipel.model import Model
@@ -28,8 +31,10 @@ _ONE = Plan("one", 1, 1)
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Run every check; an AssertionError names the one that fails."""
+    """Run every check; an AssertionError names the one that fails, in a sentence."""
+    name = type(algorithm).__name__
     for check in (
+        check_parties_apart,
         check_stacked_equals_looped,
         check_workers_agree,
         check_same_seed_same_result,
@@ -43,7 +48,20 @@ def check_algorithm(algorithm: Algorithm) -> None:
         try:
             check(algorithm)
         except AssertionError as error:
-            raise AssertionError(f"{type(algorithm).__name__}: {check.__name__}: {error}") from None
+            raise AssertionError(f"{name}: {check.__name__}: {error}") from None
+        except ArchipelError as error:
+            raise AssertionError(f"{check.__name__}: {error}") from None
+        except Exception as error:
+            line = Code(algorithm).blame(error.__traceback__)
+            where = "" if line is None else f"{line}: "
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise AssertionError(f"{name}: {check.__name__}: {where}{reason}") from error
+
+
+def check_parties_apart(algorithm: Algorithm) -> None:
+    """Neither another party in the stack nor a global random generator has a say; see `probe`."""
+    data, model = _problem()
+    probe(algorithm, data, model)
 
 
 def check_stacked_equals_looped(algorithm: Algorithm) -> None:

@@ -137,7 +137,7 @@ class Uploads(Protocol):
         """Mean over parties, uniform or weighted by n_k: needs only a sum, never an individual."""
 
     def stack(self) -> Any:
-        """Every upload, one row per party: `[|S|, p]`.
+        """Every upload, one row per party: `[|S|, p]`, in a sweep as well.
 
         In later messages of a round a party that was lost on the way has a row of zeros.
         """

@@ -98,8 +98,8 @@ def examine(
     assert isinstance(algorithm, ServerAlgorithm)
     shared, own = pair(f"{name}.init", "shared, own", first_states(algorithm, w, me.blueprint))
     sent = broadcast(algorithm, shared)
-    at_party = _Side(algorithm.party(me, sent, own))
-    at_server: _Side | None = None
+    at_party = Side(algorithm.party(me, sent, own))
+    at_server: Side | None = None
     messages: list[Message] = []
     while True:
         last, upload = at_party.ended, at_party.value
@@ -109,7 +109,7 @@ def examine(
         upload = tree_map(Tensor.detach, upload)
         probe = Probe(upload, parties)
         if at_server is None:
-            at_server = _Side(algorithm.server(shared, probe))
+            at_server = Side(algorithm.server(shared, probe))
         else:
             at_server.send(probe)
         if last != at_server.ended:
@@ -154,7 +154,7 @@ def _asked(
     if not has_personal(algorithm):
         return ()
     name = f"{title(algorithm)}.personal"
-    at_party, messages = _Side(algorithm.personal(me, broadcast(algorithm, shared), own)), []
+    at_party, messages = Side(algorithm.personal(me, broadcast(algorithm, shared), own)), []
     while not at_party.ended:
         if not hasattr(algorithm, "advise"):
             raise ArchipelError(
@@ -187,7 +187,7 @@ def _check_predict(algorithm: Any, me: Party, w: Vector) -> None:
         )
 
 
-class _Side:
+class Side:
     """A method that may be a generator: its current value, and whether it has returned."""
 
     def __init__(self, started: Any) -> None:

@@ -9,6 +9,7 @@ from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
+import torch
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
@@ -43,7 +44,7 @@ def describe(
     chosen = {
         name: _plain(value)
         for name, value in sorted(options.items())
-        if name not in ("workers", "plan")
+        if name not in ("workers", "plan", "device")
     }
     return {
         "objects": {
@@ -54,6 +55,17 @@ def describe(
             "statistics": model.statistics,
             "options": chosen,
         }
+    }
+
+
+def outline(fed: Federation) -> dict[str, Any]:
+    """What a report needs to know of the data once it is gone; the roster has the rest."""
+    return {
+        "name": fed.about.name,
+        "shape": "x".join(map(str, fed.shape)),
+        "classes": fed.classes,
+        "task": fed.task,
+        "dtype": str(fed.y.dtype if fed.x.dtype == torch.int64 else fed.x.dtype)[6:],
     }
 
 

@@ -113,6 +113,11 @@ class Model:
         self.module, self.statistics = copy.deepcopy(module), statistics
         self.metrics: Chosen | None = None  # by which it is judged; the task's usual ones
         self.loss_function = losses.loss(loss)
+        if any(isinstance(p, nn.UninitializedParameter) for p in self.module.parameters()):
+            raise ArchipelError(
+                f"the model {type(module).__name__} has lazy layers, whose size is not known yet: "
+                "pass some points through it first, or give their sizes."
+            )
         self.spec = ParamSpec.of(trainable(self.module))
         if not self.spec.names:
             raise ArchipelError(
@@ -359,6 +364,11 @@ class OneByOne:
                 outputs = self._outputs(x)
         value = self._loss(outputs, y, weights)
         wanted = self._parameters if parameters is None else parameters
+        if wanted and not value.requires_grad:
+            raise ArchipelError(
+                f"the model {type(self._module).__name__} has no gradient: its outputs do not "
+                "depend on its parameters; remove detach() or torch.no_grad() from its forward."
+            )
         found = torch.autograd.grad(value, wanted, allow_unused=True) if wanted else ()
         grads = {id(p): g for p, g in zip(wanted, found, strict=True) if g is not None}
         return tuple(

@@ -21,7 +21,23 @@ Floats = NDArray[np.float64]
 Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
 
 _WAITS = 1000  # of one round, at most
-_ASKED = ("dropped out", "too slow", "diverged", "not needed", "silent")  # and missing then
+DIVERGED = "diverged"  # the cause of those whose numbers others cannot use
+# Why a party is missing, and whether it was sent the round's work. What follows such a word in a
+# cause is for people: what it did last, or why it says that it is away.
+CAUSES = {
+    "not needed": True,
+    "dropped out": True,
+    "too slow": True,
+    "silent": True,
+    "diverged before": False,
+    DIVERGED: True,
+    "refused": True,
+    "paused": False,
+    "declined": False,
+    "left": False,
+    "revoked": False,
+    "away": False,
+}
 
 
 class Cohort(NamedTuple):
@@ -42,17 +58,17 @@ class Cohort(NamedTuple):
         >>> Cohort(np.arange(3), np.arange(1), np.ones(1), {1: "paused", 2: "too slow"}).reached
         2
         """
-        asked = sum(kind(cause) in _ASKED for cause in self.missing.values())
+        asked = sum(CAUSES[kind(cause)] for cause in self.missing.values())
         return len(self.sampled) - len(self.missing) + asked
 
 
 def kind(cause: str) -> str:
-    """Why a party is missing, without what it did last.
+    """Why a party is missing, as one of `CAUSES`: "away" where a site says it in its own words.
 
-    >>> kind("silent (trains, 512 gradients)")
-    'silent'
+    >>> kind("silent (trains, 512 gradients)"), kind("the disk is full")
+    ('silent', 'away')
     """
-    return cause.partition(" (")[0]
+    return next((word for word in CAUSES if re.match(rf"{word}\b", cause)), "away")
 
 
 @dataclass(frozen=True)
@@ -146,16 +162,22 @@ class Participation:
             cohort = cohort._replace(waited=waited, blocked=blocked)
             if cohort.counted or self.on_missing == "continue":
                 return cohort
-            if self.on_missing == "abort" or waited == _WAITS:
-                causes = ", ".join(sorted(set(cohort.missing.values()))) or "too few are sampled"
-                raise BelowQuorum(
-                    f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
-                    f"({causes}), below the quorum of {self.needed(len(eligible))}"
-                    + (f", also after waiting {waited} rounds" if waited else "")
-                    + ": lower round.quorum, or say on_missing = 'continue'"
-                    + ("." if waited else " or 'wait'.")
-                )
+            self.may_wait(t, cohort, len(eligible))
             waited, blocked = waited + 1, cohort.missing
+
+    def may_wait(self, t: int, cohort: Cohort, eligible: int) -> None:
+        """Refuse to try a round again where the study says to abort, or it was tried too often."""
+        if self.on_missing != "abort" and cohort.waited < _WAITS:
+            return
+        waited = cohort.waited
+        causes = ", ".join(sorted(set(cohort.missing.values()))) or "too few are sampled"
+        raise BelowQuorum(
+            f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
+            f"({causes}), below the quorum of {self.needed(eligible)}"
+            + (f", also after waiting {waited} rounds" if waited else "")
+            + ": lower round.quorum, or say on_missing = 'continue'"
+            + ("." if waited else " or 'wait'.")
+        )
 
     def _attempt(
         self,

@@ -38,7 +38,7 @@ _MAKING = "making "  # before the name of what a party's own model cost it
 _SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
-def environment(study: Description | None) -> dict[str, str]:
+def environment(study: Description | None, device: str = "cpu") -> dict[str, str]:
     """What the numbers may depend on besides the study, and where its paths begin."""
     return {
         "folder": str(Path.cwd() if study is None else study.base),
@@ -49,6 +49,7 @@ def environment(study: Description | None) -> dict[str, str]:
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": str(cores()),
+        "device": device,
     }
 
 

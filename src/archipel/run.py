@@ -103,7 +103,6 @@ class Run:
     making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
     baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
     elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
-    privacy: None = None
     study: Description | None = None  # None for a run of objects made in Python
     approved: bytes | None = None  # between sites: the study file, as every site approved it
     uploaded: dict[int, int] = field(default_factory=dict)  # between sites: party -> its n
@@ -333,7 +332,7 @@ class Run:
                 "total": self.seconds,
                 "per_round": self.seconds / self.done if self.done else None,
             },
-            "privacy": self.privacy,
+            "privacy": None,  # no step adds noise yet
             "scorecard": self.scorecard.to_json(),
             "history": self.history,
         }

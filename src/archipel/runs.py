@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from archipel.data.about import About
+from archipel.data.federation import Federation
 from archipel.data.shadow import Facts, shadow
 from archipel.errors import ArchipelError
 from archipel.run import Run
@@ -66,10 +72,62 @@ def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     if "facts" in description:
         run = _of_sites(folder)
     else:
-        study = study_of(folder)
-        run = recall(folder, *study.parts(), study, **study.options())
+        run = _of_study(folder)
     run.state = state_of(folder, folder.journal.row())
     return run
+
+
+def _of_study(folder: Folder) -> Run:
+    """A run of a study; without its data, where that changed or is gone, as the folder tells it."""
+    try:
+        study = study_of(folder)
+        parts = study.parts()
+    except ArchipelError:
+        row = folder.journal.row()
+        outline = row["description"].get("outline")
+        if "study" not in row["description"] or outline is None:
+            raise
+        study = _recorded(folder)
+        fed = _outlined(folder, outline)
+        parts = study.algorithm_object, fed, study.build_model(fed)
+    return recall(folder, *parts, study, **study.options())
+
+
+def _recorded(folder: Folder) -> Study:
+    """The study of a run with the code it began with, whatever became of its data."""
+    row = folder.journal.row()
+    tables = dict(row["description"]["study"])
+    prints = tables.pop("sources", {})
+    places = [folder.path / "code", Path(row["environment"]["folder"])]
+    code = [name for name in prints if name.endswith(".py")]
+    for place in places:
+        files = [place / name for name in code]
+        found = [sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+        if found == [prints[name] for name in code]:
+            return Study.recorded(tables, place, prints)
+    raise ArchipelError(
+        f"run '{folder.path.name}': its code ({', '.join(code)}) is neither in {places[1]} as it "
+        "was nor in the run's folder; put it back."
+    )
+
+
+def _outlined(folder: Folder, outline: Mapping[str, Any]) -> Federation:
+    """The data of a run in numbers and shapes, without a value."""
+    facts, roster = Facts.of_json({**outline, "n": 0, "n_test": 0}), folder.journal.roster()
+    sites = {  # one without training points is none that does not tell theirs
+        each["name"]: replace(facts, n=each["training_points"] or -1, n_test=each["test_points"])
+        for each in roster
+    }
+    fed = shadow(outline["name"], sites)
+    dtype = getattr(torch, outline["dtype"])
+    return replace(
+        fed,
+        x=fed.x.to(dtype) if fed.x.is_floating_point() else fed.x,
+        y=fed.y.to(dtype) if fed.y.is_floating_point() else fed.y,
+        training=sum(each["trains"] for each in roster),
+        about=About(outline["name"], gone=True, note="Its data changed since, or is gone."),
+        scan=False,
+    )
 
 
 def _of_sites(folder: Folder) -> Run:
@@ -104,10 +162,19 @@ def resume(
             f"run '{folder.path.name}' is one between institutions: 'archipel coordinator start' "
             "goes on with it."
         )
-    study = study_of(folder, to_go_on=True)
-    with_baselines = folder.journal.row()["description"]["baselines"]
+    try:
+        study = study_of(folder, to_go_on=True)
+    except ArchipelError:
+        if folder.journal.row()["state"] == "done":
+            return open_run(name, out)
+        raise
+    row = folder.journal.row()
     return study.run_in(
-        folder.path, with_baselines, watch=watch, checkpoint_seconds=checkpoint_seconds
+        folder.path,
+        row["description"]["baselines"],
+        watch=watch,
+        checkpoint_seconds=checkpoint_seconds,
+        device=row["environment"].get("device", "cpu"),  # another gives other last bits
     )
 
 
@@ -127,20 +194,31 @@ def study_of(folder: Folder, to_go_on: bool = False) -> Study:
     sources = tables.get("sources", {})
     tables = {name: table for name, table in tables.items() if name != "sources"}
     base, copies = Path(row["environment"]["folder"]), folder.path / "code"
-    gone = any(not (base / name).is_file() for name in sources)
-    reasons = []
+    gone = [name for name in sources if not (base / name).is_file()]
+    changed, why = list[str](), ""
     for place in [copies] if to_go_on and gone and copies.is_dir() else [base, copies]:
         try:
             study = Study.parse(tables, place)
             if study.hash == row["hash"]:
                 return study
             found = study.resolved().get("sources", {})
-            reasons.append(", ".join(n for n in sources if found.get(n) != sources[n]) or "it")
+            names = [name for name in {**sources, **found} if found.get(name) != sources.get(name)]
+            changed = changed or names
         except ArchipelError as error:
-            reasons.append(str(error))
+            why = why or str(error)
         if to_go_on:
             break
-    raise ArchipelError(
-        f"run '{folder.path.name}': {reasons[0]} changed since it began; put it back, or start a "
-        f"new run ({copies} keeps the code)."
-    )
+    run, kept = f"run '{folder.path.name}'", [n for n in sources if (copies / n).is_file()]
+    copy = f" ({copies} has a copy)" if set(kept) & {*gone, *changed} else ""
+    if gone:
+        verb = "is" if len(gone) == 1 else "are"
+        raise ArchipelError(
+            f"{run}: {', '.join(gone)} {verb} no longer in {base}; put back what was there{copy}, "
+            "or start a new run."
+        )
+    if changed:
+        raise ArchipelError(
+            f"{run}: {', '.join(changed)} changed since it began; put back what it was{copy}, or "
+            "start a new run."
+        )
+    raise ArchipelError(f"{run} does not open: {why or 'its study reads otherwise now.'}")

@@ -28,7 +28,7 @@ from archipel.history import Round, spread
 from archipel.losses import Loss
 from archipel.metrics import Own, choose, larger_is_better, name_of
 from archipel.model import Model, Statistics
-from archipel.participation import Cohort, Floats, Participation
+from archipel.participation import DIVERGED, Cohort, Floats, Participation
 from archipel.parts import ClassWeights, build_away, build_model, build_topology, federation
 from archipel.recording import Recorder
 from archipel.rng import Ints
@@ -64,6 +64,7 @@ class Options(TypedDict, total=False):
     target: float  # of that metric
     workers: int  # processes; all cores
     plan: Plan  # how to compute; timed unless given
+    device: str  # where: cpu, cuda or mps, in one process
     server_sees: Literal["uploads", "sums"]  # "sums" refuses to look at single uploads
     # who takes part; see archipel.participation
     sample: float | int  # rate 0..1, or so many parties a round; 1.0
@@ -118,12 +119,14 @@ def simulate(
                 options["plan"] = recording.plan_of(folder)
         loop = Loop(algorithm, fed, task_model, {}, options)
         run = loop.runs[0]
-        run.study, run.environment = study, recording.environment(study)
+        run.study = study
+        run.environment = recording.environment(study, options.get("device", "cpu"))
         stack.enter_context(loop.engine)
         if out is not None:
             if folder is None:
                 files = {} if study is None else study.files()
-                row: dict[str, Any] = {"description": {**described, "baselines": baselines}}
+                told = {"baselines": baselines, "outline": identity.outline(fed)}
+                row: dict[str, Any] = {"description": {**described, **told}}
                 row["hash"] = identity.digest(described)
                 made = recording.create(path, run, row, files)
                 folder = stack.enter_context(made)
@@ -217,6 +220,11 @@ class Loop:
         self.options = options
         self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
         notes = _empty(fed, len(self.eligible))
+        if self.who.deadline is not None and self.who.speed is None and not fed.about.elsewhere:
+            notes.append(
+                f"deadline = {self.who.deadline:g} has no effect in this simulation, where nobody "
+                "takes time: give simulate.speed, in examples per second."
+            )
         self.who.count(len(self.eligible))
         self.engine = self._engine(algorithm, fed, model, settings)
         notes += notes_of(algorithm, model, self.engine.own_statistics)
@@ -263,6 +271,7 @@ class Loop:
             workers=self.options.get("workers"),
             plan=self.options.get("plan"),
             sweep=settings,
+            device=self.options.get("device", "cpu"),
         )
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -349,16 +358,33 @@ class Loop:
 
     def _take_part(self, t: int) -> tuple[Cohort, Outcome]:
         """Do round t with those who take part, where they are enough."""
-        cohort = self.who.draw(self.eligible, self.seed, t, self._partial, self._work, self._clock)
-        outcome = Outcome(cohort.present[:0], cohort.present[:0], 0)
-        if cohort.counted:
-            outcome = self.engine.round(t, cohort.present, cohort.effort)
-            if len(outcome.arrived) < len(cohort.present):
-                arrived = np.isin(cohort.present, outcome.arrived)
+        needed = self.who.needed(len(self.eligible))
+        waited, blocked = 0, dict[int, str]()
+        tried: dict[bytes, Outcome] = {}  # the same parties diverge again
+        while True:
+            clock = self._clock + waited
+            drawn = self.who.draw(self.eligible, self.seed, t, self._partial, self._work, clock)
+            cohort = drawn._replace(
+                waited=waited + drawn.waited, blocked=drawn.blocked if drawn.waited else blocked
+            )
+            if not cohort.counted:
+                return cohort, Outcome(cohort.present[:0], cohort.present[:0], 0)
+            who = cohort.present.tobytes() + cohort.effort.tobytes()
+            if who not in tried:
+                tried[who] = self.engine.round(t, cohort.present, cohort.effort, needed)
+            outcome = tried[who]
+            if len(outcome.diverged):
+                left = ~np.isin(cohort.present, outcome.diverged)
                 cohort = cohort._replace(
-                    present=cohort.present[arrived], effort=cohort.effort[arrived]
+                    present=cohort.present[left],
+                    effort=cohort.effort[left],
+                    missing=cohort.missing | dict.fromkeys(outcome.diverged.tolist(), DIVERGED),
+                    counted=int(left.sum()) >= needed,
                 )
-        return cohort, outcome
+            if cohort.counted or self.who.on_missing == "continue":
+                return cohort, outcome
+            self.who.may_wait(t, cohort, len(self.eligible))
+            waited, blocked = cohort.waited + 1, cohort.missing
 
     def _round(self, t: int) -> Spent:
         """One round; return what it cost."""
@@ -373,11 +399,10 @@ class Loop:
         if cohort.waited:
             who = ", ".join(f"{data.name(k)} {cause}" for k, cause in [*cohort.blocked.items()][:5])
             notes.append(f"round {t + 1}: waited {cohort.waited} times for the quorum ({who}).")
-        for k in outcome.diverged.tolist():
-            cohort.missing[k] = "diverged"
-            notes.append(
-                f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
-            )
+        notes += [
+            f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
+            for k in outcome.diverged.tolist()
+        ]
         for run in self.runs:
             run.participation.append(cohort)
             run.notes += notes

@@ -79,6 +79,7 @@ class Study(BaseModel):
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
     _elsewhere: bool = PrivateAttr(default=False)  # its paths are those of other machines
+    _prints: dict[str, str] | None = PrivateAttr(default=None)  # of its files when it ran
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -111,6 +112,13 @@ class Study(BaseModel):
         except (ValidationError, ArchipelError) as error:
             found = sentence(error) if isinstance(error, ValidationError) else error
             raise type(found)(str(found)) from error
+        return study
+
+    @classmethod
+    def recorded(cls, content: Mapping[str, Any], base: Path, prints: dict[str, str]) -> Self:
+        """A study that ran, with the prints that its files had; its data need not be here."""
+        study = cls.parse(content, base, elsewhere=True)
+        study._prints = prints
         return study
 
     @classmethod
@@ -208,7 +216,9 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
-        prints = {name: _print(path) for name, path in self.sources().items()}
+        prints = self._prints
+        if prints is None:
+            prints = {name: _print(path) for name, path in self.sources().items()}
         return {**tables, "sources": prints} if prints else tables
 
     def toml(self) -> str:
@@ -297,22 +307,24 @@ class Study(BaseModel):
         watch: Watch | None = None,
         workers: int | None = None,
         checkpoint_seconds: float = 1.0,
+        device: str = "cpu",
     ) -> Run:
         """Run the study in a new folder under `out`; with `resume` go on with an unfinished one.
 
         Where a run of this very study is done already, `resume` returns it. `out=None` keeps the
         run in memory.
         """
+        how = (baselines, watch, workers, checkpoint_seconds, device)
         if out is None:
-            return self.run_in(None, baselines, watch, workers, checkpoint_seconds)
+            return self.run_in(None, *how)
         path = self._begun(Path(out)) if resume else None
         if path is not None:
-            return self.run_in(path, baselines, watch, workers, checkpoint_seconds)
+            return self.run_in(path, *how)
         parts = self.parts()
         is_new = not Path(out).exists()
         path = reserve(Path(out), self.name)
         try:
-            return self.run_in(path, baselines, watch, workers, checkpoint_seconds, parts)
+            return self.run_in(path, *how, parts)
         finally:
             if not Folder.exists(path):
                 path.rmdir()
@@ -334,6 +346,7 @@ class Study(BaseModel):
         watch: Watch | None = None,
         workers: int | None = None,
         checkpoint_seconds: float = 1.0,
+        device: str = "cpu",
         parts: tuple[Algorithm, Federation, Model] | None = None,
     ) -> Run:
         """Run the study in this folder, from where it is."""
@@ -343,6 +356,7 @@ class Study(BaseModel):
                 "out, or run the study between processes with 'archipel rehearse --peers'."
             )
         options = self.options()
+        options["device"] = device
         if workers is not None:
             options["workers"] = workers
         return simulate(

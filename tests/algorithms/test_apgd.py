@@ -146,5 +146,11 @@ def test_settings_that_cannot_work_are_refused(make, fields, says):
 
 
 def test_steps_of_adam_do_not_grow_with_the_pull():
-    strong = APGD2(lr=0.5, lam=100.0, optimiser=ar.Adam())
-    learn(strong, regression(2, 2, 0), linear(2), rounds=1)
+    """So a pull that plain SGD is refused for passes: each step is at most about lr long."""
+    data, model = regression(2, 2, 0), linear(2)
+    for lam in (1.0, 100.0, 1e4):
+        algorithm = APGD2(lr=0.5, lam=lam, local_steps=3, batch_size=None, optimiser=ar.Adam())
+        with ar.LocalEngine(algorithm, data, model, plan=ar.Plan("one", 1, 1)) as engine:
+            engine.round(0, range(2))
+            moved = (engine.own_states(range(2)).x - model.w).abs().max()
+        assert 0 < float(moved) <= 3 * 0.5 * 1.001

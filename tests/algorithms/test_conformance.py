@@ -7,6 +7,7 @@ import pytest
 import archipel as ar
 from archipel.algorithms import ALGORITHMS
 from archipel.conformance import check_algorithm, check_own_models
+from archipel.engines import local
 from problems import classification, network
 
 FEW = {"local_steps": 5, "tune_steps": 3}  # more of the same show nothing more, and take minutes
@@ -87,9 +88,56 @@ class LooksAside(Plain):
     ("wrong", "says"),
     [(Remembers, "states differ"), (Counts, "own models"), (LooksAside, "own models, Plan")],
 )
-def test_own_models_that_depend_on_more_than_they_may(wrong, says):
+def test_own_models_that_depend_on_more_than_they_may(wrong, says, monkeypatch):
+    found = {Counts: "gives another result each time", LooksAside: "mixes parties"}.get(wrong, "")
+    with pytest.raises(AssertionError, match=found):
+        check_algorithm(wrong())
+
+    monkeypatch.setattr(local, "probe_once", lambda *_: None)  # the check itself sees it, too
     with pytest.raises(AssertionError, match=says):
         check_own_models(wrong())
+
+
+# -- servers that look at single uploads ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Median(Plain):
+    """The natural code: over uploads, which are rows."""
+
+    server_lr: float = 0.7
+
+    def server(self, w, uploads):
+        return w + self.server_lr * uploads.stack().median(dim=0).values
+
+
+class Trimmed(Plain):
+    def server(self, w, uploads):
+        rows, _ = uploads.stack().sort(dim=0)
+        return w + rows[1:-1].mean(dim=0)
+
+
+@pytest.mark.parametrize("algorithm", [Median(), Trimmed()], ids=repr)
+def test_a_server_sees_one_row_per_party_also_in_a_sweep(algorithm):
+    check_algorithm(algorithm)
+
+
+class Twisted(Plain):
+    def server(self, w, uploads):
+        return w + uploads.stack().t().mean(dim=0)[: len(w)]
+
+
+class Broken(Plain):
+    def party(self, me, w, own):
+        return w @ w.new_zeros(3, 3), own
+
+
+@pytest.mark.parametrize("wrong", [Twisted, Broken])
+def test_what_is_wrong_is_said_with_check_and_reason(wrong):
+    with pytest.raises(AssertionError, match=r"check_parties_apart: \S.*") as error:
+        check_algorithm(wrong())
+    assert "\n" not in str(error.value)
+    assert "Broken" not in str(error.value) or "test_conformance.py, line" in str(error.value)
 
 
 # -- algorithms that are no algorithms ------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The abstractions against what later algorithms need: several messages, pairwise secrets.
 
-Small forms of PeFLL's exchange, of secure aggregation's rounds and of GOPA's two phases, written
-as an algorithm would be and run stacked, one by one and in two processes.
+The exchanges alone, of the form that PeFLL, secure aggregation and GOPA have, written as an
+algorithm would be and run stacked, one by one and in two processes. None of them hides anything:
+there are no keys between parties, no shares and nobody drops out.
 """
 
 from dataclasses import dataclass
@@ -74,23 +75,24 @@ def test_a_round_of_three_messages(plan):
 
 
 @dataclass(frozen=True)
-class MaskedSum:
-    """Four exchanges: keys, sealed shares, a masked update, and what unmasks the sum."""
+class FourExchanges:
+    """As many messages as secure aggregation has, with each kind of reply; it protects nothing.
+
+    Each party's mask is its own noise, which it sends in the clear at the end.
+    """
 
     def init(self, w):
         return w, None
 
     def party(self, me, w, own):
-        seed = me.n
-        board = yield seed  # advertise keys
-        shares = yield board + seed  # shares for each other party, seen by none but them
-        mask = me.normal(w)
-        survivors = yield me.grad(w) + mask
-        return shares * 0 - mask * survivors, None  # what takes the masks off again
+        everybody = yield me.n  # one value to all
+        mine = yield everybody + me.n  # a row to each
+        mask = (mine - everybody) / me.n * me.normal(w)  # its own row came back: 1 times the noise
+        ones = yield me.grad(w) + mask
+        return -mask * ones, None
 
     def server(self, w, uploads):
-        keys = uploads.mean()
-        uploads = yield keys
+        uploads = yield uploads.mean()
         uploads = yield ar.Each(uploads.stack())
         masked = uploads.mean()
         uploads = yield torch.ones(1, dtype=w.dtype)
@@ -100,7 +102,7 @@ class MaskedSum:
 @pytest.mark.parametrize("plan", PLANS, ids=repr)
 def test_a_round_of_four_messages(plan):
     data, model = regression(5, 3, 0), linear(3)
-    with ar.LocalEngine(MaskedSum(), data, model, plan=plan) as engine:
+    with ar.LocalEngine(FourExchanges(), data, model, plan=plan) as engine:
         engine.round(0, range(5))
         got = engine.shared
 

@@ -285,7 +285,7 @@ def test_a_party_that_is_refused_again_and_again_is_not_waited_for():
 
     outcome, missing = asyncio.run(play())
     assert outcome.arrived.tolist() == [0]
-    assert missing == {1: "its uploads are refused"}
+    assert missing == {1: "refused (its uploads are no answer)"}
 
 
 def test_a_party_has_as_many_points_in_every_round_also_after_a_restart():

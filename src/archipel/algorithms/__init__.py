@@ -9,6 +9,8 @@ from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedavg import FedAvg
 from archipel.algorithms.fedbn import FedBN
+from archipel.algorithms.feddyn import FedDyn
+from archipel.algorithms.fednova import FedNova
 from archipel.algorithms.fedopt import FedOpt
 from archipel.algorithms.fedper import FedPer
 from archipel.algorithms.fedprox import FedProx
@@ -31,6 +33,8 @@ ALGORITHMS = {
     "dsgd": DSGD,
     "fedavg": FedAvg,
     "fedbn": FedBN,
+    "feddyn": FedDyn,
+    "fednova": FedNova,
     "fedopt": FedOpt,
     "fedper": FedPer,
     "fedprox": FedProx,
@@ -56,6 +60,8 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedBN",
+    "FedDyn",
+    "FedNova",
     "FedOpt",
     "FedPer",
     "FedProx",

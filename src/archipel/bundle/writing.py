@@ -153,6 +153,11 @@ def of_run(run: Run, party: str | None = None) -> Source:
         )
     if not run.history:
         raise ArchipelError(f"run '{run.name}' has no round to show for: resume it.")
+    if run.data.about.gone:
+        raise ArchipelError(
+            f"run '{run.name}': its data changed or is gone, and a bundle tells how the model "
+            "reads and scores it; put it back, or take 'archipel export' for the weights."
+        )
     data, shared = (
         run.data,
         "the mean of the peers' models"

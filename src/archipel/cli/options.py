@@ -79,6 +79,9 @@ Set = Annotated[
     typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Set any field of the study."),
 ]
 Out = Annotated[Path, typer.Option(help="The folder that holds the runs.")]
+Device = Annotated[
+    str, typer.Option(help="Where to compute: cpu, cuda or mps, as far as torch has them.")
+]
 Workers = Annotated[int | None, typer.Option(help="Processes; all cores.")]
 Baselines = Annotated[
     bool, typer.Option(help="Also train every party alone and on pooled data, to compare with.")

@@ -31,6 +31,7 @@ def run(
     sets: o.Set = None,
     out: o.Out = Path("runs"),
     workers: o.Workers = None,
+    device: o.Device = "cpu",
     baselines: o.Baselines = True,
     resume: o.Resume = False,
     as_json: o.Json = False,
@@ -57,7 +58,8 @@ def run(
         sets=sets,
     )
     with watching() as watch:
-        done = study.run(out, resume=resume, baselines=baselines, watch=watch, workers=workers)
+        how = {"baselines": baselines, "watch": watch, "workers": workers, "device": device}
+        done = study.run(out, resume=resume, **how)  # type: ignore[arg-type]
     tell(done, out, as_json)
 
 

@@ -17,3 +17,4 @@ class About:
     note: str = ""
     elsewhere: bool = False  # the points are at the parties, and none is here
     counts: tuple[tuple[int, int] | None, ...] = ()  # elsewhere: training and test points, if told
+    gone: bool = False  # of a run that is over: the points were here, and are no more

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -12,27 +12,21 @@ import torch
 from torch import Tensor
 
 from archipel import statistics
-from archipel.core import Algorithm, Each, ServerAlgorithm, Uploads, Vector
+from archipel.core import Algorithm, Each, Vector
 from archipel.data.federation import Federation
 from archipel.engines import personal
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
+from archipel.engines.device import CPU, check_device, on_device, plan_for
 from archipel.engines.evaluation import Evaluation, chunk_of, evaluate
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
 from archipel.engines.pool import Pool, shares
+from archipel.engines.probe import probe_once
+from archipel.engines.server import Received, Settings
 from archipel.engines.share import Job, Memory, Share
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import (
-    Anatomy,
-    Ask,
-    broadcast,
-    examine,
-    first_states,
-    has_personal,
-    is_peer,
-    same_form,
-)
+from archipel.exchange import Anatomy, examine, has_personal, is_peer, same_form
 from archipel.model import Model
 from archipel.rng import Ints
 from archipel.tree import fill, first, leaves, tree_map
@@ -50,36 +44,6 @@ class Outcome(NamedTuple):
     arrived: Ints  # parties whose upload counted
     diverged: Ints  # parties left out because their numbers were not finite
     gradients: int  # gradients of single examples that were computed
-
-
-@dataclass
-class Received:
-    """The uploads of a round, as the server asked for them."""
-
-    sampled: int
-    parties: int
-    total_n: float
-    sums: Mapping[Ask, Any]
-    rows: Any
-
-    def mean(self, by_examples: bool = False) -> Any:
-        ask: Ask = "mean by examples" if by_examples else "mean"
-        if ask not in self.sums:
-            raise _unasked(f"mean(by_examples={by_examples})")
-        over = self.total_n if by_examples else self.sampled
-        return tree_map(lambda leaf: leaf / over, self.sums[ask])
-
-    def stack(self) -> Any:
-        if self.rows is None:
-            raise _unasked("stack()")
-        return self.rows
-
-
-def _unasked(call: str) -> ArchipelError:
-    return ArchipelError(
-        f"the server calls uploads.{call} now but not in the first round: ask for the same in "
-        "every round, since what the server sees is settled before the run."
-    )
 
 
 def _bad(answers: list[dict[str, Any]]) -> Ints:
@@ -105,9 +69,11 @@ class LocalEngine:
         workers: int | None = None,
         plan: Plan | None = None,
         sweep: Mapping[str, Sequence[float]] | None = None,
+        device: str = CPU,
     ) -> None:
         data = data.as_trained()
-        self.algorithm, self.data, self.model, self.seed = algorithm, data, model, seed
+        self.algorithm, self.data, self.seed = algorithm, data, seed
+        check_device(device, workers)
         check_algorithm_fields(algorithm)
         self.peer = is_peer(algorithm)
         if topology is not None and not self.peer:
@@ -120,27 +86,36 @@ class LocalEngine:
                 f"the topology joins {topology.n} parties but {data.training} take part in "
                 f"training: make one with n = {data.training}."
             )
-        self._settings, count = check_sweep(algorithm, sweep)
+        self._swept, count = check_sweep(algorithm, sweep)
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
                 "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
                 "settings one after another, or use GroupNorm."
             )
         check_fit(model, data)
-        batch_size = getattr(algorithm, "batch_size", None)
-        self.plan = plan or planning.choose(model, data, batch_size, workers)
-        right = planning.ways(model, data, self.plan.way)
+        if device == CPU:
+            batch_size = getattr(algorithm, "batch_size", None)
+            self.plan = plan or planning.choose(model, data, batch_size, workers)
+            right = planning.ways(model, data, self.plan.way)
+        else:
+            model, right = on_device(model, data, device)
+            self.plan = replace(plan, workers=1) if plan else plan_for(right)
+        self.model = model
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
         joined = topology is not None
+        told = statistics.joined(algorithm, model, joined)
+        self._settings = Settings(told, self._swept, model.dtype)
         self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
         self.anatomy, mixed = self._examine(draws, joined)
         self._mixed_bytes = sum(mixed) * model.w.element_size()
-        shared, own = self._first_states()
+        shared, own = self.anatomy.shared, self.anatomy.own
+        if count is not None:
+            shared, own = self._settings.first_states(model.w, blueprint(model, data, seed))
         output = model.predict(model.w, data.x[:1], model.buffers)[0]
         self._job = Job(
-            statistics.joined(self._with_settings(party=True), model, joined),
+            self._settings.together,
             data,
             model,
             right[self.plan.way],
@@ -159,8 +134,7 @@ class LocalEngine:
         )
         board = max([model.p, *mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
-        self._server = statistics.joined(self._with_settings(party=False), model, joined)
-        self.shared = shared
+        self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
         self._pool: Pool | None = None
 
@@ -169,6 +143,7 @@ class LocalEngine:
     def __enter__(self) -> Self:
         if self._pool is not None:
             raise ArchipelError("the engine is running already: enter it once.")
+        probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
         self._pool = Pool(
             self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
         )
@@ -193,45 +168,57 @@ class LocalEngine:
 
     # -- one round -------------------------------------------------------------------------------
 
-    def round(self, t: int, parties: Sequence[int] | Ints, effort: Any = None) -> Outcome:
-        """Run round t with these parties; effort in [0, 1) is how far a straggler gets."""
+    def round(
+        self, t: int, parties: Sequence[int] | Ints, effort: Any = None, needed: int = 1
+    ) -> Outcome:
+        """Run round t with these parties; effort in [0, 1) is how far a straggler gets.
+
+        With fewer than `needed` whose numbers are finite it changes nothing, and none has arrived.
+        """
         ids = np.asarray(parties, np.int64)
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
-        self._done = t + 1
+        messages = [{**message, "undo": needed > 1} for message in self._deal(t, ids, done)]
+        before, self._done = self._done, t + 1
         with threads(1):
-            return self._peer_round(t, ids, done) if self.peer else self._server_round(t, ids, done)
+            round_of = self._peer_round if self.peer else self._server_round
+            outcome = round_of(t, ids, messages, needed)
+            if 0 < len(ids) - len(outcome.diverged) < needed:
+                self._done = before
+                self.pool.run([{"do": "undo"} for _ in messages])
+        return outcome
 
-    def _server_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
+    def _server_round(
+        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int
+    ) -> Outcome:
         if len(ids) == 0:
             return Outcome(ids, ids, 0)
         self._send()
-        messages = self._deal(t, ids, effort)
-        answers = self.pool.run([{**message, "number": 0} for message in messages])
-        assert isinstance(self._server, ServerAlgorithm)
-        gradients = sum(answer["gradients"] for answer in answers)
-        heard = np.flatnonzero(~np.isin(ids, _bad(answers)))  # places of the rows of the round
-        result = self._server.server(self.shared, self._received(0, ids, heard, answers))
-        if isinstance(result, Generator):
-            reply, number = next(result), 0
-            while True:
-                self._answer(number, reply, heard)
-                number += 1
-                again = [{"do": "round", "number": number} for _ in messages]
-                answers = self.pool.run(again)
-                gradients += sum(answer["gradients"] for answer in answers)
-                try:
-                    reply = result.send(self._received(number, ids, heard, answers))
-                except StopIteration as end:
-                    result = end.value
-                    break
-        bad = _bad(answers)
-        self._check(t, result, ids, bad)
-        self.shared = result
+        gradients, serving, heard = 0, None, ids[:0]
+        for number in range(len(self.anatomy.messages)):
+            if number:
+                messages = [{"do": "round", "undo": needed > 1} for _ in messages]
+            answers = self.pool.run([{**message, "number": number} for message in messages])
+            gradients += sum(answer["gradients"] for answer in answers)
+            bad = _bad(answers)
+            if 0 < len(ids) - len(bad) < needed:
+                return Outcome(ids[:0], bad, gradients)
+            if serving is None:
+                heard = np.flatnonzero(~np.isin(ids, bad))  # places of the rows of the round
+                serving = self._settings.serve(self.shared, self._received(0, ids, heard, answers))
+            else:
+                serving.send(self._received(number, ids, heard, answers))
+            last = number == len(self.anatomy.messages) - 1
+            said = serving.said(last)
+            if not last:
+                self._answer(number, said, heard)
+        self._check(t, said, ids, bad)
+        self.shared = said
         return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
 
-    def _peer_round(self, t: int, ids: Ints, effort: Any) -> Outcome:
-        messages = [{**m, "present": ids.tolist()} for m in self._deal(t, ids, effort)]
-        answers = self.pool.run(messages)
+    def _peer_round(
+        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int
+    ) -> Outcome:
+        answers = self.pool.run([{**message, "present": ids.tolist()} for message in messages])
         bad = _bad(answers)
         if len(bad) and (self._job.topology is not None or len(bad) == len(ids)):
             raise RunFailed(
@@ -239,11 +226,12 @@ class LocalEngine:
                 "finite: lower lr."
             )
         gradients = sum(answer["gradients"] for answer in answers)
-        return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
+        arrived = ids[~np.isin(ids, bad)]
+        return Outcome(arrived if len(arrived) >= needed else ids[:0], bad, gradients)
 
     def _send(self) -> None:
         """Put what parties get of the shared state where they read it."""
-        tree_map(Tensor.copy_, self._memory.shared, broadcast(self._server, self.shared))
+        tree_map(Tensor.copy_, self._memory.shared, self._settings.broadcast(self.shared))
 
     def _deal(self, t: int, ids: Ints, effort: Any) -> list[dict[str, Any]]:
         """Give every worker parties of about the same work, the largest first."""
@@ -261,7 +249,7 @@ class LocalEngine:
 
     def _received(
         self, number: int, ids: Ints, heard: Ints, answers: list[dict[str, Any]]
-    ) -> Uploads:
+    ) -> Received:
         """Upload number `number`; a party lost since the first has a row of zeros in a stack."""
         memory = self._memory
         sums = {
@@ -285,17 +273,20 @@ class LocalEngine:
 
     def _answer(self, number: int, reply: Any, places: Ints) -> None:
         """Put the server's reply where the workers read it; `places` are the parties heard of."""
-        store = self._memory.replies[number]
+        store, swept = self._memory.replies[number], self._job.sweep
+        lead = () if swept is None else (swept,)
+        what = f"reply {number + 1} of {type(self.algorithm).__name__}.server"
         if not isinstance(reply, Each):
-            tree_map(Tensor.copy_, store, reply)
+            personal.put(what, store, reply, self.anatomy.messages[number].reply, lead)
             return
-        for target, rows in zip(leaves(store), leaves(reply.rows), strict=True):
-            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
-            if len(rows) != len(places):
+        for rows in leaves(reply.rows):
+            if len(rows if swept is None else rows[0]) != len(places):
                 raise ArchipelError(
                     f"Each holds {len(rows)} rows for {len(places)} uploads: give one row each."
                 )
-            target[places] = rows
+        rows = self._job.stacked(reply.rows)
+        form, lead = self.anatomy.messages[number].reply, (len(places), *lead)
+        personal.put(what, store, rows, form, lead, places)
 
     def _check(self, t: int, shared: Any, ids: Ints, bad: Ints) -> None:
         """Refuse a result of another form, and one of which no setting is finite."""
@@ -384,8 +375,13 @@ class LocalEngine:
                 self._use(None)
                 return w.clone(), share.statistics(k, w)
             self._send()
-            server = personal.Server(self._server, self.shared, self._memory, self._done)
+            server = self._answering()
             return personal.one(share, self._job, server, k)
+
+    def _answering(self) -> personal.Server:
+        """The server, to parties that make models of their own."""
+        forms, told = self.anatomy.personal, self._settings.together
+        return personal.Server(told, self.shared, self._memory, self._done, forms)
 
     def buffers(self) -> Tensor | None:
         """Buffers `[q]` that go with the shared vector; None where the model has none.
@@ -439,7 +435,7 @@ class LocalEngine:
         server = None
         if own and not self.peer:
             self._send()
-            server = personal.Server(self._server, self.shared, self._memory, self._done)
+            server = self._answering()
         with threads(1):
             count = self.data.training if training is None else training
             common = buffers is not None
@@ -487,30 +483,3 @@ class LocalEngine:
                 "as topology.name = \"ring\" in a study, or topology='ring' in Python."
             )
         return anatomy, mixed
-
-    def _first_states(self) -> tuple[Any, Any]:
-        """Shared and own state before the first round; one of each per setting of a sweep."""
-        if not self._settings:
-            return tree_map(Tensor.clone, self.anatomy.shared), self.anatomy.own
-        starts, form = [], blueprint(self.model, self.data, self.seed)
-        for values in zip(*self._settings.values(), strict=True):
-            setting = dict(zip(self._settings, values, strict=True))
-            one = replace(self.algorithm, **setting)  # type: ignore[type-var]
-            start = first_states(one, self.model.w, form)
-            starts.append((None, start) if self.peer else start)
-        shared, own = (
-            tree_map(lambda *leaves: torch.stack(leaves), *states)
-            for states in zip(*starts, strict=True)
-        )
-        return shared, own
-
-    def _with_settings(self, party: bool) -> Any:
-        """The algorithm with its swept fields as tensors that broadcast in its methods."""
-        if not self._settings:
-            return self.algorithm
-        shape = (-1, 1, 1) if party else (-1, 1)
-        values = {
-            name: torch.tensor(list(value), dtype=self.model.dtype).view(shape)
-            for name, value in self._settings.items()
-        }
-        return replace(self.algorithm, **values)  # type: ignore[type-var]

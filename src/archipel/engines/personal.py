@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from archipel.core import Each, Vector
 from archipel.engines.pool import Json, Pool, shares
+from archipel.errors import ArchipelError
+from archipel.exchange import Message
 from archipel.rng import Ints
 from archipel.tree import leaves, tree_map
 
@@ -105,8 +107,11 @@ def one(share: Share, job: Job, server: Server, k: int) -> tuple[Vector, Tensor 
 class Server:
     """Answers the parties' questions."""
 
-    def __init__(self, algorithm: Any, shared: Any, memory: Memory, t: int) -> None:
+    def __init__(
+        self, algorithm: Any, shared: Any, memory: Memory, t: int, forms: Sequence[Message]
+    ) -> None:
         self._algorithm, self._shared, self.memory, self.t = algorithm, shared, memory, t
+        self._forms = forms  # of questions and answers
 
     def have_trained(self, ids: Ints) -> Any:
         """Which of these parties ever took part, `[m]`."""
@@ -116,12 +121,28 @@ class Server:
         """Put the reply to question `number` of `count` parties where they read it."""
         rows = tree_map(lambda leaf: leaf[:count], self.memory.asked[number])
         reply = self._algorithm.advise(self._shared, _Asked(rows, count))
-        store = self.memory.advice[number]
-        if not isinstance(reply, Each):
-            tree_map(Tensor.copy_, store, reply)
-            return
-        for target, leaf in zip(leaves(store), leaves(reply.rows), strict=True):
-            target[:count] = leaf
+        store, form = self.memory.advice[number], self._forms[number].reply
+        what = f"answer {number + 1} of {type(self._algorithm).__name__}.advise"
+        if isinstance(reply, Each):
+            put(what, store, reply.rows, form, (count,), slice(count))
+        else:
+            put(what, store, reply, form, ())
+
+
+def put(
+    what: str, store: Any, reply: Any, form: Any, lead: tuple[int, ...], at: Any = slice(None)
+) -> None:
+    """Put a reply where parties read it, if it has the form that it had before the first round."""
+    got = [tuple(leaf.shape) for leaf in leaves(reply)]
+    wanted = [(*lead, *leaf.shape) for leaf in leaves(form)]
+    if got != wanted:
+        raise ArchipelError(
+            f"{what} has shapes {[*map(list, got)]}, where before the first round they were "
+            f"{[*map(list, wanted)]}: give it the same size whoever takes part, or a row to each "
+            "with Each."
+        )
+    for target, leaf in zip(leaves(store), leaves(reply), strict=True):
+        target[at] = leaf
 
 
 class _Asked:

@@ -14,7 +14,7 @@ import platform
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -47,19 +47,19 @@ class Plan:
     workers: int
 
 
-def ways(model: Model, data: Federation, wanted: str | None = None) -> dict[str, Way]:
+def ways(
+    model: Model,
+    data: Federation,
+    wanted: str | None = None,
+    candidates: Mapping[str, Way] | None = None,
+) -> dict[str, Way]:
     """The ways that are right for this model: equal to one party at a time on a probe.
 
     "vmapped" is never quicker than "stacked", and torch takes seconds to get it ready: it is left
     out where both are right, unless it is wanted.
     """
     right: dict[str, Way] = {"one": model.one}
-    candidates: dict[str, Way] = {}
-    if any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
-        candidates["channels_last"] = OneByOne(model, channels_last=True)
-    if model.separable:
-        stacked = Stacked.of(model)
-        candidates |= ({"stacked": stacked} if stacked else {}) | {"vmapped": Vmapped(model)}
+    candidates = _candidates(model) if candidates is None else candidates
     points = _probe(model, data)
     w = model.w + 0.01 * torch.randn(
         3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
@@ -80,6 +80,17 @@ def ways(model: Model, data: Federation, wanted: str | None = None) -> dict[str,
             if bool(((got - expected).norm(dim=-1) <= 1e-3 * expected.norm(dim=-1) + 1e-6).all()):
                 right[name] = way
     return right
+
+
+def _candidates(model: Model) -> dict[str, Way]:
+    """Ways that may be right for this model."""
+    found: dict[str, Way] = {}
+    if any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
+        found["channels_last"] = OneByOne(model, channels_last=True)
+    if model.separable:
+        stacked = Stacked.of(model)
+        found |= ({"stacked": stacked} if stacked else {}) | {"vmapped": Vmapped(model)}
+    return found
 
 
 def separable(model: Model, data: Federation) -> bool:

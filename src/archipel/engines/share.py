@@ -96,6 +96,11 @@ class Memory:
         self.vector = arena.zeros((job.model.p,), job.model.dtype)  # the model to evaluate
         self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)
 
+    @property
+    def by_party(self) -> Any:
+        """All that is kept of parties from round to round."""
+        return self.own, self.visited, self.buffers
+
     def own_of(self, ids: Sequence[int] | Ints) -> Any:
         """Own states of these parties, a row each; the first one where a party never took part."""
         ids = np.asarray(ids, np.int64)
@@ -148,6 +153,7 @@ class Share:
         self._blocks: list[Block] = []
         self._personal = Making(self, job, memory)
         self._mixes = 0
+        self._before: list[tuple[Ints, Any]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
         if message["do"] == "outputs":
@@ -156,6 +162,9 @@ class Share:
             return self._predict_own(message)
         if message["do"] == "personal":
             return self._personal.handle(message)
+        if message["do"] == "undo":
+            return self._undo()
+        self._before = [] if message["undo"] else None
         if is_peer(self._job.algorithm):
             return self._peers(message)
         return self._messages(message)
@@ -347,13 +356,23 @@ class Share:
         alive = block.alive.numpy()
         ids, lead = block.ids[alive], self._job.lead(len(block.ids))
         kept = stacked_leaves("the own state", own, self._job.anatomy.own, lead)
-        for store, rows in zip(leaves(self._memory.own), kept, strict=True):
+        memory = self._memory
+        if self._before is not None:
+            self._before.append((ids, tree_map(lambda store: store[ids], memory.by_party)))
+        for store, rows in zip(leaves(memory.own), kept, strict=True):
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             store[ids] = rows if alive.all() else rows[alive]
         if self._job.own_statistics and block.me.buffers is not None:
-            rows = block.me.buffers.view(len(block.ids), *self._memory.buffers.shape[1:])
-            self._memory.buffers[ids] = rows[alive]
-        self._memory.visited[ids] = 1
+            rows = block.me.buffers.view(len(block.ids), *memory.buffers.shape[1:])
+            memory.buffers[ids] = rows[alive]
+        memory.visited[ids] = 1
+
+    def _undo(self) -> Json:
+        """Put back what the parties kept before the round."""
+        for ids, rows in self._before or ():
+            for store, before in zip(leaves(self._memory.by_party), leaves(rows), strict=True):
+                store[ids] = before
+        return {}
 
     # -- evaluation --------------------------------------------------------------------------------
 

@@ -344,7 +344,7 @@ def _on_own_points(run: Run) -> str:
 def data(run: Run) -> Figure | None:
     """Who has which targets, and how many."""
     fed = run.data
-    if fed.about.elsewhere:
+    if fed.about.elsewhere or fed.about.gone:
         return None
     if fed.names is not None:
         names = np.asarray([short(str(name), 16) for name in fed.names])

@@ -369,14 +369,7 @@ def cost(still: Still) -> Line:
     phrases = [(f"{decimal(still.spent.up)} up", ""), (f"{decimal(still.spent.down)} down", "")]
     if still.pace.per_second is not None:
         phrases.append((f"{still.pace.per_second:,.0f} gradients/s", ""))
-    return [*phrases, (privacy(still.run), "")]
-
-
-def privacy(run: Run) -> str:
-    """What was spent of the privacy budget."""
-    if run.privacy is None:
-        return "no differential privacy"
-    return f"privacy ε = {number(run.privacy.epsilon)}"
+    return [*phrases, ("no differential privacy", "")]
 
 
 def _flow(phrases: Line, width: int) -> list[Line]:

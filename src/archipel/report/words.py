@@ -267,7 +267,7 @@ def before(run: Run) -> str:
     if fed.training == 1 or not fed.x.is_floating_point():
         return ""
     features, said = int(np.prod(fed.shape)), []
-    if asked.get("standardise", tables) or (not fed.about.elsewhere and _standardised(fed)):
+    if asked.get("standardise", tables) or (not fed.about.gone and _standardised(fed)):
         said.append(
             f"Before the first round, features were given mean 0 and variance 1 over the training "
             f"points of all {many}. This is an exchange too: each {one} tells, for each of "

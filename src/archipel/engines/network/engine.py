@@ -23,18 +23,19 @@ from torch import Tensor
 
 from archipel import statistics
 from archipel.core import Each, ServerAlgorithm
-from archipel.engines.local import Outcome, Received
+from archipel.engines.local import Outcome
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.step import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
+from archipel.engines.server import Received
 from archipel.errors import ArchipelError, clean
 from archipel.exchange import Anatomy, Ask, Message, broadcast
 from archipel.model import Model
+from archipel.participation import DIVERGED
 from archipel.rng import Ints
 from archipel.tree import fill, first, fits, leaves, tree_map
 
-DIVERGED = "diverged"  # the cause of those whose numbers others cannot use
 _WORDS = 80  # characters of what a party says that it does
 
 
@@ -174,7 +175,7 @@ class NetworkEngine:
         except Refused:
             opened.refused[party] += 1
             if opened.refused[party] >= MOST_REFUSED:
-                self.lose(party, "its uploads are refused")
+                self.lose(party, "refused (its uploads are no answer)")
             raise
         weight = self.parties * (letter["n"] if weighs else 1.0)
         if not all(adds_up(leaf, weight) for leaf in letter.arrays):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from archipel.core import Each, ServerAlgorithm
-from archipel.engines.local import Received
 from archipel.engines.network.bounds import LARGEST, largest, tame
+from archipel.engines.server import Received
 from archipel.errors import RunFailed
 from archipel.exchange import Anatomy, Ask, Message, broadcast, same_form, title
 from archipel.tree import fill, first, leaves

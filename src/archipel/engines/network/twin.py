@@ -17,7 +17,7 @@ from archipel.engines.local import Outcome
 from archipel.engines.network.attend import Attendance
 from archipel.engines.network.contacts import Words
 from archipel.engines.network.desk import Desk
-from archipel.engines.network.engine import NetworkEngine
+from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.memory import MemoryLink
 from archipel.engines.network.peers import Peer, Report
@@ -42,6 +42,7 @@ async def play(
     model: Model,
     cohorts: Sequence[Sequence[int]],
     cuts: Sequence[tuple[float, float]] = (),
+    patience: Patience | None = None,
 ) -> Played:
     """Run rounds with these parties; each party's first streams are cut after so many bytes.
 
@@ -63,7 +64,7 @@ async def play(
     outcomes = []
     try:
         for t, cohort in enumerate(cohorts):
-            outcomes.append(await engine.round(t, cohort))
+            outcomes.append(await engine.round(t, cohort, patience))
             desk.verdicts[t] = frozenset(outcomes[-1][0].arrived.tolist())
         scores = await desk.evaluate(len(cohorts), everybody)
         desk.end(len(cohorts))
