@@ -51,7 +51,7 @@ def alone(
 ) -> Apart:
     """Train every party, new ones too, on its own training points."""
     everyone = replace(data, training=data.parties, scan=False)
-    ids = np.flatnonzero(everyone.n.numpy() > 0)
+    ids = np.flatnonzero(((everyone.n > 0) & ~everyone.virtual).numpy())
     task_model = build_model(model, data, loss, seed)
     algorithm = Alone(*work_of(work))
     with LocalEngine(
