@@ -102,6 +102,7 @@ def spring(lam: float, inner_lr: Any) -> tuple[float, float, Any]:
 
 
 PLAIN_OR_COPIES = [0, 3]
+PROXIMAL = {"tune_steps": 20, "tune_lr": 0.3}  # the own models of L2GD and pFedMe
 LOCAL = {"local_epochs": 5}  # passes over a party's points in a round
 METHODS: dict[str, Method] = {
     "local": Method(  # every party alone: passes over its data instead of rounds; no copies
@@ -146,9 +147,10 @@ METHODS: dict[str, Method] = {
     "l2gd": Method(  # a round has 1 / p = 10 local steps, a third of the others'
         "L2GD",
         "l2gd",
-        ({"lr": [0.3, 0.6], "lam": [0.03, 0.1]}, {"lr": [0.9, falling(0.9)], "lam": [0.01, 0.1]}),
-        {"lr": [0.9], "lam": [0.03, 0.1], "virtual": PLAIN_OR_COPIES},
-        {"p": 0.1, "tune_lr": 0.3},
+        ({"lr, lam": [(0.3, 0.1), (0.3, 0.3), (0.6, 0.1), (0.9, 0.1)]},
+         {"lr, lam": [(0.9, 0.03), (0.6, 0.15), (0.45, 0.2), (1.0, 0.1)]}),
+        {"lr, lam": [(0.9, 0.1), (1.0, 0.1)], "virtual": PLAIN_OR_COPIES},
+        {"p": 0.1, **PROXIMAL},
         True,
         3.3,
     ),
@@ -177,6 +179,7 @@ METHODS: dict[str, Method] = {
                                 for step in (0.6, 0.9)]}),
         {"lam, lr, inner_lr": [spring(lam, falling(0.6)) for lam in (0.1, 0.2)],
          "virtual": PLAIN_OR_COPIES},
+        {"lam": 0.5, "lr": 2.0, **PROXIMAL},
     ),
     "fedper": Method(
         "FedPer",

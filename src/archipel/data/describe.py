@@ -15,7 +15,7 @@ def line(fed: Federation) -> str:
     """Return the federation in one line."""
     (training, new), virtual = fed.real, int(fed.virtual.sum())
     kind = f"{fed.classes} {'symbols' if fed.task == 'text' else 'classes'}"
-    points = f"{int(fed.n.sum())} training and {int(fed.n_test.sum())} test points"
+    points = f"{int(fed.n[fed.stands].sum())} training and {int(fed.n_test.sum())} test points"
     if fed.about.elsewhere:
         points = "points elsewhere"
     return (
@@ -32,7 +32,7 @@ def summary(fed: Federation) -> str:
     rows = {
         "parties": f"{fed.real[0]} training, {fed.real[1]} new",
         "virtual": f"{int(fed.virtual.sum())} copies" if fed.virtual.any() else "",
-        "points": f"{int(fed.n.sum())} training, {int(fed.n_test.sum())} test",
+        "points": f"{int(fed.n[fed.stands].sum())} training, {int(fed.n_test.sum())} test",
         "per party": f"{low} / {mid} / {high} training points (least / median / most)",
         "one point": f"{str(fed.x.dtype).removeprefix('torch.')} {fed.shape}",
         "target": _target(fed),
