@@ -10,6 +10,7 @@ import archipel as ar
 from archipel.baselines import alone, pooled
 from archipel.federation import approval
 from archipel.parts import build_model
+from archipel.report import export, html
 
 few = settings(max_examples=15, deadline=None)
 
@@ -223,6 +224,22 @@ def test_a_federation_with_copies_is_saved_pooled_and_said(tmp_path):
     together = fed.pooled()
     assert together.real == (1, 2)
     assert int(together.n[0]) == int(fed.n[: fed.training].sum())
+
+
+def test_a_report_counts_real_parties_and_says_which_are_copies():
+    fed = both()
+    run = ar.simulate(ar.FedAvg(), fed, "logistic", rounds=1, workers=1)
+
+    studied = dict(html._studied(run, "party", "parties"))["Parties"]
+    assert studied.startswith("4 parties and 8 virtual copies of them to train with, and 2 new")
+    assert "each in folds that test all its points" in studied
+    listed = [row.name for row in html._parties(run)]
+    assert listed == [fed.name(k) for k in fed.stands.nonzero()[:, 0].tolist()]
+    assert run.scorecard.efficacy.parties.parties == 4
+    assert run.scorecard.efficacy.new_parties.parties == 2
+    rows = list(export._parties(run))[1:]
+    assert [row[0] for row in rows] == listed
+    assert rows[-1][3] == int(fed.tested[fed.index(listed[-1])])
 
 
 def test_baselines_take_copies_for_training_and_folds_for_testing():
