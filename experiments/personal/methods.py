@@ -27,7 +27,7 @@ class Method:
     label: str
     algorithm: str
     grids: tuple[Grid, Grid]  # the second one around the best of the first
-    further: Grid  # around the best of these, with virtual parties and without
+    further: Grid | None  # around the best of these, with virtual parties and without
     fixed: Settings = field(default_factory=dict)
     everybody: bool = False  # takes part in every round
     rounds: float = 1.0  # of the others': as many as make the same local work
@@ -54,10 +54,14 @@ class Method:
         """What is tried on the parties as they are: eight settings for every method."""
         return [each for grid in self.grids for each in _product(grid)]
 
-    @property
-    def with_copies(self) -> list[Settings]:
-        """What is tried where parties may be copied: four further settings, two of PeFLL's."""
-        return _product(self.further)
+    def with_copies(self, ranked: list[Settings]) -> list[Settings]:
+        """What is tried where parties may be copied: four further settings, two of PeFLL's.
+
+        Where none are given, the best two of `ranked`, best first, with copies and without.
+        """
+        if self.further is not None:
+            return _product(self.further)
+        return [{**each, "virtual": copies} for each in ranked[:2] for copies in PLAIN_OR_COPIES]
 
 
 def edges(tried: list[Settings], chosen: Settings) -> list[str]:
@@ -149,7 +153,7 @@ METHODS: dict[str, Method] = {
         "l2gd",
         ({"lr, lam": [(0.3, 0.1), (0.3, 0.3), (0.6, 0.1), (0.9, 0.1)]},
          {"lr, lam": [(0.9, 0.03), (0.6, 0.15), (0.45, 0.2), (1.0, 0.1)]}),
-        {"lr, lam": [(0.9, 0.1), (1.0, 0.1)], "virtual": PLAIN_OR_COPIES},
+        None,
         {"p": 0.1, **PROXIMAL},
         True,
         3.3,
@@ -177,8 +181,7 @@ METHODS: dict[str, Method] = {
                                 for step in (0.2, falling(0.4))]},
          {"lam, lr, inner_lr": [spring(lam, falling(step)) for lam in (0.1, 0.2)
                                 for step in (0.6, 0.9)]}),
-        {"lam, lr, inner_lr": [spring(lam, falling(0.6)) for lam in (0.1, 0.2)],
-         "virtual": PLAIN_OR_COPIES},
+        None,
         {"lam": 0.5, "lr": 2.0, **PROXIMAL},
     ),
     "fedper": Method(

@@ -227,9 +227,10 @@ def tune(args: argparse.Namespace) -> None:
                  "parties": inside.fed.parties, **method.frame}  # fmt: skip
         frame |= {"folds": args.folds} if args.copies else {}
         kind = "copies" if args.copies else "first"
-        before = read(path).get(args.dataset, {}).get(name, {}).get(kind, {})
+        known = read(path).get(args.dataset, {}).get(name, {})
+        before = known.get(kind, {})
         tried = before.get("tried", []) if before.get("frame") == frame else []
-        settings = method.with_copies if args.copies else method.settings
+        settings = method.with_copies(ranked(known)) if args.copies else method.settings
         for each in settings[: args.settings]:
             if any(one["settings"] == each for one in tried):
                 continue
@@ -263,11 +264,15 @@ def attempt(
     return {"settings": settings, "accuracy": value, "groups": by_group, "seconds": seconds}
 
 
+def ranked(found: Record, kind: str = "first") -> list[Settings]:
+    """What was tried, the best first, without what failed."""
+    tried = [each for each in found.get(kind, {}).get("tried", []) if each["accuracy"] is not None]
+    return [each["settings"] for each in sorted(tried, key=lambda each: -each["accuracy"])]
+
+
 def best(found: Record) -> Settings:
     """The best of the last kind of settings that were tried."""
-    tried = found.get("copies", found.get("first"))["tried"]
-    finite = [each for each in tried if each["accuracy"] is not None]
-    return max(finite, key=lambda each: each["accuracy"])["settings"] if finite else {}
+    return next(iter(ranked(found, "copies" if "copies" in found else "first")), {})
 
 
 def at_edges(found: Record) -> list[str]:
