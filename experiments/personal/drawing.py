@@ -27,6 +27,7 @@ def report(folder: Path, dataset: str, runs: list[Record]) -> None:
     parts = [_table(main, kind), _edges(main), gates(_checks(main, kind))]
     if any(name in main for name in OURS) and _paired(main):
         parts.insert(1, _differences(main, kind))
+        parts.insert(0, _headline(main, kind))
     figures = {"plot.png": draw(main, kind)}
     if len(counts) > 1:
         parts.append(_gaps(runs, kind))
@@ -111,6 +112,27 @@ def _edges(main: dict[str, list[Record]]) -> str:
         if runs[0].get("edges")
     ]
     return f"Chosen at the edge of what was tried: {'; '.join(found) or 'nothing'}."
+
+
+def _headline(main: dict[str, list[Record]], kind: str) -> str:
+    """Who is first in each group, how far ahead of the best that is not ours or not theirs."""
+    said = []
+    for group in next(iter(main.values()))[0]["groups"]:
+        means = {name: fmean(_values(runs, group)) for name, runs in main.items()
+                 if name not in BASELINES}  # fmt: skip
+        first = max(means, key=lambda name: means[name])
+        rest = [name for name in means if (name in OURS) != (first in OURS)]
+        if not rest:
+            continue
+        second = max(rest, key=lambda name: means[name])
+        lead = difference(main[first], main[second], group)
+        ahead = "" if lead is None else f", {lead[0]:+.1f} ± {lead[1]:.1f} points against"
+        said.append(
+            f"{group} {kind}: {METHODS[first].label} is first, {means[first]:.1f} %{ahead} "
+            f"{METHODS[second].label}, {means[second]:.1f} %"
+        )
+    text = "; ".join(said)
+    return f"**{text[:1].upper()}{text[1:]}.**"
 
 
 def _paired(main: dict[str, list[Record]]) -> bool:
