@@ -89,8 +89,14 @@ def rounds(
     return {rate: first_round(run, target) for rate, run in zip(rates, runs, strict=True)}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one entry per method, similarity and number of epochs."""
+def known(cells: list[dict[str, Any]], key: str, **which: Any) -> dict[str, Any]:
+    """What an earlier run measured for a cell, by learning rate."""
+    found = [c for c in cells if all(c.get(k) == v for k, v in which.items())]
+    return found[0][key] if found else {}
+
+
+def measure(args: argparse.Namespace, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry per method, similarity and number of epochs; only new rates are run."""
     cells = []
     for similarity in SIMILARITIES:
         feds = [mnist(similarity, args.full, seed) for seed in range(args.seeds)]
@@ -100,39 +106,40 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 job = replace(algorithm, local_epochs=epochs)
                 jobs.append((name, epochs, job, RATES["local"]))
         for name, epochs, algorithm, rates in jobs:
+            which = {"method": name, "similarity": similarity, "epochs": epochs}
+            had = known(before, "rounds_by_lr", **which)
+            missing = tuple(rate for rate in rates if f"{rate:g}" not in had)
             by_seed = [
-                rounds(algorithm, fed, rates, args.rounds, args.target, seed)
-                for seed, fed in enumerate(feds)
+                rounds(algorithm, fed, missing, args.rounds, args.target, seed)
+                for seed, fed in enumerate(feds if missing else [])
             ]
-            by_rate = {
-                f"{rate:g}": mean(one[rate] or args.rounds + 1 for one in by_seed) for rate in rates
-            }
+            had |= {f"{r:g}": mean(one[r] or args.rounds + 1 for one in by_seed) for r in missing}
+            by_rate = {f"{rate:g}": had[f"{rate:g}"] for rate in rates}
             best = min(by_rate, key=lambda rate: by_rate[rate])
             cells.append(
-                {"method": name, "similarity": similarity, "epochs": epochs,
-                 "rounds_by_lr": by_rate, "lr": best, "rounds": by_rate[best]}
+                {**which, "rounds_by_lr": by_rate, "lr": best, "rounds": by_rate[best]}
             )  # fmt: skip
             print(cells[-1], file=sys.stderr, flush=True)
     return cells
 
 
-def measure_long(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_long(args: argparse.Namespace, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the accuracy after many rounds at 0 % similarity, the mean of the last ten."""
     cells = []
     feds = [mnist(0, args.full, seed) for seed in range(args.seeds)]
     for method in ("FedAvg", "SCAFFOLD"):
         for epochs in LONG_EPOCHS:
             job = replace(METHODS[method], local_epochs=epochs)
-            by_seed = []
-            for seed, fed in enumerate(feds):
+            had, by_seed = known(before, "by_lr", method=method, epochs=epochs), []
+            missing = [rate for rate in LONG_RATES if f"{rate:g}" not in had]
+            for seed, fed in enumerate(feds if missing else []):
                 runs = ar.sweep(
-                    job, fed, softmax_regression(fed), {"lr": LONG_RATES},
+                    job, fed, softmax_regression(fed), {"lr": missing},
                     rounds=100, sample=0.2, seed=seed,
                 )  # fmt: skip
                 by_seed.append([mean(run.curve()[1][-10:]) for run in runs])
-            by_rate = {
-                f"{rate:g}": [one[i] for one in by_seed] for i, rate in enumerate(LONG_RATES)
-            }
+            had |= {f"{rate:g}": [one[i] for one in by_seed] for i, rate in enumerate(missing)}
+            by_rate = {f"{rate:g}": had[f"{rate:g}"] for rate in LONG_RATES}
             best = max(by_rate, key=lambda rate: mean(by_rate[rate]))
             cells.append({"method": method, "epochs": epochs, "lr": best, "by_lr": by_rate})
             print(cells[-1], file=sys.stderr, flush=True)
@@ -308,11 +315,14 @@ def main() -> None:
     args.target = args.target or (0.85 if args.full else 0.8)
     out = args.out or (FOLDER / "full" if args.full else FOLDER)
     began = time.perf_counter()
-    old = json.loads((out / "results.json").read_text()) if args.redraw else {}
-    cells = old["cells"] if args.redraw else measure(args)
+    path = out / "results.json"
+    old = json.loads(path.read_text()) if path.exists() else {}
+    if (old.get("target"), old.get("seeds")) != (args.target, args.seeds):
+        old = {}
+    cells = old["cells"] if args.redraw else measure(args, old.get("cells", []))
     checks = check(cells, args)
     if not args.quick:
-        long = old["long"] if args.redraw else measure_long(args)
+        long = old["long"] if args.redraw else measure_long(args, old.get("long") or [])
         checks += check_long(long)
     figures, stall = {"plot.png": draw(cells, args)}, None
     if not args.full:
@@ -324,7 +334,7 @@ def main() -> None:
                 stall["SCAFFOLD"] < 1e-8 < 1e-3 < stall["FedAvg"],
             )
         )
-    seconds = old.get("seconds", time.perf_counter() - began)
+    seconds = old.get("seconds", 0) + (0 if args.redraw else time.perf_counter() - began)
     tables = (
         f"Rounds to {args.target:.0%} (mean of {args.seeds} seeds, the best of four learning "
         "rates, with a star where it is the smallest or the largest tried); the paper's on EMNIST "
