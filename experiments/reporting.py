@@ -64,6 +64,11 @@ def save(folder: Path, results: dict[str, Any], tables: str, figures: dict[str, 
     versions = {"archipel": "0.1.0", "torch": torch.__version__}
     document = {"versions": versions, **results}
     (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    show(folder, tables, figures)
+
+
+def show(folder: Path, tables: str, figures: dict[str, Figure]) -> None:
+    """Write table.md and the figures of results that are kept elsewhere, and print the tables."""
     (folder / "table.md").write_text(tables.rstrip() + "\n")
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=150)

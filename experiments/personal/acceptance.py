@@ -134,7 +134,11 @@ def own_models(algorithm: Any, fed: ar.Federation) -> Iterator[Tensor]:
             engine.round(t, ids)
             t += 1
             me = LocalParty(fed, model, model.one, ids, 0, t, (len(ids),))
-            yield algorithm.personal(me, engine.shared, engine.own_states(ids))
+            own = engine.own_states(ids)
+            if isinstance(algorithm, L2GD):  # the iterates; the own model is a solution around xbar
+                yield algorithm.aggregated(me, engine.shared, own)
+            else:
+                yield algorithm.personal(me, engine.shared, own)
 
 
 def after(algorithm: Any, fed: ar.Federation, rounds: int) -> Tensor:

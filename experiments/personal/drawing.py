@@ -10,26 +10,29 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from methods import METHODS
-from reporting import BLUE, GREY, INK, ORANGE, gates, save, table
+from reporting import BLUE, GREY, INK, ORANGE, gates, show, table
 
 Record = dict[str, Any]
 BASELINES = ("local", "pooled")
-OURS = "pefll"
+OURS = ("pefll", "pefll-tuned")
 NOTHING = "-"
 KINDS = {"femnist": "writers"}  # what the parties are called
 
 
 def report(folder: Path, dataset: str, runs: list[Record]) -> None:
-    """Write results.json, table.md and the plots, and print the table."""
+    """Write table.md and the plots of the runs, and print the table."""
     kind = KINDS.get(dataset, "parties")
     counts = {each["groups"]["seen"]["parties"] for each in runs}
     main = _by_count(runs)[max(counts)]
-    parts = [_table(main, kind), gates(_checks(main, kind))]
+    parts = [_table(main, kind), _edges(main), gates(_checks(main, kind))]
+    if any(name in main for name in OURS) and _paired(main):
+        parts.insert(1, _differences(main, kind))
+        parts.insert(0, _headline(main, kind))
     figures = {"plot.png": draw(main, kind)}
     if len(counts) > 1:
         parts.append(_gaps(runs, kind))
         figures["writers.png"] = draw_gaps(runs, kind)
-    save(folder, {"runs": runs}, "\n\n".join(parts), figures)
+    show(folder, "\n\n".join(parts), figures)
 
 
 def _by_method(runs: list[Record]) -> dict[str, list[Record]]:
@@ -51,14 +54,16 @@ def _spread(values: list[float], digits: int = 1) -> str:
 def _table(main: dict[str, list[Record]], kind: str) -> str:
     groups = list(next(iter(main.values()))[0]["groups"])
     header = ["", *(text for g in groups for text in (f"{g} {kind} (%)", f"{g}, mean over {kind}")),
-              "seconds, quickest run", "messages", "KB", "gradients", "ms"]  # fmt: skip
+              *(["seconds of one core"] if _paired(main) else []),
+              "messages", "KB", "gradients", "ms"]  # fmt: skip
     rows = []
     for name, runs in main.items():
         untuned = "" if all(each["tuned"] for each in runs) else " (not tuned)"
         cells = [METHODS[name].label + untuned]
         for group in groups:
             cells += [_spread(_values(runs, group)), _spread(_values(runs, group, "mean"))]
-        cells.append(f"{min(each['seconds'] for each in runs):.0f}")
+        if _paired(main):  # earlier runs were timed by the clock
+            cells.append(f"{min(each['seconds'] for each in runs):.0f}")
         needs = [each["joining"] for each in runs if each["joining"]]
         for write in _NEEDS:
             cells.append(write(needs) if needs else NOTHING)
@@ -70,12 +75,112 @@ def _table(main: dict[str, list[Record]], kind: str) -> str:
     )
     seeds = max(len({each["seed"] for each in runs}) for runs in main.values())
     total = sum(each["seconds"] for runs in main.values() for each in runs) / 60
+    spent = f"All runs together took {total:.0f} minutes of one core." if _paired(main) else ""
     return (
         f"{sizes}; {first['model']}, {first['rounds']} rounds, {first['sample']:g} of the {kind} a "
         f"round; mean ± sd over {seeds} seed{'s' if seeds > 1 else ''}, which draw the new {kind}, "
-        f"too. Accuracy over all test images of a group, and mean over its {kind}. Messages, "
-        f"bytes, gradients of single images and time on one core: what a new party needs before it "
-        f"has a model. All runs together took {total:.0f} minutes.\n\n{table(header, rows)}"
+        f"too.{_extras(main, kind)} Accuracy over all test images of a group, and mean over its "
+        f"{kind}. Messages, bytes, gradients of single images and time on one core: what a new "
+        f"party needs before it has a model. {spent}\n\n{table(header, rows)}"
+    )
+
+
+def _extras(main: dict[str, list[Record]], kind: str) -> str:
+    """What else the numbers depend on: folds, virtual parties, and classes that are known."""
+    first, said = next(iter(main.values()))[0], ""
+    if first.get("folds"):
+        said += f" New {kind} are cross-fitted in {first['folds']} folds: each image is tested."
+    copied = [name for name, runs in main.items() if runs[0]["settings"].get("virtual")]
+    if copied:
+        labels = ", ".join(METHODS[name].label for name in copied)
+        copies = main[copied[0]][0]["settings"]["virtual"]
+        said += f" With {copies} virtual copies of every training party, where validation "
+        said += f"points chose them: {labels}."
+    if "known" in first:
+        said += (
+            f" {100 * first['known']:.0f} % of the seen {kind}' test images are of a class that "
+            "the party has in training: a head trained on its own images alone has no other."
+        )
+    return said
+
+
+def _edges(main: dict[str, list[Record]]) -> str:
+    """Which chosen settings sit at an edge of what was tried."""
+    found = [
+        f"{METHODS[name].label} ({', '.join(runs[0]['edges'])})"
+        for name, runs in main.items()
+        if runs[0].get("edges")
+    ]
+    return f"Chosen at the edge of what was tried: {'; '.join(found) or 'nothing'}."
+
+
+def _headline(main: dict[str, list[Record]], kind: str) -> str:
+    """Who is first in each group, how far ahead of the best that is not ours or not theirs."""
+    said = []
+    for group in next(iter(main.values()))[0]["groups"]:
+        means = {name: fmean(_values(runs, group)) for name, runs in main.items()
+                 if name not in BASELINES}  # fmt: skip
+        first = max(means, key=lambda name: means[name])
+        rest = [name for name in means if (name in OURS) != (first in OURS)]
+        if not rest:
+            continue
+        second = max(rest, key=lambda name: means[name])
+        lead = difference(main[first], main[second], group)
+        ahead = "" if lead is None else f", {lead[0]:+.1f} ± {lead[1]:.1f} points against"
+        said.append(
+            f"{group} {kind}: {METHODS[first].label} is first, {means[first]:.1f} %{ahead} "
+            f"{METHODS[second].label}, {means[second]:.1f} %"
+        )
+    text = "; ".join(said)
+    return f"**{text[:1].upper()}{text[1:]}.**"
+
+
+def _paired(main: dict[str, list[Record]]) -> bool:
+    return all("by_party" in group for runs in main.values() for each in runs
+               for group in each["groups"].values())  # fmt: skip
+
+
+def difference(
+    ours: list[Record], theirs: list[Record], group: str
+) -> tuple[float, float] | None:
+    """Points that one method is ahead over all images, and the standard error over parties.
+
+    A party's images of all seeds count as one draw: they are alike.
+    """
+    right: dict[str, float] = {}
+    points: dict[str, float] = {}
+    seeds = {each["seed"]: each["groups"].get(group) for each in theirs}
+    for each in ours:
+        other, mine = seeds.get(each["seed"]), each["groups"].get(group)
+        if other is None or mine is None:
+            continue
+        for name, (count, n) in mine["by_party"].items():
+            right[name] = right.get(name, 0) + count - other["by_party"][name][0]
+            points[name] = points.get(name, 0) + n
+    if len(points) < 2:
+        return None
+    total, parties = sum(points.values()), len(points)
+    lead = sum(right.values()) / total
+    spread = sum((right[name] - lead * points[name]) ** 2 for name in points)
+    return 100 * lead, 100 * (spread * parties / (parties - 1)) ** 0.5 / total
+
+
+def _differences(main: dict[str, list[Record]], kind: str) -> str:
+    """How far our rows are ahead of every other one."""
+    ours = [name for name in OURS if name in main]
+    groups = list(next(iter(main.values()))[0]["groups"])
+    columns = [f"{METHODS[name].label}: {group}" for name in ours for group in groups]
+    header, rows = ["behind, in points", *columns], []
+    for name, runs in main.items():
+        cells = [METHODS[name].label]
+        for mine in ours:
+            for group in groups:
+                found = None if mine == name else difference(main[mine], runs, group)
+                cells.append(NOTHING if found is None else f"{found[0]:+.1f} ± {found[1]:.1f}")
+        rows.append(cells)
+    return (
+        f"How far each method is behind: paired differences over the same images and seeds, "
+        f"± the standard error over {kind}.\n\n{table(header, rows)}"
     )
 
 
@@ -105,22 +210,30 @@ def _checks(main: dict[str, list[Record]], kind: str) -> list[tuple[str, str, bo
             gain = means["seen"][name] - means["seen"]["fedavg"]
             what = f"{METHODS[name].label} at least as good as FedAvg on seen {kind}"
             checks.append((what, f"{gain:+.1f}", gain >= 0))
-    if OURS in main:
-        for group, least in (("seen", 0.0), ("new", 2.0)):
-            others = [v for k, v in means[group].items() if k not in (OURS, *BASELINES)]
+    for ours in OURS:
+        if ours not in main:
+            continue
+        for group, least in (("seen", 0.0), ("new", 0.0), ("new", 2.0)):
+            others = {k: v for k, v in means[group].items() if k not in (*OURS, *BASELINES)}
             if not others:
                 continue
-            lead = means[group][OURS] - max(others)
+            second = max(others, key=lambda name: others[name])
+            lead = means[group][ours] - others[second]
+            error = difference(main[ours], main[second], group) if _paired(main) else None
+            told = f"{lead:+.1f}" + (f" ± {error[1]:.1f}" if error else "")
             ahead = f", by {least:g} points" if least else ""
-            what = f"{METHODS[OURS].label} first on {group} {kind}{ahead}"
-            checks.append((what, f"{lead:+.1f}", lead >= least))
-        needs = [each["joining"] for each in main[OURS] if each["joining"]]
+            what = f"{METHODS[ours].label} first on {group} {kind}{ahead}"
+            checks.append((what, f"{told} ({METHODS[second].label})", lead >= least))
+    if OURS[0] in main:
+        needs = [each["joining"] for each in main[OURS[0]] if each["joining"]]
         if needs:
             told = all(each["messages"] == 3 and each["gradients"] == 0 for each in needs)
-            what = "a new party has a model after 3 messages, without a gradient"
+            what = "PeFLL: a new party has a model after 3 messages, without a gradient"
             checks.append((what, f"{needs[0]['messages']:g}, {needs[0]['gradients']:g}", told))
-    minutes = sum(each["seconds"] for runs in main.values() for each in runs) / 60
-    checks.append(("the whole table in less than 60 minutes", f"{minutes:.0f}", minutes < 60))
+    if _paired(main):
+        minutes = sum(each["seconds"] for runs in main.values() for each in runs) / 120
+        what = "the whole table in less than 60 minutes of two cores"
+        checks.append((what, f"{minutes:.0f}", minutes < 60))
     return checks
 
 
@@ -138,11 +251,11 @@ def draw(main: dict[str, list[Record]], kind: str) -> Figure:
             values = _values(main[name], group)
             if not values:
                 continue
-            colour = ORANGE if name == OURS else GREY if name in BASELINES else BLUE
+            colour = ORANGE if name in OURS else GREY if name in BASELINES else BLUE
             mean, sd = fmean(values), stdev(values) if len(values) > 1 else 0.0
             ax.errorbar(mean, y, xerr=sd, fmt="o", color=colour, capsize=3, markersize=7,
                         linewidth=1.6)  # fmt: skip
-            weight = "bold" if name == OURS else None
+            weight = "bold" if name in OURS else None
             ax.annotate(f"{mean:.1f}", (mean, y), (0, 6), textcoords="offset points", ha="center",
                         color=colour, fontsize=9, fontweight=weight)  # fmt: skip
         ax.set_title(f"{parties} {group} {kind}")
@@ -152,8 +265,8 @@ def draw(main: dict[str, list[Record]], kind: str) -> Figure:
         ax.margins(x=0.08)
         ax.grid(axis="y", visible=False)
     for tick, name in zip(axes[0].get_yticklabels(), names, strict=True):
-        tick.set_color(ORANGE if name == OURS else GREY if name in BASELINES else INK)
-        tick.set_fontweight("bold" if name == OURS else "normal")
+        tick.set_color(ORANGE if name in OURS else GREY if name in BASELINES else INK)
+        tick.set_fontweight("bold" if name in OURS else "normal")
     figure.suptitle(f"A model of one's own, at {kind} seen in training and at new ones", x=0.01,
                     ha="left", color=INK, fontweight="bold")  # fmt: skip
     return figure
@@ -190,11 +303,11 @@ def draw_gaps(runs: list[Record], kind: str) -> Figure:
             points = [(n, _values(each[name], group)) for n, each in found.items() if name in each]
             if len(points) < 2:
                 continue
-            colour = ORANGE if name == OURS else GREY if name in BASELINES else BLUE
+            colour = ORANGE if name in OURS else GREY if name in BASELINES else BLUE
             ends = [fmean(values) for _, values in points]
             sds = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
             ax.errorbar([n for n, _ in points], ends, yerr=sds, color=colour, marker="o",
-                        linewidth=2.4 if name == OURS else 1.3, capsize=2)  # fmt: skip
+                        linewidth=2.4 if name in OURS else 1.3, capsize=2)  # fmt: skip
             labels.append((ends[-1], points[-1][0], METHODS[name].label, colour))
         lowest = -float("inf")
         for value, at, text, colour in sorted(labels):  # one above the other

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import archipel as ar
 
@@ -21,7 +22,31 @@ class Parties:
     """A federation, and which of its parties belong together in a table."""
 
     fed: ar.Federation
-    groups: dict[str, slice]  # seen first, then new ones
+    groups: dict[str, slice]  # seen first, then new ones; of real parties
+
+    def prepared(self, virtual: int, folds: int | None, seed: int) -> Parties:
+        """With virtual copies of those that train, and folds of the new ones."""
+        fed = self.fed.with_virtual(virtual, seed) if virtual else self.fed
+        return Parties(fed.cross_fitted(folds, seed) if folds else fed, self.groups)
+
+    def group(self, name: str) -> np.ndarray:
+        """Which parties of the federation stand for those of a group."""
+        return np.flatnonzero(self.fed.stands.numpy())[self.groups[name]]
+
+    def members(self, name: str) -> np.ndarray:
+        """All parties of a group, every fold of them."""
+        if self.fed.origin is None:
+            return self.group(name)
+        return np.flatnonzero(np.isin(self.fed.origin.numpy(), self.group(name)))
+
+    @property
+    def known(self) -> float:
+        """Share of the test points of those that train that are of a class they train on."""
+        found = []
+        for k in range(self.groups["seen"].stop):
+            _, y, _, y_test = self.fed.party(k)
+            found.append(torch.isin(y_test, y))
+        return float(torch.cat(found).double().mean())
 
     def validation(self) -> Parties:
         """Only those that train, some of them as new ones, and a fifth of their training points."""

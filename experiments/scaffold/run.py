@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -30,8 +31,8 @@ from reporting import BLUE, GREEN, GREY, INK, ORANGE, first_round, gates, has_re
 
 FOLDER = Path(__file__).parent
 SIMILARITIES, EPOCHS = (0, 10, 100), (1, 5, 10)
-LONG_EPOCHS, LONG_RATES = (1, 5, 10, 20), (0.1, 0.3, 1.0)  # for the accuracy after 100 rounds
-RATES = {"SGD": (0.3, 1.0, 3.0), "local": (0.03, 0.1, 0.3)}
+LONG_EPOCHS, LONG_RATES = (1, 5, 10, 20), (0.1, 0.3, 1.0, 3.0)  # for the accuracy after 100 rounds
+RATES = {"SGD": (0.1, 0.3, 1.0, 3.0), "local": (0.03, 0.1, 0.3, 1.0)}
 METHODS: dict[str, Any] = {  # batches of a fifth of a party's data: five steps an epoch
     "SCAFFOLD": ar.Scaffold(batch_size=0.2),
     "FedAvg": ar.FedAvg(batch_size=0.2),
@@ -88,8 +89,14 @@ def rounds(
     return {rate: first_round(run, target) for rate, run in zip(rates, runs, strict=True)}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one entry per method, similarity and number of epochs."""
+def known(cells: list[dict[str, Any]], key: str, **which: Any) -> dict[str, Any]:
+    """What an earlier run measured for a cell, by learning rate."""
+    found = [c for c in cells if all(c.get(k) == v for k, v in which.items())]
+    return found[0][key] if found else {}
+
+
+def measure(args: argparse.Namespace, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry per method, similarity and number of epochs; only new rates are run."""
     cells = []
     for similarity in SIMILARITIES:
         feds = [mnist(similarity, args.full, seed) for seed in range(args.seeds)]
@@ -99,43 +106,50 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 job = replace(algorithm, local_epochs=epochs)
                 jobs.append((name, epochs, job, RATES["local"]))
         for name, epochs, algorithm, rates in jobs:
+            which = {"method": name, "similarity": similarity, "epochs": epochs}
+            had = known(before, "rounds_by_lr", **which)
+            missing = tuple(rate for rate in rates if f"{rate:g}" not in had)
             by_seed = [
-                rounds(algorithm, fed, rates, args.rounds, args.target, seed)
-                for seed, fed in enumerate(feds)
+                rounds(algorithm, fed, missing, args.rounds, args.target, seed)
+                for seed, fed in enumerate(feds if missing else [])
             ]
-            by_rate = {
-                f"{rate:g}": mean(one[rate] or args.rounds + 1 for one in by_seed) for rate in rates
-            }
+            had |= {f"{r:g}": mean(one[r] or args.rounds + 1 for one in by_seed) for r in missing}
+            by_rate = {f"{rate:g}": had[f"{rate:g}"] for rate in rates}
             best = min(by_rate, key=lambda rate: by_rate[rate])
             cells.append(
-                {"method": name, "similarity": similarity, "epochs": epochs,
-                 "rounds_by_lr": by_rate, "lr": best, "rounds": by_rate[best]}
+                {**which, "rounds_by_lr": by_rate, "lr": best, "rounds": by_rate[best]}
             )  # fmt: skip
             print(cells[-1], file=sys.stderr, flush=True)
     return cells
 
 
-def measure_long(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_long(args: argparse.Namespace, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the accuracy after many rounds at 0 % similarity, the mean of the last ten."""
     cells = []
     feds = [mnist(0, args.full, seed) for seed in range(args.seeds)]
     for method in ("FedAvg", "SCAFFOLD"):
         for epochs in LONG_EPOCHS:
             job = replace(METHODS[method], local_epochs=epochs)
-            by_seed = []
-            for seed, fed in enumerate(feds):
+            had, by_seed = known(before, "by_lr", method=method, epochs=epochs), []
+            missing = [rate for rate in LONG_RATES if f"{rate:g}" not in had]
+            for seed, fed in enumerate(feds if missing else []):
                 runs = ar.sweep(
-                    job, fed, softmax_regression(fed), {"lr": LONG_RATES},
+                    job, fed, softmax_regression(fed), {"lr": missing},
                     rounds=100, sample=0.2, seed=seed,
                 )  # fmt: skip
                 by_seed.append([mean(run.curve()[1][-10:]) for run in runs])
-            by_rate = {
-                f"{rate:g}": [one[i] for one in by_seed] for i, rate in enumerate(LONG_RATES)
-            }
+            had |= {f"{rate:g}": [one[i] for one in by_seed] for i, rate in enumerate(missing)}
+            by_rate = {f"{rate:g}": had[f"{rate:g}"] for rate in LONG_RATES}
             best = max(by_rate, key=lambda rate: mean(by_rate[rate]))
             cells.append({"method": method, "epochs": epochs, "lr": best, "by_lr": by_rate})
             print(cells[-1], file=sys.stderr, flush=True)
     return cells
+
+
+def named(lr: str, tried: Iterable[str]) -> str:
+    """The chosen rate, with a star where it is the smallest or the largest tried."""
+    numbers = [float(rate) for rate in tried]
+    return f"lr {lr}{'*' if float(lr) in (min(numbers), max(numbers)) else ''}"
 
 
 def long_accuracy(cells: list[dict[str, Any]], method: str) -> list[list[float]]:
@@ -148,12 +162,13 @@ def tabulate_long(cells: list[dict[str, Any]]) -> str:
         [
             c["method"],
             c["epochs"],
-            f"{mean(c['by_lr'][c['lr']]):.1%} ± {stdev(c['by_lr'][c['lr']]):.1%} (lr {c['lr']})",
+            f"{mean(c['by_lr'][c['lr']]):.1%} ± {stdev(c['by_lr'][c['lr']]):.1%} "
+            f"({named(c['lr'], c['by_lr'])})",
             " / ".join(f"{mean(values):.1%}" for values in c["by_lr"].values()),
         ]
         for c in cells
     ]
-    return table(["method", "epochs", "accuracy", "at lr .1 / .3 / 1"], rows)
+    return table(["method", "epochs", "accuracy", "at lr .1 / .3 / 1 / 3"], rows)
 
 
 def cell(cells: list[dict[str, Any]], method: str, similarity: int, epochs: int) -> dict[str, Any]:
@@ -216,14 +231,17 @@ def tabulate(cells: list[dict[str, Any]], args: argparse.Namespace) -> str:
             paper = [PAPER[method][s][i] for s in SIMILARITIES]
             rows.append(
                 [method, "-" if method == "SGD" else epochs]
-                + [f"{shown(c['rounds'], args.rounds)} (lr {c['lr']})" for c in got]
+                + [
+                    f"{shown(c['rounds'], args.rounds)} ({named(c['lr'], c['rounds_by_lr'])})"
+                    for c in got
+                ]
                 + [shown(p, 1000) for p in paper]
             )
     return table(header, rows)
 
 
 def tabulate_rates(cells: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    header = ["method", "epochs", *(f"{s} %: lr .03 / .1 / .3" for s in SIMILARITIES)]
+    header = ["method", "epochs", *(f"{s} %: lr .03 / .1 / .3 / 1" for s in SIMILARITIES)]
     rows = [
         [method, epochs]
         + [
@@ -297,11 +315,14 @@ def main() -> None:
     args.target = args.target or (0.85 if args.full else 0.8)
     out = args.out or (FOLDER / "full" if args.full else FOLDER)
     began = time.perf_counter()
-    old = json.loads((out / "results.json").read_text()) if args.redraw else {}
-    cells = old["cells"] if args.redraw else measure(args)
+    path = out / "results.json"
+    old = json.loads(path.read_text()) if path.exists() else {}
+    if (old.get("target"), old.get("seeds")) != (args.target, args.seeds):
+        old = {}
+    cells = old["cells"] if args.redraw else measure(args, old.get("cells", []))
     checks = check(cells, args)
     if not args.quick:
-        long = old["long"] if args.redraw else measure_long(args)
+        long = old["long"] if args.redraw else measure_long(args, old.get("long") or [])
         checks += check_long(long)
     figures, stall = {"plot.png": draw(cells, args)}, None
     if not args.full:
@@ -313,10 +334,11 @@ def main() -> None:
                 stall["SCAFFOLD"] < 1e-8 < 1e-3 < stall["FedAvg"],
             )
         )
-    seconds = old.get("seconds", time.perf_counter() - began)
+    seconds = old.get("seconds", 0) + (0 if args.redraw else time.perf_counter() - began)
     tables = (
-        f"Rounds to {args.target:.0%} (mean of {args.seeds} seeds, the best of three learning "
-        "rates); the paper's on EMNIST to 50 %.\n\n"
+        f"Rounds to {args.target:.0%} (mean of {args.seeds} seeds, the best of four learning "
+        "rates, with a star where it is the smallest or the largest tried); the paper's on EMNIST "
+        "to 50 %.\n\n"
         f"{tabulate(cells, args)}\n\n{gates(checks)}\n\nBy learning rate:\n\n"
         f"{tabulate_rates(cells, args)}\n\n"
     )

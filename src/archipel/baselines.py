@@ -81,7 +81,7 @@ def alone(
     everyone = replace(data, training=data.parties, scan=False)
     task_model = build_model(model, data, loss, seed)
     times = ceil(rounds * _rate(data, sample))
-    how, parts = "", {"seed": seed, "workers": workers, "plan": plan}
+    how, parts = "", dict[str, Any](seed=seed, workers=workers, plan=plan)
     told = _Progress(say, "training every party alone, to compare with")
     solved = tuned and data.parties <= _MANY and solvable(task_model, int(data.n.sum()))
     algorithm: Any = Alone(*work_of(work))
@@ -132,7 +132,7 @@ def pooled(
         x, y, _, _ = together.as_trained().party(0)
         w, buffers, how = solve(task_model, x, y), None, "solved"
     else:
-        parts, how = {"seed": seed, "workers": 1, "plan": single}, ""
+        parts, how = dict[str, Any](seed=seed, workers=1, plan=single), ""
         if tuned:
             algorithm, times, how = _choose(algorithm, together, task_model, times, parts, told)
         with LocalEngine(algorithm, together, task_model, **parts) as engine:
@@ -145,7 +145,7 @@ def pooled(
 
 def _solve_each(engine: LocalEngine, data: Federation, model: Model, told: _Progress) -> str:
     """Put every party's solution where its own model is."""
-    seen, ids = data.as_trained(), torch.nonzero(data.n > 0)[:, 0]
+    seen, ids = data.as_trained(), torch.nonzero((data.n > 0) & ~data.virtual)[:, 0]
     found: list[Vector] = []
     for k in ids.tolist():
         told(f"party {k + 1} of {data.parties}")
@@ -159,7 +159,7 @@ def _solve_each(engine: LocalEngine, data: Federation, model: Model, told: _Prog
 
 def _rounds(engine: LocalEngine, data: Federation, times: int, told: _Progress) -> Iterator[int]:
     """Train everybody, round by round, without those that diverge."""
-    ids = np.flatnonzero(data.n.numpy()[: data.training] > 0)
+    ids = np.flatnonzero(((data.n > 0) & ~data.virtual)[: data.training].numpy())
     for t in range(times):
         told(f"round {t + 1} of {times}")
         ids = engine.round(t, ids).arrived

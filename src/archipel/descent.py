@@ -94,5 +94,21 @@ def descend(
     return Descent(x, steps, steps * eta)
 
 
+def tuned(
+    me: Party,
+    w: Vector,
+    work: LocalWork,
+    epochs: int | None,
+    lr: Rate | None,
+    only: Tensor | None = None,
+) -> Vector:
+    """Train w on at a party that is about to use it; what is None is as in training."""
+    if epochs == 0:
+        return w
+    task = work_of(work)
+    task = task if epochs is None else task._replace(local_epochs=epochs, local_steps=None)
+    return me.descend(w, task if lr is None else task._replace(lr=lr), only=only).w
+
+
 def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return where(condition, yes, no)

@@ -38,6 +38,13 @@ def above_zero(holder: object, *names: str) -> None:
             raise ArchipelError(f"{name} = {value!r}: give a finite number above 0.")
 
 
+def tuning(holder: object, epochs: int = 1) -> None:
+    """Refuse `tune_epochs`, `tune_steps` and `tune_lr` that cannot work; None is as in training."""
+    for name, low in (("tune_epochs", epochs), ("tune_steps", 0), ("tune_lr", 0.0)):
+        if getattr(holder, name, None) is not None:
+            at_least(holder, **{name: low})
+
+
 def texts(holder: object, *names: str) -> None:
     """Refuse fields that are not texts."""
     for name in names:

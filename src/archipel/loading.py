@@ -79,12 +79,14 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
         fed = fed.repartition(data.partition, data.parties or fed.training, seed)
     if data.new and not isinstance(data.new, str):
         fed = fed.with_new(data.new, seed)
+    fed = fed.with_virtual(data.virtual, seed) if data.virtual else fed  # pixels as they are
     standardise = data.standardise and "standardise" not in takes
     if data.standardise is None:
         standardise = data.name is None and fed.x.is_floating_point()  # tables
     if standardise:
         marks = schema_of(data).marks if data.schema is not None else fed.marks
         fed = fed.standardised(marks)
+    fed = fed.cross_fitted(data.folds, seed) if data.folds else fed
     return fed.filled().cast() if data.name is None else fed
 
 

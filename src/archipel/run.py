@@ -179,7 +179,7 @@ class Run:
     def points(self, k: int) -> Points:
         """How many points party k has; None where it is elsewhere and does not tell."""
         if not self.between_sites:
-            return Points(int(self.data.n[k]), int(self.data.n_test[k]), "here")
+            return Points(int(self.data.n[k]), int(self.data.tested[k]), "here")
         told = self.data.about.counts[k]
         if told is not None:
             return Points(*told, "on approval")

@@ -158,6 +158,14 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
             Number | Literal["partial", "none"],
             Field(description="parties (number or share) kept for evaluation only"),
         ] = 0
+        virtual: Annotated[
+            int,
+            Field(ge=0, le=1000, description="of images: turned copies of each party, to train"),
+        ] = 0
+        folds: Annotated[
+            int | None,
+            Field(ge=2, le=1000, description="of new parties' points, so that each is tested once"),
+        ] = None
         standardise: Annotated[
             bool | None,
             Field(

@@ -145,10 +145,11 @@ def test_fedrep_alternates_and_fedper_moves_both_at_once():
     assert float((at_once - alternating).abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("epochs", [{"head_epochs": 3, "tune_epochs": None}, {"tune_epochs": 3}])
 @pytest.mark.parametrize("optimiser", OPTIMISERS, ids=repr)
-def test_fedreps_own_model_is_the_body_with_a_head_trained_on_it(optimiser):
+def test_fedreps_own_model_is_the_body_with_a_head_trained_on_it(optimiser, epochs):
     data, model = classification(3, 3, 3, 0).split_test(0.4), network(3, 3)
-    algorithm = FedRep(lr=0.1, head_epochs=3, batch_size=2, optimiser=optimiser)
+    algorithm = FedRep(lr=0.1, **epochs, batch_size=2, optimiser=optimiser)
     head = model.spec.mask("last")
     with ar.LocalEngine(algorithm, data, model, plan=Plan("stacked", 2, 1)) as engine:
         engine.round(0, [0, 1])
@@ -244,7 +245,11 @@ def test_a_head_that_is_the_whole_model_is_told_in_a_sentence(kind):
         ar.simulate(kind(head=3), DATA, "mlp", rounds=1, plan=ONE)
 
 
-@pytest.mark.parametrize("algorithm", [FedPer(tune_epochs=0), FedRep(head_epochs=0)], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedPer(tune_epochs=0), FedRep(head_epochs=0), FedRep(tune_epochs=0)],
+    ids=repr,
+)
 def test_bad_epochs_are_told_by_their_own_name(algorithm):
     data, model = classification(3, 3, 3, 0), network(3, 3)
     with pytest.raises(ar.ArchipelError, match=r"(tune|head)_epochs = 0"):

@@ -159,6 +159,16 @@ def test_fedadam_by_hand():
     torch.testing.assert_close(w, expected)
 
 
+@pytest.mark.parametrize(("server", "beta1"), [("adagrad", 0.0), ("adam", 0.9), ("yogi", 0.9)])
+def test_adagrad_has_no_momentum_unless_it_is_asked_for(server, beta1):
+    data, model = regression(3, 2, 0), linear(2)
+    options = {"lr": 0.1, "server_optimiser": server, "server_lr": 0.05}
+
+    given, default = (learn(ar.FedOpt(**options, beta1=b), data, model) for b in (beta1, None))
+
+    assert torch.equal(given, default)
+
+
 @few
 @given(**SHAPES)
 def test_dsgd_on_the_complete_graph_is_parallel_sgd(parties, dims, seed):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exact import Parties, rounds, run
+from exact import Parties, Sent, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,18 @@ DATA = ar.load("heart_disease").with_new(1)
 PLANS = [ar.Plan("one", 1, 1), ar.Plan("stacked", 2, 1), ar.Plan("stacked", 4, 2)]
 SHAPES = {"parties": st.integers(1, 6), "dims": st.integers(1, 4), "seed": st.integers(0, 9999)}
 few = settings(max_examples=15, deadline=None)
+
+
+def iterates(algorithm, me, count):
+    """The parties' x_i after each round and the aggregations that are due, `[count, n, d]`."""
+    mean, x = algorithm.init(me.start)
+    x, found = x.expand_as(me.b), []
+    for t in range(count):
+        me.round = t
+        moved, x = algorithm.party(me, mean, x)
+        mean, me.round = algorithm.server(mean, Sent(moved)), t + 1
+        found.append(algorithm.aggregated(me, mean, x))
+    return torch.stack(found)
 
 
 def test_conformance():
@@ -67,7 +79,7 @@ def test_rounds_are_the_papers_iterations(parties, dims, seed, p, lam):
     with ar.LocalEngine(algorithm, data, model, plan=ar.Plan("one", 4, 1)) as engine:
         for t in range(3):
             engine.round(t, range(n))
-        torch.testing.assert_close(engine.own_states(range(n)).x, x)
+        torch.testing.assert_close(engine.own_states(range(n)), x)
         torch.testing.assert_close(engine.vector(), x.mean(dim=0))
     assert talks == 3
 
@@ -77,7 +89,7 @@ def test_rounds_are_the_papers_iterations(parties, dims, seed, p, lam):
 def test_without_a_pull_every_party_finds_its_own_optimum(parties, dims, seed):
     me = Parties(parties, dims, seed)
 
-    _, own = run(L2GD(lr=0.5, p=0.2, lam=0.0), me, 150)
+    own = iterates(L2GD(lr=0.5, p=0.2, lam=0.0), me, 150)[-1]
 
     torch.testing.assert_close(own, me.alone(), rtol=1e-3, atol=1e-3)
 
@@ -88,7 +100,7 @@ def test_with_a_strong_pull_all_parties_find_the_common_optimum(parties, dims, s
     me = Parties(parties, dims, seed, low=0.5)
     p, lam = 0.99, 2000.0
 
-    _, own = run(L2GD(lr=0.8 * p / lam, p=p, lam=lam), me, 500)
+    own = iterates(L2GD(lr=0.8 * p / lam, p=p, lam=lam), me, 500)[-1]
 
     torch.testing.assert_close(own, me.common().expand_as(own), rtol=1e-3, atol=1e-3)
 
@@ -98,8 +110,7 @@ def test_a_smaller_step_stops_nearer_to_the_solution():
     exact = me.mean_regularised(0.5)
     distances = []
     for lr, count in ((0.3, 100), (0.03, 1000)):
-        states = rounds(L2GD(lr=lr, p=1 / 3, lam=0.5), me)
-        own = torch.stack([own for _, (_, own) in zip(range(count), states, strict=False)])
+        own = iterates(L2GD(lr=lr, p=1 / 3, lam=0.5), me, count)
         distances.append(float((own[count // 2 :] - exact).norm(dim=(1, 2)).mean()))
     assert distances[1] < 0.5 * distances[0] < 0.5 * exact.norm()
 
@@ -111,18 +122,18 @@ def test_the_mean_is_of_all_parties_when_some_are_sampled(parties, dims, seed):
     with ar.LocalEngine(L2GD(lr=0.05), data, model, plan=ar.Plan("one", 4, 1)) as engine:
         for t in range(4):
             engine.round(t, [k for k in range(parties) if (k + t) % 3])
-        x = engine.own_states(range(parties)).x
+        x = engine.own_states(range(parties))
         torch.testing.assert_close(engine.vector(), x.mean(dim=0))
 
 
 @few
-@given(**SHAPES, lam=st.floats(0.0, 3.0))
-def test_a_party_that_never_trained_solves_its_problem_around_the_mean(parties, dims, seed, lam):
+@given(**SHAPES, lam=st.floats(0.0, 3.0), trained=st.booleans())
+def test_a_party_s_own_model_solves_its_problem_around_the_mean(parties, dims, seed, lam, trained):
     me = Parties(parties, dims, seed)
-    algorithm = L2GD(lr=0.2, p=0.7, lam=lam, tune_steps=400)
-    mean, own = algorithm.init(me.start)
+    algorithm = L2GD(lr=0.2, p=0.7, lam=lam, tune_steps=400, tune_lr=0.4)
+    mean = run(algorithm, me, 2)[0] if trained else me.start
 
-    x = algorithm.personal(me, mean, own)
+    x = algorithm.personal(me, mean, me.start)
 
     torch.testing.assert_close(x, me.proximal(mean, lam), rtol=1e-4, atol=1e-4)
 
@@ -149,6 +160,8 @@ def test_own_models_do_not_depend_on_the_plan(plan):
         ({"coin_seed": -1}, "coin_seed = -1: give a whole number from 0"),
         ({"coin_seed": 0.5}, "coin_seed = 0.5: give a whole number from 0"),
         ({"tune_steps": -1}, "tune_steps = -1"),
+        ({"tune_lr": -1.0}, "tune_lr = -1.0"),
+        ({"tune_lr": 2.5, "lam": 0.9, "lr": 0.1}, r"tune_lr \* lam is below 2"),
         ({"lr": 0.5, "lam": 1.0, "p": 0.2}, r"lr \* lam / p is at most 1"),
         ({"lr": ar.Decay(0.5), "lam": 1.0, "p": 0.2}, r"lr \* lam / p is at most 1"),
         ({"lr": ar.Cosine(0.5, 20, warmup=9), "lam": 1.0}, r"lr \* lam / p is at most 1"),

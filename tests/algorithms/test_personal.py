@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
 import archipel as ar
 from archipel.baselines import alone
+from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
+from archipel.parts import build_model
 
 DATA = ar.load("heart_disease").with_new(1)
 ROUNDS = {"rounds": 5, "metric": "auc"}
@@ -67,6 +70,35 @@ def test_fine_tuning_takes_no_step_that_is_not_the_party_s():
         if data is DATA:
             kept = scores.parties["loss"][1:]
     assert torch.equal(scores.parties["loss"][1:], kept)
+
+
+@pytest.mark.parametrize("kind", [ar.FineTuned, ar.PeFLL])
+def test_own_models_are_tuned_at_a_rate_of_their_own(kind):
+    """tune_epochs passes over the party's points at tune_lr, from the model it was given."""
+    options = {"lr": 0.2, "batch_size": 4}
+    data = DATA if kind is ar.FineTuned else DATA.select([0, 1, 2])
+    model = build_model("logistic", data)
+    none = 0.0 if kind is ar.FineTuned else None  # a rate of 0 is no tuning
+
+    def own(**tuning):
+        with ar.LocalEngine(kind(**options, **tuning), data, model, plan=PLANS[0]) as engine:
+            engine.round(0, range(2))
+            return engine.own_model(2)[0]
+
+    before = own(tune_lr=none) if none is not None else own()
+    me = LocalParty(data, model, model.one, np.array([2]), 0, 1, ())
+    work = ar.FedAvg(0.03, 2, None, 4, kind(**options).optimiser)
+    expected = me.descend(before, work).w
+
+    torch.testing.assert_close(own(tune_epochs=2, tune_lr=0.03), expected)
+    assert not torch.allclose(own(tune_epochs=2), expected)
+
+
+@pytest.mark.parametrize("field", [{"tune_epochs": -1}, {"tune_lr": -0.1}, {"tune_epochs": 0.5}])
+@pytest.mark.parametrize("kind", [ar.FineTuned, ar.PeFLL, ar.FedRep, ar.FedPer])
+def test_tuning_that_cannot_work_is_refused(kind, field):
+    with pytest.raises(ar.ArchipelError, match=f"{next(iter(field))} = "):
+        ar.simulate(kind(**field), DATA, "mlp", rounds=1)
 
 
 @dataclass(frozen=True)

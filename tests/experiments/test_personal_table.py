@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -68,8 +69,12 @@ def test_every_method_has_as_many_settings_to_try(script: ModuleType) -> None:
     for name, method in script.METHODS.items():
         assert len(method.settings) == 8, name
         assert len({json.dumps(each) for each in method.settings}) == 8, name
-        if method.exists and name != "local":
-            for each in method.settings:
+        further = 2 if name.startswith("pefll") else 4
+        copies = method.with_copies(method.settings)
+        assert len({json.dumps(each) for each in copies}) == further, name
+        if name != "local":
+            assert {each["virtual"] for each in copies} == {0, 3}, name
+            for each in [*method.settings, *copies]:
                 method.make(each)
 
 
@@ -78,6 +83,7 @@ def test_a_run_tunes_goes_on_and_writes_its_table(
 ) -> None:
     few = ["--quick", "--out", str(tmp_path)]
     script.main(["tune", "femnist", "local", "ditto", *few])
+    script.main(["tune", "femnist", "ditto", "--copies", *few])
     script.main(["femnist", "local", "fedavg", *few])
     first = json.loads((tmp_path / "femnist" / "results.json").read_text())["runs"]
     script.main(["femnist", "local", "fedavg", "ditto", *few])
@@ -88,13 +94,62 @@ def test_a_run_tunes_goes_on_and_writes_its_table(
     assert runs[:2] == first  # kept as they were
     assert [each["method"] for each in runs] == ["local", "fedavg", "ditto"]
     assert runs[2]["settings"] == tuned["ditto"]["chosen"]
-    assert len(tuned["ditto"]["tried"]) == 2
+    assert len(tuned["ditto"]["first"]["tried"]) == len(tuned["ditto"]["copies"]["tried"]) == 2
+    best = max(tuned["ditto"]["copies"]["tried"], key=lambda each: each["accuracy"])
+    assert tuned["ditto"]["chosen"] == best["settings"]
+    assert all(sum(n for _, n in group["by_party"].values()) == group["points"]
+               for each in runs for group in each["groups"].values())  # fmt: skip
     assert set(runs[0]["groups"]) == {"seen", "new", "partial"}
     assert runs[1]["joining"]["messages"] == 1 and runs[1]["joining"]["gradients"] == 0
     assert runs[2]["joining"]["gradients"] > 0
     told = (tmp_path / "femnist" / "table.md").read_text()
     assert "| Ditto " in told
     assert "against how many train" in told
+    assert "cross-fitted in 5 folds" in told
+    assert re.search(r"Chosen at the edge of what was tried: .*Ditto \(lr\)", told)
     assert (tmp_path / "femnist" / "plot.png").stat().st_size > 10_000
     assert (tmp_path / "femnist" / "writers.png").exists()
     assert "seen writers (%)" in capsys.readouterr().out
+
+
+def test_folds_and_copies_leave_the_groups_as_they_are(script: ModuleType) -> None:
+    parties = script.writers(seed=0, train=6, most=3)
+    made = parties.prepared(virtual=2, folds=5, seed=0)
+
+    names = [parties.fed.names[k] for k in range(parties.fed.parties)]
+    for group, which in parties.groups.items():
+        assert [made.fed.name(k) for k in made.group(group)] == names[which]
+    assert made.fed.training == 18
+    every = parties.fed.n + parties.fed.n_test
+    assert made.fed.tested[made.group("new")].tolist() == every[parties.groups["new"]].tolist()
+    assert len(made.members("new")) == 15
+    assert made.members("seen").tolist() == list(range(6))
+    assert 0.5 < parties.known < 1
+
+
+def test_differences_are_paired_and_their_error_is_over_writers(script: ModuleType) -> None:
+    import drawing
+
+    def run(seed: int, right: dict[str, int]) -> dict[str, object]:
+        by_party = {name: [count, 10] for name, count in right.items()}
+        return {"seed": seed, "groups": {"new": {"by_party": by_party}}}
+
+    ours = [run(0, {"a": 9, "b": 8}), run(1, {"a": 9, "c": 7})]
+    theirs = [run(0, {"a": 8, "b": 6}), run(1, {"a": 7, "c": 7}), run(2, {"d": 1})]
+
+    lead, error = drawing.difference(ours, theirs, "new")
+
+    d, n = np.array([3, 2, 0]), np.array([20, 10, 10])  # a, b, c
+    assert lead == pytest.approx(100 * 5 / 40)
+    expected = 100 * (((d - 5 / 40 * n) ** 2).sum() * 3 / 2) ** 0.5 / 40
+    assert error == pytest.approx(expected)
+    assert drawing.difference(ours, [], "new") is None
+
+
+def test_edges_are_of_numbers_and_of_where_rates_begin(script: ModuleType) -> None:
+    from methods import edges, falling
+
+    tried = [{"lr": 0.1, "lam": 1.0, "virtual": 0}, {"lr": falling(0.5), "lam": 1.0, "virtual": 3},
+             {"lr": falling(0.3), "lam": 1.0, "virtual": 3}]  # fmt: skip
+    assert edges(tried, tried[1]) == ["lr"]
+    assert edges(tried, tried[2]) == []

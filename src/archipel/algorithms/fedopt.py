@@ -4,7 +4,8 @@
 Reddi et al., ICLR 2021, https://arxiv.org/abs/2003.00295, Algorithms 1 and 2.
 
 Departures: the mean of the updates is weighted by n_k unless `by_examples` is off (the paper's box
-averages uniformly, its experiments weight). No bias correction, as in the paper.
+averages uniformly, its experiments weight). No bias correction, as in the paper. beta1 is 0.9, but
+0 for Adagrad, as in the paper's experiments; its box has one for all.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class FedOpt:
     optimiser: Optimiser = SGD()
     server_optimiser: Literal["sgd", "momentum", "adagrad", "adam", "yogi"] = "adam"
     server_lr: float = 0.1  # eta
-    beta1: float = 0.9
+    beta1: float | None = None  # None: 0.9, and 0 for adagrad
     beta2: float = 0.99
     tau: float = 1e-3  # adaptivity: the smallest sqrt(v)
     by_examples: bool = True
@@ -55,6 +56,8 @@ class FedOpt:
 
     def server(self, shared: Shared, uploads: Uploads) -> Shared:
         (x, m, v), eta, b1, b2 = shared, self.server_lr, self.beta1, self.beta2
+        if b1 is None:
+            b1 = 0.0 if self.server_optimiser == "adagrad" else 0.9
         delta = uploads.mean(by_examples=self.by_examples)
         if self.server_optimiser == "sgd":
             return Shared(x + eta * delta, m, v)

@@ -8,13 +8,14 @@ ones, with the base layers as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, ones_like, where, zeros_like
 
 from archipel.core import Blueprint, Party, Uploads, Vector
-from archipel.limits import at_least
+from archipel.descent import tuned
+from archipel.limits import tuning
 from archipel.networks import head_of
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
@@ -41,10 +42,11 @@ class FedPer:
     batch_size: int | float | None = 10
     optimiser: Optimiser = SGD()
     head: str = "last"  # names of the head's parameters, such as "fc2.* fc3.*", or the last layer
-    tune_epochs: int = 5  # of the head, at a party that never trained
+    tune_epochs: int | None = 5  # of the head, at a party that never trained; None: as in training
+    tune_lr: Rate | None = None  # of these; None: lr
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Own]:
-        at_least(self, tune_epochs=1)
+        tuning(self)
         head = head_of(self, blueprint)
         return Shared(w, (~head).nonzero()[:, 0]), Own(w[..., head], zeros_like(w[..., :1]))
 
@@ -65,5 +67,5 @@ class FedPer:
         w = join(head, own.h, base)
         if bool((own.trained > 0).all()):
             return w
-        work = replace(self, local_epochs=self.tune_epochs, local_steps=None)
-        return where(own.trained > 0, w, me.descend(w, work, only=head).w)
+        made = tuned(me, w, self, self.tune_epochs, self.tune_lr, head)
+        return where(own.trained > 0, w, made)

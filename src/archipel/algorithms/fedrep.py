@@ -3,7 +3,8 @@
 
 Departures: parties send phi_i - phi rather than phi_i; the mean, weighted by examples as in the
 authors' code, is the same. Whoever uses the model first trains its head on the body as it is then,
-as the authors' last round does; a party that was never sampled starts from the first head.
+for `tune_epochs`, as the authors' last round does for at least ten; a party that was never sampled
+starts from the first head.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from archipel.core import Blueprint, Descent, Party, Uploads, Vector
-from archipel.limits import at_least
+from archipel.descent import tuned
+from archipel.limits import at_least, tuning
 from archipel.networks import head_of
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
@@ -36,9 +38,12 @@ class FedRep:
     batch_size: int | float | None = 10
     optimiser: Optimiser = SGD()
     head: str = "last"  # names of the head's parameters, such as "fc2.* fc3.*", or the last layer
+    tune_epochs: int | None = 10  # of the head, before the model is used; None: head_epochs
+    tune_lr: Rate | None = None  # of these; None: lr
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, Vector]:
         at_least(self, head_epochs=1)
+        tuning(self)
         head = head_of(self, blueprint)
         return Shared(w, (~head).nonzero()[:, 0]), w[..., head]
 
@@ -57,7 +62,8 @@ class FedRep:
 
     def personal(self, me: Party, phi: Vector, h: Vector) -> Vector:
         head = head_of(self, me.blueprint)
-        return self._train_head(me, join(head, h, phi), head).w
+        epochs = self.head_epochs if self.tune_epochs is None else self.tune_epochs
+        return tuned(me, join(head, h, phi), self, epochs, self.tune_lr, head)
 
     def _train_head(self, me: Party, w: Vector, head: Tensor) -> Descent:
         return me.descend(w, replace(self, local_epochs=self.head_epochs), only=head)

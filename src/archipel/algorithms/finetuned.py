@@ -9,10 +9,11 @@ Departures: parties send w_k - w rather than w_k; the weighted mean is the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from archipel.core import Party, Uploads, Vector
-from archipel.limits import at_least
+from archipel.descent import tuned
+from archipel.limits import tuning
 from archipel.optimisers import SGD, Optimiser
 from archipel.schedules import Rate
 
@@ -26,10 +27,11 @@ class FineTuned:
     local_steps: int | None = None  # instead of epochs
     batch_size: int | float | None = 10
     optimiser: Optimiser = SGD()
-    tune_epochs: int = 1  # at the party, before it uses the model
+    tune_epochs: int | None = 1  # at the party, before it uses the model; None: as in training
+    tune_lr: Rate | None = None  # of these epochs; None: lr
 
     def init(self, w: Vector) -> tuple[Vector, None]:
-        at_least(self, tune_epochs=1)
+        tuning(self)
         return w, None
 
     def party(self, me: Party, w: Vector, _: None) -> tuple[Vector, None]:
@@ -39,4 +41,4 @@ class FineTuned:
         return w + uploads.mean(by_examples=True)
 
     def personal(self, me: Party, w: Vector, _: None) -> Vector:
-        return me.descend(w, replace(self, local_epochs=self.tune_epochs, local_steps=None)).w
+        return tuned(me, w, self, self.tune_epochs, self.tune_lr)

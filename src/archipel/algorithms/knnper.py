@@ -5,7 +5,8 @@ FedAvg; a party mixes what the shared model says of a point with the labels of i
 points that lie nearest, as seen by the model's last layer.
 
 Departures: parties send w_k - w rather than w_k; the weighted mean is the same. lambda is one
-number for all parties, chosen like any other setting.
+number for all parties, chosen like any other setting. The kernel is exp(-d^2 / (f scale)) for
+Euclidean distances d of f features, as in the authors' code; the paper has exp(-d).
 """
 
 from __future__ import annotations

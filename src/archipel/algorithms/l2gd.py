@@ -13,27 +13,21 @@ Departures: `lr` is alpha / n, so that n need not be known. Coins are drawn from
 and `coin_seed`. Parties send how far x_i moved, and the server adds the moves up, so that xbar
 remains the mean of all parties where only some are sampled; the others stand still (in the paper
 all take part). Local steps may use mini-batches, without the variance reduction of L2SGD+. The own
-model of a party is its x_i after the aggregations that are due; one that never trained minimises
-f_i(x) + lambda/2 ||x - xbar||^2, from xbar, in `tune_steps` gradient steps.
+model of a party is what x_i is at the minimum, given xbar: that of f_i(x) + lambda/2 ||x - xbar||^2
+on all its training points, from xbar, in `tune_steps` gradient steps, whether it trained or not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor, as_tensor, float64, ones_like, where, zeros_like
+from torch import Tensor, as_tensor, float64, where
 
 from archipel.core import Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.limits import at_least, largest
+from archipel.limits import at_least, largest, tuning
 from archipel.schedules import Rate, rate
-
-
-class Own(NamedTuple):
-    x: Vector
-    trained: Vector  # [..., 1]: 1 once x was trained
 
 
 @dataclass(frozen=True)
@@ -45,10 +39,12 @@ class L2GD:
     lam: float = 0.1  # lambda: 0 is every party alone, large is one model for all
     batch_size: int | float | None = None  # the paper's local gradient is of all local data
     coin_seed: int = 0
-    tune_steps: int = 50  # of a party that never trained, to get a model of its own
+    tune_steps: int = 50  # at the party, for a model of its own
+    tune_lr: Rate | None = None  # of these, below 2 / (lambda + L); None: lr
 
-    def init(self, w: Vector) -> tuple[Vector, Own]:
-        at_least(self, p=0.0, lam=0.0, coin_seed=0, tune_steps=0)
+    def init(self, w: Vector) -> tuple[Vector, Vector]:
+        at_least(self, p=0.0, lam=0.0, coin_seed=0)
+        tuning(self)
         if not 1e-3 <= self.p < 1:
             raise ArchipelError(
                 f"p = {self.p}: give a chance below 1, and from 0.001, since a round has 1 / p "
@@ -59,7 +55,12 @@ class L2GD:
                 f"lr = {self.lr}, lam = {self.lam}, p = {self.p}: aggregations overshoot the mean; "
                 "lower lr or lam, or raise p, until lr * lam / p is at most 1."
             )
-        return w, Own(w, zeros_like(w[..., :1]))
+        if self.tune_lr is not None and largest(self.tune_lr) * self.lam >= 2:
+            raise ArchipelError(
+                f"tune_lr = {self.tune_lr}, lam = {self.lam}: the parties' own models overshoot "
+                "the mean ever further; lower one until tune_lr * lam is below 2."
+            )
+        return w, w
 
     def coins(self, t: int) -> tuple[Tensor, Tensor]:
         """Aggregations and local steps of round t, each 1 or more, of the shape of p."""
@@ -69,13 +70,13 @@ class L2GD:
         steps = 1 + (float(np.log(u[1])) / (1 - p).log()).floor()
         return a, steps
 
-    def party(self, me: Party, xbar: Vector, own: Own) -> tuple[Vector, Own]:
+    def party(self, me: Party, xbar: Vector, x_i: Vector) -> tuple[Vector, Vector]:
         eta, (_, steps) = rate(self.lr, me.round), self.coins(me.round)
-        x = self.aggregated(me, xbar, own.x)
+        x = self.aggregated(me, xbar, x_i)
         for k in range(int(steps.max())):  # xi = 0
             step = x - eta / (1 - self.p) * me.grad(x, me.batch(self.batch_size))
             x = where(k < steps, step, x)
-        return x - own.x, Own(x, ones_like(own.trained))
+        return x - x_i, x
 
     def aggregated(self, me: Party, xbar: Vector, x: Vector) -> Vector:
         """The models after the round's aggregations: xi = 1, a times."""
@@ -85,12 +86,9 @@ class L2GD:
     def server(self, xbar: Vector, uploads: Uploads) -> Vector:
         return xbar + uploads.sampled / uploads.parties * uploads.mean()
 
-    def personal(self, me: Party, xbar: Vector, own: Own) -> Vector:
-        x, eta = self.aggregated(me, xbar, own.x), rate(self.lr, me.round)
-        if bool((own.trained > 0).all()):
-            return x
-        new = xbar
+    def personal(self, me: Party, xbar: Vector, x_i: Vector) -> Vector:
+        step = rate(self.lr if self.tune_lr is None else self.tune_lr, me.round)
+        x = xbar
         for _ in range(self.tune_steps):
-            slope = me.grad(new, me.batch(self.batch_size)) + self.lam * (new - xbar)
-            new = new - eta * slope
-        return where(own.trained > 0, x, new)
+            x = x - step * (me.grad(x) + self.lam * (x - xbar))
+        return x

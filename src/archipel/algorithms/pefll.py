@@ -12,6 +12,8 @@ spoil the others' models. The authors' code takes those of the first party for e
 linear term for the label, and for images one in its first dense layer. The embedding network moves
 by a share of Adam's step (`embedding_lr`), so that the hyper-network can follow it, and models in
 use come from a running mean of the hyper-network, which is steadier (`averaging`); the paper has 1.
+A party may train its model on before it uses it (`tune_epochs`), which costs gradients; the paper
+has none of it. An embedding is of one batch in training and of all training points in use.
 Local steps are not clipped. The regularisers are lambda ||.||^2, with gradient 2 lambda:
 `weight_decay` is the lambda_h and lambda_v of that, but the optimiser's weight_decay is 2
 lambda_theta. Defaults of lr, local_steps and server_lr are for plain SGD and some hundred rounds;
@@ -27,8 +29,9 @@ from typing import NamedTuple
 from torch import cat, clamp, enable_grad, lerp, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.descent import tuned
 from archipel.errors import ArchipelError
-from archipel.limits import above_zero, at_least
+from archipel.limits import above_zero, at_least, tuning
 from archipel.networks import Embedding, Kind, Perceptron, first_weights, pull_back
 from archipel.optimisers import SGD, Adam, Moments, Optimiser
 from archipel.schedules import Rate, rate
@@ -85,9 +88,12 @@ class PeFLL:
     embedding: Kind = "examples"
     size: int = 64  # of an embedding
     hidden: int = 100  # width of the hyper-network
+    tune_epochs: int = 0  # at the party, on the model that it gets; the paper has none
+    tune_lr: Rate | None = None  # of these; None: lr
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Shared, None]:
         at_least(self, size=1, hidden=1, server_lr=0.0, embedding_lr=0.0, weight_decay=0.0)
+        tuning(self, epochs=0)
         above_zero(self, "clip_at", "averaging")
         if self.averaging > 1:
             raise ArchipelError(f"averaging = {self.averaging}: give a share up to 1.")
@@ -138,7 +144,7 @@ class PeFLL:
         phi = Embedding.of(self.embedding, me.blueprint, self.size)
         points = me.examples()
         theta = yield phi(eta_v.expand(*points.y.shape[:-1], -1), points)
-        return theta
+        return tuned(me, theta, self, self.tune_epochs, self.tune_lr)
 
     def advise(self, shared: Shared, uploads: Uploads) -> Each:
         return Each(

@@ -6,10 +6,10 @@ min over w of 1/n sum_i f_i(w - alpha grad f_i(w)): a start from which one step 
 Departures: parties send w_i - w rather than w_i; the mean is the same. The Hessian-free variant
 differs v = grad f_i(w~; D') along a step of length delta (1 + ||w||), not delta ||v||: relative to
 the weights, 1e-3 is far enough above their rounding in single precision (6e-8) and short enough for
-the curvature, however small the gradient. D, D' and D'' are successive batches of a pass over
-shuffled data, hence different points, unless a party has fewer than three batches. A local epoch
-counts n / B steps, each of which draws them anew. A party's own model takes its step on all of its
-training points.
+the curvature, however small the gradient. D, D' and D'' are successive batches of passes over
+shuffled data: different points within a pass, but a step that crosses its end may meet a point
+twice, and with fewer than three batches does. A local epoch counts n / B steps, each of which draws
+them anew. A party's own model takes `tune_steps` steps, each on all of its training points.
 """
 
 from __future__ import annotations

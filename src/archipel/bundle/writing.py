@@ -218,9 +218,10 @@ def _of_party(run: Run, source: Source, k: int) -> Source:
 
 
 def _trained(data: Federation) -> str:
-    new = data.parties - data.training
+    (training, new), virtual = data.real, int(data.virtual.sum())
+    copies = f" and {virtual} virtual copies of them" if virtual else ""
     return (
-        f"{data.training} parties, {int(data.n[: data.training].sum())} training points and "
+        f"{training} parties{copies}, {int(data.n[: data.training].sum())} training points and "
         f"{int(data.n_test[: data.training].sum())} test points"
         + (f"; {new} new parties took no part in training" if new else "")
     )

@@ -57,6 +57,22 @@ def check_layout(fed: Federation) -> None:
         raise ArchipelError(f"training={fed.training} must lie between 0 and {parties} parties.")
     if fed.names is not None and len(fed.names) != parties:
         raise ArchipelError(f"names has {len(fed.names)} entries for {parties} parties.")
+    if fed.origin is not None:
+        _check_origin(fed.origin, parties)
+
+
+def _check_origin(origin: Tensor, parties: int) -> None:
+    """A fold follows the fold before it, and a copy is of a party that stands for itself."""
+    every = torch.arange(parties)
+    right = origin.shape == (parties,) and origin.dtype == torch.int64
+    right = right and bool((origin <= every).all())
+    if right:
+        copied, fold = origin < 0, (origin >= 0) & (origin < every)
+        source = torch.where(copied, -1 - origin, every)
+        right = bool((source < parties).all()) and bool((origin[source] == source)[copied].all())
+        right = right and bool((origin[1:] == origin[:-1])[fold[1:]].all())
+    if not right:
+        raise ArchipelError("origin: make copies of parties with with_virtual or cross_fitted.")
 
 
 def _check_target_type(fed: Federation) -> None:

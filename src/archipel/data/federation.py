@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from archipel.data import build, spread, storage
+from archipel.data import build, copies, describe, spread, storage
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.check import check_layout, check_values
@@ -51,6 +51,7 @@ class Federation:
     about: About = field(default_factory=About)
     columns: Sequence[str] | None = None  # of the features, where they have names
     features: Features = Features()  # how a row becomes a point
+    origin: Tensor | None = None  # int64 [K]: whose points a copy has; see archipel.data.copies
     scan: InitVar[bool] = True  # whether to look at every value; False if it was done before
 
     def __post_init__(self, scan: bool) -> None:
@@ -74,6 +75,38 @@ class Federation:
     def n_test(self) -> Tensor:
         """Number of test points of each party, int64 [K]."""
         return self.offsets[1:] - self.test_from
+
+    @cached_property
+    def virtual(self) -> Tensor:
+        """Which parties are copies of others, to train with and no more: bool [K]."""
+        if self.origin is None:
+            return torch.zeros(self.parties, dtype=torch.bool)
+        return self.origin < 0
+
+    @cached_property
+    def stands(self) -> Tensor:
+        """Which parties stand for real ones, virtual ones aside the first of a party's folds."""
+        if self.origin is None:
+            return torch.ones(self.parties, dtype=torch.bool)
+        return self.origin == torch.arange(self.parties)
+
+    @cached_property
+    def tested(self) -> Tensor:
+        """Number of test points of each real party, of all its folds: int64 [K], else 0."""
+        if self.origin is None:
+            return self.n_test
+        real = ~self.virtual
+        return torch.zeros_like(self.n_test).index_add_(0, self.origin[real], self.n_test[real])
+
+    @property
+    def folded(self) -> bool:
+        """Whether new parties are cut into folds, so that each of their points is tested."""
+        return not bool((self.stands | self.virtual).all())
+
+    @property
+    def real(self) -> tuple[int, int]:
+        """How many real parties train, and how many are new."""
+        return int(self.stands[: self.training].sum()), int(self.stands[self.training :].sum())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,15 +145,15 @@ class Federation:
         return self.x[a:b], self.y[a:b], self.x[b:c], self.y[b:c]
 
     @cached_property
-    def _row_party(self) -> Ints:
+    def row_party(self) -> Ints:
         return np.repeat(np.arange(self.parties), np.diff(self.offsets.numpy()))
 
     @cached_property
     def _row_is_test(self) -> Bools:
         rows = np.arange(len(self.x))
-        return rows >= self.test_from.numpy()[self._row_party]
+        return rows >= self.test_from.numpy()[self.row_party]
 
-    def _strata(self) -> npt.NDArray[Any]:
+    def strata(self) -> npt.NDArray[Any]:
         """Return what a fair draw is balanced over: classes, events, or nothing."""
         if self.task == "classification":
             return self.y.numpy()
@@ -138,6 +171,7 @@ class Federation:
         parties: int,
         training: int,
         names: Sequence[str] | None,
+        origin: Tensor | None = None,
     ) -> Federation:
         """Return the federation in which source row rows[i] belongs to party[i]."""
         layout = arrange(party, is_test, parties)
@@ -150,6 +184,7 @@ class Federation:
             test_from=torch.from_numpy(layout.test_from),
             training=training,
             names=names,
+            origin=origin,
             scan=False,
         )
 
@@ -184,11 +219,13 @@ class Federation:
             test_from=torch.from_numpy(offsets[:-1]) + self.n[torch.from_numpy(chosen)],
             training=training,
             names=cast(Sequence[str], names),
+            origin=copies.chosen_origin(self, chosen),
             scan=False,
         )
 
     def with_new(self, new: int | float, seed: int = 0) -> Federation:
         """Move a number (int) or share (float) of the training parties to the new ones."""
+        copies.refuse_copies(self, f"new={new}")
         count = new if isinstance(new, int) else round(new * self.training)
         if not 0 <= count < self.training:
             raise ArchipelError(
@@ -202,27 +239,48 @@ class Federation:
 
     def split_test(self, fraction: float, seed: int = 0) -> Federation:
         """Draw every party's test points afresh from all its points, balanced over classes."""
+        copies.refuse_copies(self, f"split_test({fraction})")
         return self._split(np.arange(len(self.x)), fraction, seed, 4)
 
     def validation(self, fraction: float = 0.2, seed: int = 0) -> Federation:
-        """Return the training points only, some of them as test points, to tune without testing."""
-        return self._split(np.flatnonzero(~self._row_is_test), fraction, seed, 5)
+        """Return the training points only, some of them as test points, to tune without testing.
+
+        Virtual parties lose their copies of these. New parties that are cut into folds are left
+        out: every point of theirs is a test point.
+        """
+        rows = np.flatnonzero(~self._row_is_test)
+        if not self.folded:
+            return self._split(rows, fraction, seed, 5)
+        return self.select(np.arange(self.training)).validation(fraction, seed)
 
     def _split(self, rows: Ints, fraction: float, seed: int, stream: int) -> Federation:
         if not 0 <= fraction < 1:
             raise ArchipelError(f"fraction={fraction}: give a share of at least 0 and below 1.")
-        party, rng = self._row_party[rows], np.random.default_rng([seed, stream])
-        is_test = draw_test(party, self._strata()[rows], fraction, rng)
-        return self._lay_out(rows, party, is_test, self.parties, self.training, self.names)
+        party, rng = self.row_party[rows], np.random.default_rng([seed, stream])
+        is_test = draw_test(party, self.strata()[rows], fraction, rng)
+        is_test &= ~self.virtual.numpy()[party]
+        kept = ~copies.held_out_copies(self, rows, is_test)
+        return self._lay_out(
+            rows[kept],
+            party[kept],
+            is_test[kept],
+            self.parties,
+            self.training,
+            self.names,
+            self.origin,
+        )
 
     def pooled(self) -> Federation:
         """Put all training parties together in one party; new parties stay as they are."""
-        party = np.maximum(self._row_party - self.training + 1, 0)
+        party = np.maximum(self.row_party - self.training + 1, 0)
         new = np.arange(self.training, self.parties)
         names = new.astype(str) if self.names is None else np.asarray(self.names)[new]
-        everything = np.arange(len(self.x))
+        everything, origin = np.arange(len(self.x)), None
+        if self.folded and self.origin is not None:
+            first = torch.zeros(1, dtype=torch.int64)
+            origin = torch.cat([first, self.origin[self.training :] - self.training + 1])
         return self._lay_out(
-            everything, party, self._row_is_test, 1 + len(new), 1, ["all", *names.tolist()]
+            everything, party, self._row_is_test, 1 + len(new), 1, ["all", *names.tolist()], origin
         )
 
     def repartition(self, spec: str, parties: int, seed: int = 0) -> Federation:
@@ -231,11 +289,12 @@ class Federation:
         Training points go as `spec` says (see `archipel.data.partition`), test points in
         proportion to the training points of their class.
         """
-        inside = self._row_party < self.training
+        copies.refuse_copies(self, f"partition='{spec}'")
+        inside = self.row_party < self.training
         train = np.flatnonzero(inside & ~self._row_is_test)
         test = np.flatnonzero(inside & self._row_is_test)
         labels = build.sort_keys(self.y)
-        strata = self._strata().astype(np.int64)
+        strata = self.strata().astype(np.int64)
         party = partitions.assign(labels[train], spec, parties, seed)
         test_party = partitions.deal_test(strata[train], party, strata[test], parties, seed)
         rows = np.concatenate([train, test])
@@ -297,53 +356,15 @@ class Federation:
     @property
     def _trained(self) -> Tensor:
         """Training rows of training parties, bool [N]."""
-        return torch.from_numpy((self._row_party < self.training) & ~self._row_is_test)
+        return torch.from_numpy((self.row_party < self.training) & ~self._row_is_test)
+
+    with_virtual = copies.with_virtual
+    cross_fitted = copies.cross_fitted
 
     # Out
 
-    def __repr__(self) -> str:
-        new = self.parties - self.training
-        kind = f"{self.classes} {'symbols' if self.task == 'text' else 'classes'}"
-        points = f"{int(self.n.sum())} training and {int(self.n_test.sum())} test points"
-        if self.about.elsewhere:
-            points = "points elsewhere"
-        return (
-            f"Federation '{self.about.name}': {self.parties} parties"
-            f"{f' ({new} new)' if new else ''}, {points} of shape {self.shape}, "
-            f"{kind if self.classes else self.task}"
-        )
-
-    def summary(self) -> str:
-        """Return a small table: parties, points, sizes, labels, source and licence."""
-        low, mid, high = (f"{q:g}" for q in np.quantile(self.n.numpy(), [0, 0.5, 1]))
-        rows = {
-            "parties": f"{self.training} training, {self.parties - self.training} new",
-            "points": f"{int(self.n.sum())} training, {int(self.n_test.sum())} test",
-            "per party": f"{low} / {mid} / {high} training points (least / median / most)",
-            "one point": f"{str(self.x.dtype).removeprefix('torch.')} {self.shape}",
-            "target": self._describe_target(),
-            "source": self.about.source,
-            "licence": self.about.licence,
-            "cite": self.about.citation,
-            "note": self.about.note,
-        }
-        width = max(map(len, rows))
-        lines = [f"{key:<{width}}  {value}" for key, value in rows.items() if value]
-        return "\n".join([self.about.name, "-" * len(self.about.name), *lines])
-
-    def _describe_target(self) -> str:
-        if self.task == "survival":
-            events = int(self.y[:, 1].sum())
-            return f"survival, {events} events, longest time {float(self.y[:, 0].max()):g}"
-        if self.task == "regression":
-            return f"number, {float(self.y.mean()):.3g} ± {float(self.y.std()):.3g}"
-        if self.task == "text":
-            return f"next character, {self.classes} symbols"
-        counts = self.y.bincount(minlength=self.classes)
-        return (
-            f"{self.classes} classes, {100 * int(counts.min()) / len(self.y):.1f} % to "
-            f"{100 * int(counts.max()) / len(self.y):.1f} % of points each"
-        )
+    __repr__ = describe.line
+    summary = describe.summary
 
     def plot(self, path: str | Path | None = None, max_parties: int = 40) -> Figure:
         """Draw how targets and sizes fall across parties; write it to `path` if given."""
@@ -355,6 +376,7 @@ class Federation:
         """Write to a folder of .npy files and meta.json, complete or not at all."""
         names = None if self.names is None else np.asarray(self.names, dtype=np.str_)
         tensors = {"x": self.x, "y": self.y, "offsets": self.offsets, "test_from": self.test_from}
+        tensors |= {} if self.origin is None else {"origin": self.origin}
         arrays: dict[str, npt.NDArray[Any]] = {k: t.numpy() for k, t in tensors.items()}
         meta = {
             "training": self.training,

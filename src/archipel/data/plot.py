@@ -55,7 +55,7 @@ def _training_rows(fed: Federation, shown: Ints) -> tuple[Ints, Ints]:
     rows = np.flatnonzero(~fed._row_is_test)
     place = np.full(fed.parties, -1)
     place[shown] = np.arange(len(shown))
-    where = place[fed._row_party[rows]]
+    where = place[fed.row_party[rows]]
     return rows[where >= 0], where[where >= 0]
 
 

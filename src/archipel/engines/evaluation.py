@@ -41,9 +41,15 @@ def chunk_of(data: Federation, output: Tensor) -> int:
     """Points evaluated between two looks at their outputs: at least the largest party's."""
     if data.about.elsewhere:  # none is evaluated here, and a party may claim any number of them
         return 1
-    largest = int((data.offsets[1:] - data.offsets[:-1]).max())
+    ends = data.offsets[1:][np.append(heads(data)[1:], len(data.n)) - 1]
+    largest = int(ends.diff(prepend=ends.new_zeros(1)).max())
     point = max(1, output.numel() * output.element_size())
     return max(largest, min(len(data.x), _CHUNK_BYTES // point))
+
+
+def heads(data: Federation) -> Ints:
+    """The first party of each that is scored by itself: of the folds of a party, the first."""
+    return np.flatnonzero((data.stands | data.virtual).numpy())
 
 
 def evaluate(
@@ -60,7 +66,7 @@ def evaluate(
 
     The first `training` parties are pooled as such, the rest as new ones. A `server` helps parties
     that make models of their own. `common` has every party use the buffers in `memory` with the
-    vector, and not those that it keeps.
+    vector, and not those that it keeps. Folds of a party are scored together, where its first is.
     """
     data, loss, chosen = job.data, job.model.loss_function, job.model.metrics
     unit = data.features.target
@@ -72,7 +78,8 @@ def evaluate(
     costs = None if server is None else personal.Costs(data.parties)
     means = chosen is None or not {*chosen.names} - {*metrics.MEANS}
     keep = not means or memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
-    for lo, hi in _chunks(sizes, job.chunk):
+    first = heads(data)
+    for lo, hi in _chunks(sizes, job.chunk, first):
         ends = np.cumsum(sizes[lo:hi])
         if server is None or costs is None:
             _outputs(pool, do, split, own, lo, hi, ends)
@@ -82,8 +89,10 @@ def evaluate(
             personal.outputs(pool, job, split, server, costs, lo, ends)
         outputs = memory.outputs[: int(ends[-1])]
         y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
-        offsets = torch.from_numpy(np.concatenate([[0], ends]))
-        scored.append(metrics.score(data.task, outputs, y, offsets, loss, chosen, unit))
+        alone = first[(first >= lo) & (first < hi)] - lo
+        offsets = torch.from_numpy(np.concatenate([[0], ends])[np.append(alone, hi - lo)])
+        found = metrics.score(data.task, outputs, y, offsets, loss, chosen, unit)
+        scored.append({name: _spread(values, alone, hi - lo) for name, values in found.items()})
         if keep:
             kept.append((outputs.clone(), y))
     parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
@@ -134,12 +143,23 @@ def _outputs(pool: Pool, do: str, split: str, own: bool, lo: int, hi: int, ends:
     )
 
 
-def _chunks(sizes: Ints, most: int) -> list[tuple[int, int]]:
-    """Cut parties into runs of at most so many points."""
-    ends, chunks, lo = np.cumsum(sizes), [], 0
+def _spread(values: Tensor, at: Ints, parties: int) -> Tensor:
+    """Put values where the parties are that they belong to, and NaN elsewhere."""
+    if len(at) == parties:
+        return values
+    spread = values.new_full((parties,), torch.nan)
+    spread[torch.from_numpy(at)] = values
+    return spread
+
+
+def _chunks(sizes: Ints, most: int, first: Ints) -> list[tuple[int, int]]:
+    """Cut parties into runs of at most so many points, the folds of a party together."""
+    ends, cuts = np.cumsum(sizes), np.append(first[1:], len(sizes))  # where a run may end
+    chunks, lo = [], 0
     while lo < len(sizes):
         before = ends[lo - 1] if lo else 0
-        hi = max(lo + 1, int(np.searchsorted(ends, before + most, side="right")))
+        fits = cuts[(cuts > lo) & (ends[cuts - 1] <= before + most)]
+        hi = int(fits[-1] if len(fits) else cuts[cuts > lo][0])
         chunks.append((lo, hi))
         lo = hi
     return chunks

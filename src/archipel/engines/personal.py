@@ -38,9 +38,9 @@ class Making:
             self._places = dict(zip(message["ids"], message["at"], strict=True))
         spent = []
         for block in self._blocks:
-            began, before = time.perf_counter(), block.me.spent.copy()
+            began, before = time.thread_time(), block.me.spent.copy()
             models = self.advance(block, number)
-            seconds = time.perf_counter() - began  # without what is done with the model
+            seconds = time.thread_time() - began  # without what is done with the model
             gradients = (block.me.spent - before).tolist()
             spent.append((block.ids.tolist(), gradients, seconds))
             if models is not None:
@@ -188,7 +188,8 @@ def outputs(
 
     before = np.concatenate([[0], ends[:-1]])
     n = job.data.n.numpy()[first : first + len(ends)]
-    able = np.flatnonzero(n > 0)
+    virtual = job.data.virtual.numpy()[first : first + len(ends)]
+    able = np.flatnonzero((n > 0) & ~virtual)  # nobody uses a virtual party's model
     # those that trained and those that did not apart: what one does is not done for the other
     trained = server.have_trained(first + able)
     together = [
@@ -213,9 +214,9 @@ def outputs(
         ]
         run(messages)
         for number in range(len(job.anatomy.personal)):
-            began = time.perf_counter()
+            began = time.thread_time()
             server.answer(number, len(ids))
-            costs.add(first + ids, [0] * len(ids), time.perf_counter() - began)
+            costs.add(first + ids, [0] * len(ids), time.thread_time() - began)
             run([{"do": "personal", "number": number + 1, "split": split} for _ in dealt])
 
 

@@ -67,6 +67,12 @@ def read(text: bytes) -> Study:
                 f"but Archipel's own; take some of {', '.join(METRICS)}."
             )
     study = Study.parse(tables, elsewhere=True)
+    for key in ("virtual", "folds"):
+        if getattr(study.data, key):
+            raise ArchipelError(
+                f"data.{key} = {getattr(study.data, key)}: copies of parties are made where all "
+                "data is, in a simulation; between sites leave it out."
+            )
     if looks_like_hash(study.name):
         raise ArchipelError(
             f'study.name = "{study.name}": could be meant as a hash; give a name with another '

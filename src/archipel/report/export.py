@@ -84,7 +84,7 @@ def _parties(run: Run) -> Iterable[Sequence[Any]]:
     data, names = run.data, sorted(run.parties)
     told = ["told"] if run.between_sites else []
     yield ["party", "trains", "training_points", "test_points", *told, *names]
-    for k in range(data.parties):
+    for k in data.stands.nonzero()[:, 0].tolist():
         values = [float(run.parties[name][k]) for name in names]
         points = run.points(k)  # None, an empty cell, where a site does not tell
         said = [points.told] if run.between_sites else []

@@ -187,8 +187,9 @@ def clock(seconds: float) -> str:
 
 def _title(still: Still, width: int) -> Line:
     data = still.run.data
-    new = f" and {data.parties - data.training:,} new" if data.parties > data.training else ""
-    about = f" · {_parties(data.training)}{new} · seed {still.run.seed}"
+    (training, new), virtual = data.real, int(data.virtual.sum())
+    more = (f", {virtual:,} virtual" if virtual else "") + (f" and {new:,} new" if new else "")
+    about = f" · {_parties(training)}{more} · seed {still.run.seed}"
     line = [(" " + title(still.run), "bold"), (about, "")]
     if still.state == "running":
         return line

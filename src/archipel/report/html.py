@@ -140,16 +140,19 @@ def linked(text: str) -> Markup:
 def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
     """What was studied, as terms and descriptions."""
     fed, about = run.data, run.data.about
-    new = fed.parties - fed.training
-    n = fed.n
+    (training, new), virtual = fed.real, int(fed.virtual.sum())
+    n = fed.n[fed.stands]
     points = f"{int(n.sum()):,} training and {int(fed.n_test.sum()):,} test points"
     least, most = int(n.min()), int(n.max())
     each = f", {least:,} to {most:,} training points each" if fed.parties > 1 else ""
     if run.between_sites:
         points, each = "", ""
-    who = f"{fed.training:,} {many if fed.training != 1 else one}"
+    who = f"{training:,} {many if training != 1 else one}"
+    if virtual:
+        who += f" and {virtual:,} virtual copies of them to train with"
     if new:
         who += f", and {new:,} new {many if new != 1 else one} for testing only"
+        who += ", each in folds that test all its points" if fed.folded else ""
     module = run.task_model.module
     layers = module.children() if isinstance(module, nn.Sequential) else [module]
     built = ", ".join(type(layer).__name__ for layer in layers)
@@ -230,6 +233,7 @@ def _parties(run: Run) -> list[PartyRow]:
             f"{came[k]:,} of {asked[k]:,}" if k < fed.training else "new",
         )
         for k in range(fed.parties)
+        if fed.stands[k]
     ]
 
 

@@ -54,7 +54,7 @@ def title(run: Run) -> str:
 
 def result(run: Run, card: Scorecard) -> str:
     """Return the result in one sentence."""
-    e, count = card.efficacy, run.data.training
+    e, count = card.efficacy, run.data.real[0]
     one, many = nouns(run)
     who = f"the {count:,} {many}" if count > 1 else f"the one {one}"
     rounds = plural(run.done, "round")
