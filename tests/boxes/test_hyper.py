@@ -9,6 +9,7 @@ import torch
 
 import archipel as ar
 from archipel import rng
+from archipel.algorithms.pefll import Scale
 from archipel.engines.party import blueprint
 from archipel.schedules import Decay
 from boxes.small import SEED, logistic, network, run, same
@@ -147,7 +148,7 @@ class PeFLLBox:
     """Scott, Zakerinia & Lampert 2024, Algorithm 1, with the departures that the module names.
 
     Embeddings reach h as (v - mean) / sd over parties, cut at 10: of the first round, then a
-    twentieth new. Into both go embeddings cut at 10 sd, and the median for one 100 times as long.
+    twentieth new. Both are of embeddings cut at 10 sd, without those 100 times as long as usual.
     """
 
     def __init__(self, P, a):
@@ -162,8 +163,8 @@ class PeFLLBox:
         return EMBEDDINGS[self.a.embedding](eta_v, x, y, self.a.size, self.P.data.classes)
 
     def rescale(self, v, t):
-        usual, middle = v.norm(dim=1).median(), v.median(dim=0).values
-        v = torch.stack([v_i if v_i.norm() <= 100 * usual else middle for v_i in v])
+        usual = v.norm(dim=1).median()
+        v = torch.stack([v_i for v_i in v if v_i.norm() <= 100 * usual])
         if t == 0:
             self.mean, self.variance = v.mean(dim=0), ((v - v.mean(dim=0)) ** 2).mean(dim=0)
             return
@@ -250,3 +251,13 @@ def test_pefll_is_its_box(problem, embedding, clip_at, decay):
     same(done.shared[1], box.eta_v, 1e-9)
     same(done.shared[2], box.eta_h, 1e-9)
     same(done.models, [box.model(k) for k in range(problem.data.parties)], 1e-9)
+
+
+def test_pefll_leaves_a_far_party_out_also_beside_a_single_other():
+    v = torch.tensor([[1.0, 1.0], [1e4, -1e4]])
+    none = torch.zeros(2)
+
+    found = Scale(none, none).renewed(v, torch.zeros(1))
+
+    same(found.mean, [1.0, 1.0])
+    same(found.variance, [0.0, 0.0])

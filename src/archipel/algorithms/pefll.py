@@ -53,13 +53,14 @@ class Scale(NamedTuple):
 
     def renewed(self, v: Vector, t: Vector) -> Scale:
         """After round t with the embeddings `[..., m, e]`: all of the first, then slowly."""
-        usual = norm(v).median(dim=-2, keepdim=True).values
-        v = where(norm(v) > FAR * usual, v.median(dim=-2, keepdim=True).values, v)
+        length = norm(v)
+        near = length <= FAR * length.median(dim=-2, keepdim=True).values
+        v, count = where(near, v, 0), near.sum(dim=-2)
         mean, reach = self.mean.unsqueeze(-2), CUT * self.sd.unsqueeze(-2)
         v = where(t.unsqueeze(-2) > 0, clamp(v, mean - reach, mean + reach), v)
         new = (1 - t).clamp_min(0.05)
-        mean = lerp(self.mean, v.mean(dim=-2), new)
-        spread = ((v - mean.unsqueeze(-2)) ** 2).mean(dim=-2)
+        mean = lerp(self.mean, (near * v).sum(dim=-2) / count, new)
+        spread = (near * (v - mean.unsqueeze(-2)) ** 2).sum(dim=-2) / count
         return Scale(mean, lerp(self.variance, spread, new))
 
 
