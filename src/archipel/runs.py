@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on the disk: list them, open one, go on with one."""
+"""Runs on the disk: list them, open one, go on with one. Only the latter two wait for torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archipel.data.shadow import Facts, shadow
 from archipel.errors import ArchipelError
-from archipel.run import Run
-from archipel.simulation import Watch, recall
 from archipel.store.folder import Folder, runs_in
-from archipel.study import Study
+
+if TYPE_CHECKING:
+    from archipel.run import Run
+    from archipel.simulation import Watch
+    from archipel.study import Study
 
 
 class Listed(NamedTuple):
@@ -61,6 +62,8 @@ def state_of(folder: Folder, row: dict[str, Any]) -> str:
 
 def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     """Return a run as its folder tells it: by path, name, part of its name, or "last"."""
+    from archipel.simulation import recall
+
     folder = Folder.find(str(name), Path(out))
     description = folder.journal.row()["description"]
     if "facts" in description:
@@ -74,6 +77,10 @@ def open_run(name: str | Path, out: str | Path = "runs") -> Run:
 
 def _of_sites(folder: Folder) -> Run:
     """A run between institutions: the study's text is here, and of the data what sites told."""
+    from archipel.data.shadow import Facts, shadow
+    from archipel.simulation import recall
+    from archipel.study import Study
+
     row = folder.journal.row()
     text, facts = row["description"]["text"], Facts.of_json(row["description"]["facts"])
     study = Study.parse(text, elsewhere=True)
@@ -117,6 +124,8 @@ def study_of(folder: Folder, to_go_on: bool = False) -> Study:
     Where a file of the user's own is gone or has changed since, the copy in the run's folder is
     read; to go on, a change is refused.
     """
+    from archipel.study import Study
+
     row = folder.journal.row()
     tables = row["description"].get("study")
     if tables is None:

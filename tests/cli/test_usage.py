@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 from typer.main import get_command
@@ -55,11 +53,6 @@ def test_help_is_quick_to_load(process):
     done = process("--help")
 
     assert done.code == 0 and all(verb in done.out for verb in VERBS)
-
-
-def test_help_loads_no_torch(process):
-    code = "import sys, archipel.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize("verb", sorted(LATER))

@@ -15,16 +15,17 @@ import typer
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
+    from archipel.plugins import Kind
     from archipel.study import Study
 
 
-def _names(kind: str) -> Callable[[str], list[str]]:
+def _names(kind: Kind) -> Callable[[str], list[str]]:
     """Complete a name of this kind in the shell."""
 
     def complete(incomplete: str) -> list[str]:
-        from archipel import plugins
+        from archipel.cli import outline
 
-        return [name for name in plugins.names(kind) if name.startswith(incomplete)]  # type: ignore[arg-type]
+        return [name for name in outline.names(kind) if name.startswith(incomplete)]
 
     return complete
 
@@ -163,7 +164,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one strict JSON document: NaN and infinity become null."""
-    from archipel.run import plain
+    from archipel.plain import plain
 
     json.dump(plain(document), sys.stdout, allow_nan=False)
     print()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from archipel.errors import ArchipelError
+from archipel.picture import Picture
 
 if TYPE_CHECKING:
     from archipel.data.federation import Federation
@@ -22,13 +22,13 @@ Ints = npt.NDArray[np.int64]
 SEA, CORAL, INK, PALE = "#1f6f8b", "#e07a5f", "#33415c", "#e6eaf0"
 
 
-def draw(fed: Federation, path: str | Path | None, max_parties: int) -> Figure:
+def draw(fed: Federation, path: str | Path | None, max_parties: int) -> Picture:
     """Draw the targets of up to `max_parties` parties, and the sizes of all."""
     if max_parties < 1:
         raise ArchipelError(f"max_parties={max_parties}: show at least one party.")
     shown = np.unique(np.linspace(0, fed.parties - 1, min(max_parties, fed.parties)).astype(int))
     height = float(np.clip(2.2 + 0.13 * fed.classes, 4.2, 9.5)) if fed.task != "text" else 4.2
-    figure = Figure(figsize=(10, height), layout="constrained")
+    figure = Picture(figsize=(10, height), layout="constrained", facecolor="white")
     left, right = figure.subplots(1, 2, width_ratios=[2.6, 1])
     {
         "classification": _classes,
@@ -95,7 +95,8 @@ def _classes(axes: Axes, fed: Federation, shown: Ints) -> None:
         linewidth=0,
     )
     axes.set_ylim(-0.8, fed.classes - 0.2)
-    axes.set_yticks(range(0, fed.classes, 1 + fed.classes // 21))
+    ticks = range(0, fed.classes, 1 + fed.classes // 21)
+    axes.set_yticks(ticks, [fed.class_name(each) for each in ticks], parse_math=False)
     axes.set_ylabel("class", color=INK)
     axes.set_title(f"training points by class (largest: {most:.0f})", loc="left", color=INK)
 
