@@ -898,6 +898,8 @@ def test_a_signal_stops_after_the_round_and_resume_goes_on(number, tmp_path):
 class View:
     """Keeps what is said."""
 
+    quiet = False
+
     def __init__(self):
         self.said = []
 

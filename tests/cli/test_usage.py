@@ -106,7 +106,7 @@ RUN = ["run", "fedavg", "--data", "heart_disease"]
         ([*RUN, "--model", "deep"], "unknown model 'deep'"),
         ([*RUN, "--model", "cnn"], "model"),
         ([*RUN, "--workers", "0"], "workers = 0: give at least 1"),
-        ([*RUN, "--engine", "ray"], "--engine ray: comes in a later version"),
+        ([*RUN, "--engine", "network"], "a study between sites is run by 'archipel coordinator'"),
         ([*RUN, "--engine", "rai"], "unknown engine 'rai'"),
         ([*RUN, "--set", "lr=1"], "'lr': write section.field=value"),
         ([*RUN, "--set", "algorithm.lr"], "--set algorithm.lr: write section.field=value"),

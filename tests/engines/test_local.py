@@ -61,7 +61,7 @@ def shared(pids):
     for pid in pids:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         places = [line.split(maxsplit=5)[5] for line in lines if line.count("/")]
-        places += [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        places += [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
         found |= {place for place in places if place.startswith("/dev/shm/")}
     return {place for place in found if not place.endswith(" (deleted)")}
 

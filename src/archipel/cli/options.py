@@ -73,7 +73,7 @@ ModelName = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Rounds.")]
 Sample = Annotated[str | None, typer.Option(help="Parties of a round: a rate 0..1, or a number.")]
 Seed = Annotated[int | None, typer.Option(help="All randomness of a simulation.")]
-Engine = Annotated[str, typer.Option(help="local; ray and network come later.")]
+Engine = Annotated[str, typer.Option(help="local: all parties on this machine.")]
 Name = Annotated[str | None, typer.Option(help="Names the run's folder.")]
 Set = Annotated[
     list[str] | None,
@@ -144,8 +144,11 @@ def _data(data: str | None) -> dict[str, Any]:
 
 
 def check_engine(engine: str) -> None:
-    if engine in ("ray", "network"):
-        raise ArchipelError(f"--engine {engine}: comes in a later version; use --engine local.")
+    if engine == "network":
+        raise ArchipelError(
+            "--engine network: a study between sites is run by 'archipel coordinator', and tried "
+            "on this machine with 'archipel rehearse STUDY.toml'."
+        )
     if engine != "local":
         raise unknown("engine", engine, ("local",))
 
