@@ -11,7 +11,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, clean
 from archipel.picture import Picture
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def _classes(axes: Axes, fed: Federation, shown: Ints) -> None:
     )
     axes.set_ylim(-0.8, fed.classes - 0.2)
     ticks = range(0, fed.classes, 1 + fed.classes // 21)
-    axes.set_yticks(ticks, [fed.class_name(each) for each in ticks], parse_math=False)
+    names = [clean(fed.class_name(each)) for each in ticks]
+    names = [name if len(name) <= 20 else f"{name[:19]}…" for name in names]
+    axes.set_yticks(ticks, names, parse_math=False)
     axes.set_ylabel("class", color=INK)
     axes.set_title(f"training points by class (largest: {most:.0f})", loc="left", color=INK)
 
