@@ -240,7 +240,7 @@ class Run:
                 raise ArchipelError("no party has a test point to score: split some off, test=0.2.")
             raise unknown("metric", metric, self.metrics)
         mine, shared = ("own_new", "new") if new else ("own", "metrics")
-        parts = [(own and entry[mine]) or entry[shared] or {} for entry in self.history]
+        parts = [(own and entry.get(mine)) or entry[shared] or {} for entry in self.history]
         return (
             [entry["round"] for entry in self.history],
             [part.get(metric, math.nan) for part in parts],
