@@ -162,7 +162,9 @@ def _bars(axes: Axes, fed: Federation) -> None:
     axes.barh(names, n, color=SEA, height=0.7, label="training")
     axes.barh(names, n_test, left=n, color="#a9bccb", height=0.7, label="test")
     axes.invert_yaxis()
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(  # below: nowhere beside the bars is sure to be free
+        frameon=False, fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12)
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
     axes.set_xlabel("points", color=INK)
     axes.set_title("sizes", loc="left", color=INK)
