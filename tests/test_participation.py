@@ -8,10 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from archipel import rng
-from archipel.algorithms import FedAvg
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.participation import Participation, absences
-from archipel.simulation import simulate
 
 ELIGIBLES = st.sets(st.integers(0, 60), min_size=1, max_size=40).map(
     lambda parties: np.array(sorted(parties))
@@ -291,12 +289,3 @@ def test_absences_are_read_as_written(spans):
 def test_absences_that_are_none(text):
     with pytest.raises(ArchipelError, match="give rounds such as '11-20'"):
         absences(text)
-
-
-def test_a_deadline_that_nobody_can_miss_is_noted():
-    options = {"rounds": 1, "workers": 1, "deadline": 5.0}
-    run = simulate(FedAvg(), "heart_disease", **options)
-    assert run.notes == [
-        "round.deadline = 5: has no effect in a simulation without simulate.speed."
-    ]
-    assert simulate(FedAvg(), "heart_disease", speed=1e9, **options).notes == []

@@ -211,7 +211,7 @@ class Loop:
         self.who = Participation(**policy)
         self.options = options
         self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
-        notes = _empty(fed, len(self.eligible)) + _timeless(self.who, fed)
+        notes = _empty(fed, len(self.eligible))
         self.who.count(len(self.eligible))
         self.engine = self._engine(algorithm, fed, model, settings)
         if options.get("server_sees") == "sums" and not self.engine.anatomy.sums_only:
@@ -427,15 +427,6 @@ def _empty(fed: Federation, eligible: int) -> list[str]:
         return []
     shown = ", ".join(fed.name(int(k)) for k in empty[:5]) + (", ..." if len(empty) > 5 else "")
     return [f"{len(empty)} parties have no training point and are left out: {shown}."]
-
-
-def _timeless(who: Participation, fed: Federation) -> list[str]:
-    """Say of a deadline that nothing can miss it: without a speed no work takes time."""
-    if who.deadline is None or who.speed is not None or fed.about.elsewhere:
-        return []
-    return [
-        f"round.deadline = {who.deadline:g}: has no effect in a simulation without simulate.speed."
-    ]
 
 
 def _work(algorithm: Algorithm, fed: Federation, eligible: Ints) -> Floats:
