@@ -86,12 +86,6 @@ class Way(Protocol):
     def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor: ...
 
 
-def _is_lazy(module: nn.Module) -> bool:
-    """Whether a layer waits for its first input to know its size."""
-    has = getattr(module, "has_uninitialized_params", None)
-    return bool(has and has())
-
-
 class Model:
     """Any `nn.Module` and a loss as functions of a flat vector; the module itself is not touched.
 
@@ -104,11 +98,6 @@ class Model:
         self, module: nn.Module, loss: str | Loss | Callable[..., Tensor] = "cross_entropy"
     ) -> None:
         self.module = copy.deepcopy(module)
-        if lazy := [type(m).__name__ for m in module.modules() if _is_lazy(m)]:
-            raise ArchipelError(
-                f"the model's {lazy[0]} has no size yet: call the module once on an example before "
-                "it is trained, or give it layers with sizes."
-            )
         self.loss_function = losses.loss(loss)
         self.spec = ParamSpec.of(trainable(self.module))
         if not self.spec.names:

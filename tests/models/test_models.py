@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from archipel.errors import ArchipelError
 from archipel.losses import default_loss
-from archipel.model import Model
 from archipel.models import MODELS, build, default_model
 
 
@@ -148,15 +147,3 @@ def test_what_does_not_fit_is_refused(
 def test_widths_may_be_a_list_or_empty() -> None:
     assert size(build("mlp", (4,), 2, widths=[3, 5])) == 4 * 3 + 3 + 3 * 5 + 5 + 5 * 2 + 2
     assert size(build("mlp", (4,), 2, widths=[])) == size(build("logistic", (4,), 2))
-
-
-@pytest.mark.parametrize("module", [nn.LazyLinear(2), nn.Sequential(nn.LazyConv1d(2, 1))])
-def test_layers_without_a_size_are_refused_in_a_sentence(module: nn.Module) -> None:
-    with pytest.raises(ArchipelError, match=r"model's Lazy\w+ has no size yet: call the module"):
-        Model(module)
-
-
-def test_a_lazy_layer_that_was_called_once_is_trained() -> None:
-    module = nn.LazyLinear(2)
-    module(torch.zeros(1, 13))
-    assert Model(module).p == 28
