@@ -41,7 +41,7 @@ postgres:
 	echo "PostgreSQL is not here and cannot be installed: the roll is tested on SQLite alone."
 
 test: $(DEV) browser postgres
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadfile
 
 test-slow: $(DEV) browser
 	$(BIN)/python -m pytest -m slow

@@ -15,7 +15,7 @@ ROOT = SOURCE.parents[1]
 
 # a module may import from its own layer and those before it
 LAYERS = [
-    {"errors"},
+    {"errors", "picture", "plain"},
     {
         "tree",
         "rng",

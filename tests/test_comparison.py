@@ -34,8 +34,8 @@ from archipel.comparison import levels as levels_module
 from archipel.comparison.design import read_spec
 from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.errors import ArchipelError, RunFailed
+from archipel.plain import plain
 from archipel.report.tables import Cell, Column, Table
-from archipel.run import plain
 from archipel.runs import list_runs, open_run
 from archipel.study import Study
 
@@ -897,6 +897,8 @@ def test_a_signal_stops_after_the_round_and_resume_goes_on(number, tmp_path):
 
 class View:
     """Keeps what is said."""
+
+    quiet = False
 
     def __init__(self):
         self.said = []

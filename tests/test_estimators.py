@@ -44,6 +44,36 @@ def rows(n=60, d=4, classes=3, seed=0):
     return X, y, np.array(["north", "south", "east", "west"])[np.minimum(np.arange(n) % 7, 3)]
 
 
+OWN = """
+from dataclasses import dataclass
+from archipel.core import Rate
+
+@dataclass(frozen=True)
+class Mine:
+    "FedSGD, by hand."
+    lr: {kind} = 0.1
+    def init(self, w):
+        return w, None
+    def party(self, me, w, _):
+        return -me.grad(w), None
+    def server(self, w, uploads):
+        return w + 0.1 * uploads.mean()
+"""
+
+
+@pytest.mark.parametrize("kind", ["Rate", "float"])
+def test_an_algorithm_may_be_a_file_as_in_a_study(tmp_path, kind):
+    X, y, sites = rows()
+    path = tmp_path / "mine.py"
+    path.write_text(OWN.format(kind=kind))
+    fitted = FederatedClassifier(f"{path}:Mine", rounds=3, workers=1).fit(X, y, parties=sites)
+
+    rate = fitted.run_.algorithm.lr
+    assert (rate.start, rate.rounds) == (0.3, 3) if kind == "Rate" else rate == 0.1
+    with pytest.raises(ArchipelError, match="cannot be read"):
+        FederatedClassifier(str(tmp_path / "no.py"), rounds=3).fit(X, y, parties=sites)
+
+
 # -- what it computes --------------------------------------------------------------------------
 
 

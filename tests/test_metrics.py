@@ -152,11 +152,11 @@ def test_no_points_at_all() -> None:
 def test_a_million_parties_take_seconds_at_most() -> None:
     K = 1_000_000
     outputs, labels = torch.randn(K, 3), torch.randint(3, (K,))
-    start = time.perf_counter()
+    start = time.process_time()
 
     found = score("classification", outputs, labels, torch.arange(K + 1), LOSSES["cross_entropy"])
 
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert found["accuracy"].sum() == (outputs.argmax(dim=-1) == labels).sum()
 
 

@@ -253,7 +253,8 @@ def test_what_leaves_a_party_is_what_the_algorithm_sends():
         ("up", "dc", (28,), 112),
     ]
     assert privacy.server == "sums"
-    assert privacy.guarantee == "none: no differential privacy was asked for"
+    assert privacy.guarantee == "none: this version adds no noise, so it promises none"
+    assert "was asked for" not in privacy.sees  # of what does not exist yet
 
 
 def test_an_algorithm_that_looks_at_individuals_is_named_so(run):

@@ -7,6 +7,7 @@ prints in its place. Standard library only; name peers to install only those.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def install(peer: str) -> None:
         steps.append([*pip, "--no-deps", "--no-build-isolation", "-r", str(alone)])
     steps.append([str(python(peer)), "-c", _version_check(peer)])
     for step in steps:
-        done = subprocess.run(step, cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(step, cwd=ROOT, capture_output=True, text=True, env=_surroundings())
         if done.returncode:
             lines = [s for s in done.stderr.splitlines() if s and not s.startswith("WARNING")]
             errors = [s for s in lines if s.startswith("ERROR")] or lines[-1:]
@@ -60,6 +61,12 @@ def install(peer: str) -> None:
             return
     ready.touch()
     print(f"{peer}: ready", flush=True)
+
+
+def _surroundings() -> dict[str, str]:
+    """The environment without what was set for ours: a peer has versions of its own."""
+    ours = ("PIP_CONSTRAINT", "PIP_REQUIREMENT", "PYTHONPATH", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 def _version_check(peer: str) -> str:

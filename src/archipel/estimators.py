@@ -21,13 +21,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from archipel import losses, models
-from archipel.algorithms import ALGORITHMS
+from archipel import fields, losses, models, plugins
 from archipel.core import Algorithm
 from archipel.data.build import as_tensor
 from archipel.data.federation import Federation
 from archipel.engines.plan import Plan
-from archipel.errors import ArchipelError, unknown
+from archipel.errors import ArchipelError
 from archipel.exchange import has_personal
 from archipel.graphs import Topology
 from archipel.losses import Loss, default_loss
@@ -111,11 +110,11 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         name = "fedavg" if self.algorithm is None else self.algorithm
         if not isinstance(name, str):
             return name
-        if name not in ALGORITHMS:
-            raise unknown("algorithm", name, ALGORITHMS)
-        kind: Any = ALGORITHMS[name]
-        rated = "lr" in kind.__dataclass_fields__
-        algorithm: Algorithm = kind(lr=Cosine(lr, self.rounds)) if rated else kind()
+        kind: Any = plugins.find("algorithm", name)
+        rate, known = Cosine(lr, self.rounds), fields.hints(kind)
+        rated = "lr" in known and fields.holds(known["lr"], rate)
+        given = {"lr": fields.write(rate)} if rated else {}
+        algorithm: Algorithm = fields.build("algorithm", kind, given)
         return algorithm
 
     def _model(self, data: Federation, seed: int) -> Model:
@@ -157,7 +156,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
     """A classifier that parties train together, each on its own rows.
 
     - `algorithm`: an algorithm, or its name (None: FedAvg) to have it with a learning rate that
-      falls from 0.3 to 0 over the rounds. Not one that gives parties models of their own.
+      falls from 0.3 to 0 over the rounds; or a file with one, "mine.py:Mine", which has such a rate
+      where its `lr` takes one. Not one that gives parties models of their own.
     - `model`: a name of `archipel.models`, a torch module, or a function that makes one of
       (number of features, number of outputs). None is logistic regression. It computes in the type
       of X, float32 or float64, and gives one output per class (one in all for the loss

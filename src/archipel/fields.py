@@ -11,19 +11,15 @@ import dataclasses
 import inspect
 import json
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
 from archipel.errors import ArchipelError, unknown
-from archipel.optimisers import SGD, Adam, Optimiser
 from archipel.plugins import reason
-
-_OBJECTS: dict[Any, tuple[type, ...]] = {Optimiser: (SGD, Adam)}
-_SKIPPED = (torch.Tensor, torch.dtype)  # a file cannot hold them
 
 Json = Any
 
@@ -60,7 +56,7 @@ def read(where: str, name: str, hint: Any, value: Json) -> Any:
         return None
     if objects and (isinstance(value, Mapping) or (isinstance(value, str) and value in objects)):
         return _object(f"{where}.{name}", objects, value)
-    plain = [each for each in members if each not in _SKIPPED and not _objects([each])]
+    plain = [each for each in members if not _is_skipped(each) and not _objects([each])]
     if _finite(value) and (hint is Any or plain):
         kind: Any = Any if hint is Any else Union[tuple(plain)]  # noqa: UP007
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
@@ -110,7 +106,7 @@ def wanted(hint: Any, none: bool = True) -> str:
             parts += [json.dumps(choice) for choice in get_args(each)]
         elif found := _objects([each]):
             objects += [json.dumps(cls.__name__.lower()) for cls in found]
-        elif each not in _SKIPPED:
+        elif not _is_skipped(each):
             kind = get_origin(each) or each
             parts.append(words.get(kind, getattr(kind, "__name__", str(kind))))
     if objects:
@@ -143,7 +139,7 @@ def schema(target: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> dict[
             elif each in (int, float, str, bool):
                 kinds = {int: "integer", float: "number", str: "string", bool: "boolean"}
                 options.append({"type": kinds[each]})
-            elif each not in _SKIPPED:
+            elif not _is_skipped(each):
                 options.append({})
         found[name] = {"anyOf": options} if len(options) != 1 else options[0]
     return found
@@ -163,8 +159,22 @@ def _objects(members: list[Any]) -> list[type]:
     for each in members:
         if isinstance(each, type) and dataclasses.is_dataclass(each):
             found.append(each)
-        found += _OBJECTS.get(each, ()) if isinstance(each, type) else ()
+        found += _step_rules(each)
     return found
+
+
+def _step_rules(hint: Any) -> tuple[type, ...]:
+    """What an optimiser may be; whoever asks for one has loaded them."""
+    optimisers: Any = sys.modules.get("archipel.optimisers")
+    if optimisers is None or hint is not optimisers.Optimiser:
+        return ()
+    return (optimisers.SGD, optimisers.Adam)
+
+
+def _is_skipped(hint: Any) -> bool:
+    """Whether no file can hold it: torch's own kinds, which are loaded where one is asked for."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and hint in (torch.Tensor, torch.dtype)
 
 
 def _object(path: str, objects: Mapping[str, type], value: Json) -> Any:

@@ -26,7 +26,7 @@ from archipel.errors import ArchipelError, unknown
 from archipel.rng import generator
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from archipel.picture import Picture
 
 Absent = Collection[int] | NDArray[np.int64]
 
@@ -138,18 +138,19 @@ class Topology:
     def _nothing(self) -> Any:
         return csr_array((self.n, self.n))
 
-    def plot(self, path: str | Path | None = None) -> Figure:
+    def plot(self, path: str | Path | None = None) -> Picture:
         """Draw the parties on a circle, thicker edges weighing more, and save it if asked.
 
         A topology that changes is drawn in its first rounds, up to four.
         """
         from matplotlib.collections import LineCollection
-        from matplotlib.figure import Figure
+
+        from archipel.picture import Picture
 
         angle = np.pi / 2 - 2 * np.pi * np.arange(self.n) / self.n
         at = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
         rounds = range(min(self.period or 4, 4))
-        figure = Figure(figsize=(1 + 3.6 * len(rounds), 4.8), layout="constrained")
+        figure = Picture(figsize=(1 + 3.6 * len(rounds), 4.8), layout="constrained")
         for t, axes in enumerate(np.atleast_1d(figure.subplots(1, len(rounds)))):
             i, j = _pairs(self.rule(t))
             weight = self.rule(t).tocsr()[i, j] if len(i) else np.zeros(0)

@@ -19,11 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from archipel.algorithms import ALGORITHMS
-from archipel.data import DATASETS
 from archipel.errors import ArchipelError, unknown
-from archipel.metrics import METRICS
-from archipel.models import MODELS
 
 Kind = Literal["algorithm", "model", "data", "metric"]
 
@@ -40,7 +36,11 @@ _BESIDE: dict[str, list[Path]] = {}  # by module: files of its own folder that i
 
 def names(kind: Kind) -> list[str]:
     """What there is by name, with what installed packages add."""
-    return sorted({*(METRICS if kind == "metric" else _bundled(kind)), *_added(kind)})
+    if kind == "metric":
+        from archipel.metrics import METRICS
+
+        return sorted({*METRICS, *added(kind)})
+    return sorted({*_bundled(kind), *added(kind)})
 
 
 def find(kind: Kind, name: str, base: Path | None = None) -> Callable[..., Any]:
@@ -50,14 +50,15 @@ def find(kind: Kind, name: str, base: Path | None = None) -> Callable[..., Any]:
         return _in_file(kind, path, name.rpartition(".py:")[2] if ".py:" in name else "")
     if name in _bundled(kind):
         return _bundled(kind)[name]
-    added = _added(kind)
-    if name not in added:
+    points = added(kind)
+    if name not in points:
         raise unknown("dataset" if kind == "data" else kind, name, names(kind))
     try:
-        found: Callable[..., Any] = added[name].load()
+        found: Callable[..., Any] = points[name].load()
     except Exception as error:
         raise ArchipelError(
-            f"{kind} '{name}' of the package {added[name].value} cannot be loaded: {reason(error)}."
+            f"{kind} '{name}' of the package {points[name].value} cannot be loaded: "
+            f"{reason(error)}."
         ) from error
     return found
 
@@ -81,13 +82,22 @@ def file_of(name: str, base: Path | None = None) -> Path | None:
 
 def _bundled(kind: Kind) -> dict[str, Callable[..., Any]]:
     if kind == "algorithm":
+        from archipel.algorithms import ALGORITHMS
+
         return dict(ALGORITHMS)
+    if kind == "model":
+        from archipel.models import MODELS
+
+        return dict(MODELS)
     if kind == "metric":  # Archipel's own are measured for all parties at once
         return {}
-    return dict(MODELS) if kind == "model" else {name: make for name, (make, _) in DATASETS.items()}
+    from archipel.data import DATASETS
+
+    return {name: make for name, (make, _) in DATASETS.items()}
 
 
-def _added(kind: Kind) -> dict[str, EntryPoint]:
+def added(kind: Kind) -> dict[str, EntryPoint]:
+    """What installed packages add, by name."""
     return {point.name: point for point in entry_points(group=_GROUPS[kind])}
 
 

@@ -28,8 +28,9 @@ from archipel.errors import BelowQuorum
 from archipel.participation import Cohort
 from archipel.rng import Ints
 from archipel.run import Description, Run, Spent
+from archipel.store.files import now
 from archipel.store.folder import Folder
-from archipel.store.journal import Event, now
+from archipel.store.journal import Event
 
 State = Callable[[], Mapping[str, Tensor]]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -29,8 +28,9 @@ from archipel.tree import leaves, nbytes
 from archipel.units import InUnits
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
+    from archipel.picture import Picture
     from archipel.scorecard import Scorecard
 
 
@@ -209,16 +209,20 @@ class Run:
     @property
     def levels(self) -> dict[str, float]:
         """What the metric is compared with, on the same points: alone and pooled."""
+        return self.levels_of(self.metric)
+
+    def levels_of(self, metric: str) -> dict[str, float]:
+        """`levels` of any metric."""
         training, found = self.data.training, {}
         if self.by_party:
             for label, name in (("alone", "local"), ("pooled", "central")):
-                if name in self.baselines and self.metric in self.baselines[name].parties:
-                    values = self.baselines[name].parties[self.metric][:training]
+                if name in self.baselines and metric in self.baselines[name].parties:
+                    values = self.baselines[name].parties[metric][:training]
                     found[label] = float(values.nanmean())
         elif self.baselines:
-            found["alone"] = float(self.elsewhere[self.metric][:training].nanmean())
+            found["alone"] = float(self.elsewhere[metric][:training].nanmean())
             if "central" in self.baselines:
-                found["pooled"] = self.baselines["central"].pooled[self.metric]
+                found["pooled"] = self.baselines["central"].pooled[metric]
         return {label: value for label, value in found.items() if math.isfinite(value)}
 
     @property
@@ -242,11 +246,11 @@ class Run:
             **spent,
         )
 
-    def curve(self, metric: str | None = None) -> tuple[list[int], list[float]]:
+    def curve(self, metric: str | None = None, new: bool = False) -> tuple[list[int], list[float]]:
         """Rounds and values of a metric over all test points, or the mean over sites.
 
         Of parties' own models where they have them, but for metrics of order: scores of different
-        models have none in common.
+        models have none in common. With `new`, of parties never seen in training.
         """
         metric = metric or self.metric
         own = metric not in ("auc", "c_index")
@@ -254,9 +258,11 @@ class Run:
             if not self.metrics:
                 raise ArchipelError("no party has a test point to score: split some off, test=0.2.")
             raise unknown("metric", metric, self.metrics)
+        mine, shared = ("own_new", "new") if new else ("own", "metrics")
+        parts = [(own and entry.get(mine)) or entry[shared] or {} for entry in self.history]
         return (
             [entry["round"] for entry in self.history],
-            [((own and entry["own"]) or entry["metrics"])[metric] for entry in self.history],
+            [part.get(metric, math.nan) for part in parts],
         )
 
     def rounds_to(self, target: float, metric: str | None = None) -> float | None:
@@ -273,11 +279,21 @@ class Run:
             larger_is_better(metric or self.metric),
         )
 
-    def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
+    def plot(self, path: str | Path | None = None, metric: str | None = None) -> Picture:
         """Draw a metric against rounds, and the spread over parties of the last evaluation."""
         from archipel.report.plots import curve_and_spread
 
         return curve_and_spread(self, metric or self.metric, path)
+
+    def to_frame(self) -> DataFrame:
+        """A pandas frame with a row per evaluated round: metrics, and what it cost so far.
+
+        Columns begin with `own_` for parties' own models, `new_` for parties never seen in training
+        and `parties_` for the spread over parties.
+        """
+        from archipel.report.frames import of_run
+
+        return of_run(self)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write report.html, one file to send on, into the run's folder or to `path`."""
@@ -371,20 +387,3 @@ class Run:
         return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
             f"{self.done} rounds, {shown}"
         )
-
-
-def plain(value: Any) -> Any:
-    """A value as strict JSON holds it: None for what is not finite.
-
-    >>> plain({"accuracy": float("nan"), 2: (1, 0.5)})
-    {'accuracy': None, '2': [1, 0.5]}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, int | str):
-        return value
-    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)

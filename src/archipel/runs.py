@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on the disk: list them, open one, go on with one."""
+"""Runs on the disk: list them, open one, go on with one. Only the latter two wait for torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from archipel.data.about import About
-from archipel.data.federation import Federation
-from archipel.data.shadow import Facts, shadow
 from archipel.errors import ArchipelError
-from archipel.run import Run
-from archipel.simulation import Watch, recall
 from archipel.store.folder import Folder, runs_in
-from archipel.study import Study
+
+if TYPE_CHECKING:
+    from archipel.data.federation import Federation
+    from archipel.run import Run
+    from archipel.simulation import Watch
+    from archipel.study import Study
 
 
 class Listed(NamedTuple):
@@ -67,6 +65,7 @@ def state_of(folder: Folder, row: dict[str, Any]) -> str:
 
 def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     """Return a run as its folder tells it: by path, name, part of its name, or "last"."""
+
     folder = Folder.find(str(name), Path(out))
     description = folder.journal.row()["description"]
     if "facts" in description:
@@ -79,6 +78,8 @@ def open_run(name: str | Path, out: str | Path = "runs") -> Run:
 
 def _of_study(folder: Folder) -> Run:
     """A run of a study; without its data, where that changed or is gone, as the folder tells it."""
+    from archipel.simulation import recall
+
     try:
         study = study_of(folder)
         parts = study.parts()
@@ -95,6 +96,8 @@ def _of_study(folder: Folder) -> Run:
 
 def _recorded(folder: Folder) -> Study:
     """The study of a run with the code it began with, whatever became of its data."""
+    from archipel.study import Study
+
     row = folder.journal.row()
     tables = dict(row["description"]["study"])
     prints = tables.pop("sources", {})
@@ -113,6 +116,11 @@ def _recorded(folder: Folder) -> Study:
 
 def _outlined(folder: Folder, outline: Mapping[str, Any]) -> Federation:
     """The data of a run in numbers and shapes, without a value."""
+    import torch
+
+    from archipel.data.about import About
+    from archipel.data.shadow import Facts, shadow
+
     facts, roster = Facts.of_json({**outline, "n": 0, "n_test": 0}), folder.journal.roster()
     sites = {  # one without training points is none that does not tell theirs
         each["name"]: replace(facts, n=each["training_points"] or -1, n_test=each["test_points"])
@@ -132,6 +140,10 @@ def _outlined(folder: Folder, outline: Mapping[str, Any]) -> Federation:
 
 def _of_sites(folder: Folder) -> Run:
     """A run between institutions: the study's text is here, and of the data what sites told."""
+    from archipel.data.shadow import Facts, shadow
+    from archipel.simulation import recall
+    from archipel.study import Study
+
     row = folder.journal.row()
     text, facts = row["description"]["text"], Facts.of_json(row["description"]["facts"])
     study = Study.parse(text, elsewhere=True)
@@ -184,6 +196,8 @@ def study_of(folder: Folder, to_go_on: bool = False) -> Study:
     Where a file of the user's own is gone or has changed since, the copy in the run's folder is
     read; to go on, a change is refused.
     """
+    from archipel.study import Study
+
     row = folder.journal.row()
     tables = row["description"].get("study")
     if tables is None:

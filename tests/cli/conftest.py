@@ -81,7 +81,7 @@ def process(tmp_path):
             stderr=stderr,
             text=True,
             cwd=tmp_path,
-            timeout=120,
+            timeout=600,
             **options,
         )
         return Done(done.returncode, done.stdout, done.stderr or "")

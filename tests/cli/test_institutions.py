@@ -82,7 +82,7 @@ class Federation:
 
     def until(self, name, says, times=1):
         """Wait until a process has said something."""
-        path, end = self.folder / f"{name}.log", time.monotonic() + 120
+        path, end = self.folder / f"{name}.log", time.monotonic() + 600
         while path.read_text().count(says) < times:
             logs = [f"{log.name}\n{log.read_text()}" for log in self.folder.glob("*.log")]
             assert time.monotonic() < end, "\n".join(logs)

@@ -168,7 +168,7 @@ class Round:
         crooked = Crooked(self, self.liar)
         chatter = asyncio.create_task(crooked.chatters())
         try:
-            async with asyncio.timeout(200):
+            async with asyncio.timeout(600):
                 while not all(self.circle.tasks[j].done() for j in self.honest):
                     await asyncio.sleep(0.005)
                     for j in self.honest:

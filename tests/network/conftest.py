@@ -1,4 +1,7 @@
-"""Sites of these tests allow everything, but for those whose policy is what is tested."""
+"""Sites of these tests allow everything, but for those whose policy is what is tested.
+
+Questions are answered with "not yet" after a second, not after twenty.
+"""
 
 import pytest
 
@@ -22,3 +25,10 @@ def openly(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Policy, "read", classmethod(read))
         yield
+
+
+@pytest.fixture(autouse=True)
+def promptly(monkeypatch):
+    """A site that is held, waiting for work, soon hears that it was paused or that nothing came."""
+    monkeypatch.setattr("archipel.engines.network.desk.POLL", 1.0)
+    monkeypatch.setattr("archipel.federation.coordinator.POLL", 1.0)

@@ -441,7 +441,7 @@ def test_a_site_process_that_is_killed_answers_an_evaluation_as_before(tmp_path,
             await running
             await coordinator.down()
 
-    asyncio.run(asyncio.wait_for(play(), 120))
+    asyncio.run(asyncio.wait_for(play(), 600))
     for party in range(3):
         answers = [each[1:] for each in seen if each[0] == party]
         assert len(answers) > 3 and all(each == answers[0] for each in answers)

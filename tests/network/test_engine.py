@@ -95,7 +95,7 @@ def test_who_moves_bytes_is_waited_for_however_slowly_and_who_falls_silent_is_no
             await asyncio.sleep(0.02)  # time for it to look at the clock
             assert not waiting.done()
         now += 0.01
-        return await asyncio.wait_for(waiting, 10)
+        return await asyncio.wait_for(waiting, 600)
 
     found = asyncio.run(wait())
     assert list(found[1] if what == "round" else found) == ([1] if what == "round" else [])

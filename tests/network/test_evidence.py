@@ -31,7 +31,7 @@ def done(tmp_path_factory):
         async with coordinator(path / "c") as one:
             digest, sites = await members(one, path, text_of("pefll"), 2)
             attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
-            await asyncio.wait_for(one.run(digest), 60)
+            await asyncio.wait_for(one.run(digest), 600)
             await asyncio.gather(*attending)
             return one.home, digest, [site for site, _ in sites]
 

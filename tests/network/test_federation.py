@@ -103,7 +103,7 @@ def test_a_study_between_sites_is_its_simulation(tmp_path, algorithm):
             await asyncio.sleep(0.1)
             with pytest.raises(ar.ArchipelError, match="at work in another process"):
                 await attend(*sites[0], digest)
-            run = await asyncio.wait_for(one.run(digest), 60)
+            run = await asyncio.wait_for(one.run(digest), 600)
             assert await asyncio.gather(*attending) == [4] * 4
             return run, [site.audit for site, _ in sites], one.home
 
@@ -130,7 +130,7 @@ def test_a_study_between_sites_is_its_simulation(tmp_path, algorithm):
 def with_coordinator(tmp_path, play):
     async def main():
         async with coordinator(tmp_path / "c") as one:
-            return await asyncio.wait_for(play(one), 60)
+            return await asyncio.wait_for(play(one), 600)
 
     return asyncio.run(main())
 
@@ -281,7 +281,7 @@ def test_uploads_are_bound_to_their_round_and_their_sender(tmp_path):
         Site.link = recording
         try:
             tasks = [asyncio.create_task(attend(each, d, digest)) for each, d in sites]
-            await asyncio.wait_for(running, 60)
+            await asyncio.wait_for(running, 600)
             await asyncio.gather(*tasks)
         finally:
             Site.link = original
@@ -312,7 +312,7 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
         async with coordinator(tmp_path / "c") as one:
             digest, sites = await members(one, tmp_path, text, 3)
             attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
-            await asyncio.wait_for(one.run(digest), 60)
+            await asyncio.wait_for(one.run(digest), 600)
             await asyncio.gather(*attending)
         async with coordinator(tmp_path / "c") as one:  # another process, later
             site, points = await joined(one, tmp_path, "newcomer"), party(text, 3)
@@ -385,7 +385,7 @@ def test_a_coordinator_and_sites_that_are_stopped_anywhere_end_up_where_they_wou
             with suppress(Adjourned):  # going down left the round under way
                 await running
 
-    run = asyncio.run(asyncio.wait_for(play(), 100))
+    run = asyncio.run(asyncio.wait_for(play(), 600))
     expected = simulated(text)
     assert run.done == 6
     assert not any(cohort.missing for cohort in run.participation)

@@ -129,7 +129,7 @@ async def at_gathering(seed, tally):
     kinds = ["told"] * 12 + ["roster", "scale", "sums", "away", "next", "upload", "vector"]
     sizes = []
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(600):
             while not going.done():
                 right = told(lies.draws.randrange(1, ROUNDS + 1))
                 kind = lies.draws.choice(kinds)
@@ -295,7 +295,7 @@ def test_who_takes_all_the_time_of_a_rounds_first_message_leaves_the_others_thei
                 await asyncio.sleep(0.01)
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 60))
+    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1]
     assert missing == {2: "too slow (has not asked for work)"}
 
@@ -320,7 +320,7 @@ def test_a_round_that_begins_anew_has_time_of_its_own():
                     await asyncio.sleep(0.001)
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 60))
+    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1]
     assert missing == {2: "diverged"}
 
@@ -384,7 +384,7 @@ def test_a_peer_that_answers_what_no_peer_says_is_left_out(says, asynchronous):
         circle.up[0] = Odd()
         circle.begin(1)
         circle.begin(2)
-        await asyncio.wait_for(circle.done(), 90)
+        await asyncio.wait_for(circle.done(), 600)
         return circle.reports
 
     reports = asyncio.run(play())
@@ -403,7 +403,7 @@ def test_a_peer_that_tells_of_old_rounds_again_and_again_does_not_hold_the_coord
         for t, k in itertools.product((1, 2), range(3)):
             await one.answer(k, told(t))
         going = asyncio.create_task(asyncio.to_thread(one.go, None, None))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             while not going.done():
                 await one.answer(3, told(1))
                 with suppress(Refused):
@@ -448,5 +448,5 @@ def test_a_refusal_is_short_whatever_was_sent(tmp_path):
     assert len(str(no.value)) < 1000
     assert (tmp_path / "audit.jsonl").stat().st_size < 2000
     with pytest.raises(Refused) as refused:
-        asyncio.run(asyncio.wait_for(asks(), 60))
+        asyncio.run(asyncio.wait_for(asks(), 600))
     assert len(str(refused.value)) < 5000

@@ -50,7 +50,7 @@ def with_server(play, admit=lambda caller: caller.name, most=lambda who: 1 << 62
         port = GrpcServer(echo, admit, most)
         number = await port.start("127.0.0.1:0", server or credentials(CA, COORDINATOR))
         try:
-            return await asyncio.wait_for(play(f"127.0.0.1:{number}"), 30)
+            return await asyncio.wait_for(play(f"127.0.0.1:{number}"), 600)
         finally:
             await port.stop()
 
@@ -61,7 +61,7 @@ async def asked(address, shown, letter=None, name=COORDINATOR):
     link = GrpcLink(address, name, shown, most=1 << 30)
     try:
         letter = letter or Letter("advice", {"study": "s", "number": 0})
-        return await asyncio.wait_for(link.ask(letter), 10)
+        return await asyncio.wait_for(link.ask(letter), 600)
     finally:
         await link.close()
 

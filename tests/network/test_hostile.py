@@ -75,7 +75,7 @@ def with_server(play, answer=thanks, most=lambda who: 1 << 30, **options):
         server = GrpcServer(answer, lambda caller: caller.name, most, **options)
         address = f"127.0.0.1:{await server.start('127.0.0.1:0', credentials(COORDINATOR))}"
         try:
-            await asyncio.wait_for(play(address), 30)
+            await asyncio.wait_for(play(address), 600)
         finally:
             await server.stop()
 
@@ -292,7 +292,7 @@ async def federation(path):
 def with_federation(tmp_path, play):
     async def main():
         async with federation(tmp_path) as one:
-            await asyncio.wait_for(play(one), 60)
+            await asyncio.wait_for(play(one), 600)
 
     asyncio.run(main())
 
@@ -401,7 +401,7 @@ def test_a_peer_that_listens_is_not_taken_for_the_coordinator():
                 await asked(f"127.0.0.1:{port}")
             await server.stop()
 
-    asyncio.run(asyncio.wait_for(play(), 20))
+    asyncio.run(asyncio.wait_for(play(), 600))
 
 
 def test_spoilt_requests_are_refused_in_words():
@@ -773,7 +773,7 @@ def test_a_site_does_not_wait_as_long_as_it_is_told(monkeypatch, seconds):
             return next(self.answers)
 
     monkeypatch.setattr("archipel.engines.network.attend._LONG", 0.01)
-    assert asyncio.run(asyncio.wait_for(Attendance(seat_of(), Link(), "s").run(), 20)) == 1
+    assert asyncio.run(asyncio.wait_for(Attendance(seat_of(), Link(), "s").run(), 600)) == 1
 
 
 # -- a peer against another ------------------------------------------------------------------------
@@ -797,7 +797,7 @@ def test_a_peer_cannot_send_another_to_the_end_of_the_study():
         await mixing
         return rounds.at, rounds.missing, contacts.of[1].doing
 
-    at, missing, doing = asyncio.run(asyncio.wait_for(play(), 20))
+    at, missing, doing = asyncio.run(asyncio.wait_for(play(), 600))
     assert at == (0, 1)  # in the same round, which counts
     assert missing == {1: "went on without this peer, to round 100"}
     assert doing.isprintable()

@@ -64,7 +64,7 @@ def test_a_site_behind_a_connect_proxy_joins_and_takes_part(tmp_path):
         changes = {"study.rounds": 2, "model.name": "mlp", "model.widths": [6000]}
         async with Drill(tmp_path, 1, changes) as drill:
             port = int(drill.home.address.rpartition(":")[2])
-            async with Connects(NOWHERE, port) as proxy, asyncio.timeout(120):
+            async with Connects(NOWHERE, port) as proxy, asyncio.timeout(600):
                 drill.submit()
                 await drill.coordinator.start()
                 await drill.until_up()

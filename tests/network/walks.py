@@ -136,9 +136,9 @@ class Walk:
         attending = [asyncio.create_task(self._attends(name)) for name in HONEST]
         lying = asyncio.create_task(member.run())
         try:
-            run = await asyncio.wait_for(self._runs(), 300)
+            run = await asyncio.wait_for(self._runs(), 600)
             assert await asyncio.gather(*attending) == [ROUNDS] * 3
-            await asyncio.wait_for(lying, 120)
+            await asyncio.wait_for(lying, 600)
         except TimeoutError:
             raise AssertionError(f"it hangs in {self.where()}, for {self.waited_for()}") from None
         finally:

@@ -83,6 +83,8 @@ def _entry(t, run, values, new):
         "round": t + 1,
         "metrics": {run.metric: value} if known else {},
         "new": {run.metric: value - 0.1} if new and known else None,
+        "own": None,
+        "own_new": None,
         "seen_parties": {"mean": value - 0.05} if known else None,
         "new_parties": {"mean": value - 0.15} if new and known else None,
         "bytes": {"up": run.spent.up, "down": run.spent.down},

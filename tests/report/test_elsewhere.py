@@ -27,7 +27,7 @@ from archipel.history import absent
 from archipel.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.participation import Cohort
 from archipel.report.export import contents
-from archipel.report.figures import curve, series
+from archipel.report.figures import curve, lines_of
 from archipel.report.frame import Pace, Series, Still, standing
 from archipel.report.html import render
 from archipel.report.live import render as picture
@@ -156,16 +156,16 @@ def test_a_mean_over_sites_is_called_one(played, kind, mean):
     shown.print(picture(read, 150, 30))
     said = shown.export_text()
     assert f"mean AUC over {mean}" in said
-    assert f"over {mean}" in " ".join(text for text, _ in lines_of(read))
+    assert f"over {mean}" in " ".join(text for text, _ in said_of(read))
     page = text_of(render(read))
     for claim in ("all test points", "over all at once"):
         assert claim not in said
         assert claim not in page.replace("is not the AUC over all test points", "")
     assert "is the mean over sites of what they measured" in page
-    assert series(read)[0] == "mean over sites"
+    assert lines_of(read, read.metric).what == "mean over sites"
 
 
-def lines_of(run):
+def said_of(run):
     """What the live view says of the metric."""
     return standing(Still.of(run, Pace(0.0, 0.0)), Series.of(run, run.history))
 
@@ -311,18 +311,18 @@ def weak_hospital_leaves(target=None):
 def test_the_best_value_is_one_of_all_sites():
     """E9: "best 0.900 in round 4" was the absence of a weak hospital."""
     run = weak_hospital_leaves()
-    said = " ".join(text for text, _ in lines_of(run))
+    said = " ".join(text for text, _ in said_of(run))
 
     assert "best 0.780 in round 5" in said
     run.history = run.history[:4]
-    assert "over sites, each the same, without kiel" in " ".join(t for t, _ in lines_of(run))
+    assert "over sites, each the same, without kiel" in " ".join(t for t, _ in said_of(run))
 
 
 def test_a_target_is_not_reached_by_an_absence():
     run = weak_hospital_leaves(target=0.85)
 
     assert run.rounds_to(0.85) is None
-    assert "target 0.850 not reached yet" in " ".join(text for text, _ in lines_of(run))
+    assert "target 0.850 not reached yet" in " ".join(text for text, _ in said_of(run))
 
 
 def test_a_journal_that_does_not_say_who_scored_is_read(played):

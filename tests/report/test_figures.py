@@ -10,7 +10,7 @@ import torch
 import archipel as ar
 from archipel.engines.evaluation import Evaluation
 from archipel.participation import Cohort
-from archipel.report.figures import figures, save_figures, series
+from archipel.report.figures import figures, lines_of, save_figures
 from archipel.report.grid import bin_sizes, participation
 from archipel.report.plots import alone_and_together, curve_and_spread
 from archipel.report.style import ORANGE, styled
@@ -48,20 +48,22 @@ def test_png_and_svg_are_written_and_repeat(hospitals, tmp_path):
 
 
 def test_the_curve_compares_like_with_like(hospitals):
-    what, lines, levels = series(hospitals)  # one model against each own model, on all points
+    _, what, lines, levels = lines_of(
+        hospitals, "auc"
+    )  # one model against each own model, on all points
     assert what == "all test points"
     assert lines["together"][-1] == hospitals.metrics["auc"]
     assert levels["each alone"] == pytest.approx(float(hospitals.elsewhere["auc"].mean()))
     assert levels["data pooled"] == hospitals.baselines["central"].pooled["auc"]
 
-    what, lines, levels = series(replace(hospitals, elsewhere={}))
+    _, what, lines, levels = lines_of(replace(hospitals, elsewhere={}), "auc")
     assert what == "mean over parties"
     assert lines["together"][-1] == pytest.approx(float(hospitals.parties["auc"].nanmean()))
     local = hospitals.baselines["local"].parties["auc"]
     assert levels["each alone"] == pytest.approx(float(local.nanmean()))
 
     plain = replace(hospitals, baselines={})
-    what, lines, levels = series(plain)
+    _, what, lines, levels = lines_of(plain, "auc")
     assert (what, levels) == ("all test points", {})
     assert lines["together"][-1] == hospitals.metrics["auc"]
 

@@ -54,10 +54,17 @@ class Terminal:
                 return
             self._read.append(found)
 
+    def wait_for(self, words):
+        """Return once these words were written: a busy machine draws late."""
+        until = time.monotonic() + 120
+        while words not in b"".join(self._read).decode(errors="replace"):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     def text(self):
         """Everything written, once the terminal is closed."""
         self._file.close()
-        self._thread.join(5)
+        self._thread.join(60)
         os.close(self._master)
         return b"".join(self._read).decode()
 
@@ -321,9 +328,9 @@ def test_what_goes_on_besides_rounds_is_said():
     view = LiveView(terminal.console)
     with view:
         view.say("training every party [alone]\x1b[2J")
-        time.sleep(0.4)
+        terminal.wait_for("training every party")
         view(fake_run(done=0))
-        time.sleep(0.4)
+        terminal.wait_for("round 0 of 40")
 
     text = terminal.text()
     assert "training every party [alone] [2J" in text

@@ -28,7 +28,8 @@ from archipel.errors import ArchipelError
 from archipel.exchange import has_personal, is_peer
 from archipel.losses import LOSSES, Weighted
 from archipel.model import Model
-from archipel.run import Run, plain
+from archipel.plain import plain
+from archipel.run import Run
 from archipel.simulation import Loop
 from archipel.statistics import keep_own
 from archipel.store.folder import Folder

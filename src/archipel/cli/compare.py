@@ -156,7 +156,7 @@ class Line:
     """One line on standard error: which run, and how far it is."""
 
     def __init__(self, bar: Progress) -> None:
-        self._bar, self._drawn = bar, 0.0
+        self._bar, self._drawn, self.quiet = bar, 0.0, bar.disable
         self._task = bar.add_task("", total=None, rounds="")
 
     def __call__(self, run: Run) -> None:

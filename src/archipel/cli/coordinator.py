@@ -423,13 +423,19 @@ def with_time(text: str) -> str:
 
 
 def stopping() -> Any:
-    """An event that Ctrl-C and SIGTERM set."""
+    """An event that Ctrl-C and SIGTERM set; that they did is said at once."""
     import asyncio
     import signal
 
     stop = asyncio.Event()
+
+    def ask() -> None:
+        if not stop.is_set():
+            timed("stopping")
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, ask)
     return stop
 
 

@@ -75,7 +75,7 @@ def asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
 def readable(site: Site, study: str) -> bool | str:
     """Whether this Archipel can take part in a study, or why not."""
     try:
-        site.shelf.read(study)
+        site.shelf.gist(study)
     except ArchipelError as error:
         return str(error)
     return True

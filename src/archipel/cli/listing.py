@@ -65,21 +65,12 @@ def show(
     Example:
       archipel show scaffold
     """
-    from archipel import plugins
-    from archipel.errors import ArchipelError, unknown
+    from archipel.cli import outline
 
-    known = {*plugins.names("algorithm"), *plugins.names("model")}
-    if name not in known and plugins.file_of(name) is None:
-        raise unknown("algorithm or model", name, known)
-    try:
-        found = plugins.find("algorithm", name)
-    except ArchipelError:
-        found = plugins.find("model", name)
-    path = inspect.getsourcefile(found)
-    assert path is not None
-    source = Path(path).read_text()
+    path = outline.file_of(name) or _added_file(name)
+    source = path.read_text()
     if as_json:
-        o.print_json({"name": name, "file": Path(path).name, "source": source})
+        o.print_json({"name": name, "file": path.name, "source": source})
         return
     console = Console()
     if console.is_terminal:
@@ -88,23 +79,38 @@ def show(
         print(source, end="")
 
 
+def _added_file(name: str) -> Path:
+    """The file with an algorithm or model of an installed package, or of the user's own."""
+    from archipel import plugins
+    from archipel.cli import outline
+    from archipel.errors import ArchipelError, unknown
+
+    known = {*outline.names("algorithm"), *outline.names("model")}
+    if name not in known and plugins.file_of(name) is None:
+        raise unknown("algorithm or model", name, known)
+    try:
+        found = plugins.find("algorithm", name)
+    except ArchipelError:
+        found = plugins.find("model", name)
+    path = inspect.getsourcefile(found)
+    assert path is not None
+    return Path(path)
+
+
 def _rows(kind: Kind) -> list[tuple[str, str]]:
     from archipel import plugins
-    from archipel.data import datasets
-    from archipel.graphs import TOPOLOGIES
+    from archipel.cli import outline
 
-    if kind is Kind.topologies:
-        return sorted(TOPOLOGIES.items())
     if kind is Kind.wire:
         return []
+    if kind is Kind.topologies:
+        return sorted(outline.topologies().items())
     if kind is Kind.data:
-        known = datasets()
-        return [
-            (name, known[name].source if name in known else "from an installed package")
-            for name in plugins.names("data")
-        ]
+        added = dict.fromkeys(plugins.added("data"), "from an installed package")
+        return sorted((added | outline.data()).items())
     singular: plugins.Kind = "algorithm" if kind is Kind.algorithms else "model"
-    return [(name, _first_line(plugins.find(singular, name))) for name in plugins.names(singular)]
+    found = {name: _first_line(plugins.find(singular, name)) for name in plugins.added(singular)}
+    return sorted((found | outline.bundled_of(singular)).items())
 
 
 def lines(text: str) -> str:

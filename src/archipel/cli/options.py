@@ -15,16 +15,17 @@ import typer
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
+    from archipel.plugins import Kind
     from archipel.study import Study
 
 
-def _names(kind: str) -> Callable[[str], list[str]]:
+def _names(kind: Kind) -> Callable[[str], list[str]]:
     """Complete a name of this kind in the shell."""
 
     def complete(incomplete: str) -> list[str]:
-        from archipel import plugins
+        from archipel.cli import outline
 
-        return [name for name in plugins.names(kind) if name.startswith(incomplete)]  # type: ignore[arg-type]
+        return [name for name in outline.names(kind) if name.startswith(incomplete)]
 
     return complete
 
@@ -72,7 +73,7 @@ ModelName = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Rounds.")]
 Sample = Annotated[str | None, typer.Option(help="Parties of a round: a rate 0..1, or a number.")]
 Seed = Annotated[int | None, typer.Option(help="All randomness of a simulation.")]
-Engine = Annotated[str, typer.Option(help="local; ray and network come later.")]
+Engine = Annotated[str, typer.Option(help="local: all parties on this machine.")]
 Name = Annotated[str | None, typer.Option(help="Names the run's folder.")]
 Set = Annotated[
     list[str] | None,
@@ -151,8 +152,11 @@ def _data(data: str | None) -> dict[str, Any]:
 
 
 def check_engine(engine: str) -> None:
-    if engine in ("ray", "network"):
-        raise ArchipelError(f"--engine {engine}: comes in a later version; use --engine local.")
+    if engine == "network":
+        raise ArchipelError(
+            "--engine network: a study between sites is run by 'archipel coordinator', and tried "
+            "on this machine with 'archipel rehearse STUDY.toml'."
+        )
     if engine != "local":
         raise unknown("engine", engine, ("local",))
 
@@ -171,7 +175,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one strict JSON document: NaN and infinity become null."""
-    from archipel.run import plain
+    from archipel.plain import plain
 
     json.dump(plain(document), sys.stdout, allow_nan=False)
     print()

@@ -11,12 +11,14 @@ from rich.text import Text
 
 from archipel.cli import options as o
 from archipel.cli.coordinator import stopping, timed
+from archipel.cli.folder import site_at
 from archipel.cli.logs import say, show, table
 from archipel.cli.site import join_with
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
-    from archipel.federation.peer import PeerSite
+    from archipel.federation.fellows import Fellows
+    from archipel.federation.site import Site
 
 app = typer.Typer(
     help="A peer: a site that learns with others directly, in studies without a server. "
@@ -89,10 +91,13 @@ def up(
     asyncio.run(main())
 
 
-def _site(home: Path) -> PeerSite:
-    from archipel.federation.peer import PeerSite
+def _site(home: Path) -> tuple[Site, Fellows]:
+    """The peer of a folder, and whom it knows."""
+    from archipel.federation.fellows import Fellows
 
-    return PeerSite(home)
+    site = site_at(home)
+    site.assure_listens()
+    return site, Fellows(site, confirm=False)
 
 
 @app.command()
@@ -105,7 +110,7 @@ def fingerprint(home: Where = _HOME, as_json: o.Json = False) -> None:
     """
     from archipel.federation import roster
 
-    site = _site(home)
+    site, _ = _site(home)
     words = roster.fingerprint(site.identity.public.hex())
     if as_json:
         o.print_json({"peer": site.name, "fingerprint": words})
@@ -123,9 +128,9 @@ def roster(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
     """
     from archipel.federation.roster import fingerprint
 
-    site = _site(home)
+    site, fellows = _site(home)
     digest = site.shelf.find(study)
-    found = site.fellows.known(digest)
+    found = fellows.known(digest)
     if found is None:
         raise ArchipelError(
             f"study = '{study}': has no roster here yet; it comes while 'archipel peer up' runs, "
@@ -136,12 +141,12 @@ def roster(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
             "peer": each.name,
             "address": each.address,
             "fingerprint": fingerprint(each.identity),
-            "known": site.fellows.standing(each, digest),
+            "known": fellows.standing(each, digest),
         }
         for each in found.peers
     ]
     if as_json:
-        o.print_json({"study": digest, "accepted": digest in site.fellows.begun(), "peers": rows})
+        o.print_json({"study": digest, "accepted": digest in fellows.begun(), "peers": rows})
         return
     shown = table("peer", "address", "fingerprint", "known")
     for row in rows:
@@ -168,14 +173,14 @@ def trust(
     """
     from archipel.federation.roster import fingerprint
 
-    site = _site(home)
-    identity = site.fellows.offered(name, anew)
+    _, fellows = _site(home)
+    identity = fellows.offered(name, anew)
     words = None if identity is None else fingerprint(identity)
     if words is not None:
         say(f"Fingerprint  {words}", err=as_json)
         if not yes and not typer.confirm(f"Has {name} read you the same words?", err=as_json):
             raise ArchipelError(f"peer = '{name}': not trusted; the words must be the same.")
-    site.fellows.trust(name, identity)
+    fellows.trust(name, identity)
     if as_json:
         o.print_json({"peer": name, "fingerprint": words})
         return

@@ -135,7 +135,7 @@ def _document(
 def _print(document: dict[str, Any], out: Path | None) -> None:
     import json
 
-    from archipel.run import plain
+    from archipel.plain import plain
 
     _write(json.dumps(plain(document), allow_nan=False) + "\n", out)
 

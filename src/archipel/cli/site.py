@@ -156,7 +156,7 @@ def _reached(site: Site, study: str) -> str:
     done = diary.reached(site.shelf.folder(study))
     if done is None:
         return "unknown"
-    return f"between peers, this one at round {done} of {site.shelf.read(study).study.rounds}"
+    return f"between peers, this one at round {done} of {site.shelf.gist(study).rounds}"
 
 
 app.command()(deciding.review)
@@ -231,7 +231,7 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
             "study": site.shelf.name(each),
             "hash": each,
             "rounds": len(sent[each].rounds) if each in sent else 0,
-            "of": site.shelf.read(each).study.rounds if readable(site, each) is True else None,
+            "of": site.shelf.gist(each).rounds if readable(site, each) is True else None,
             "bytes": sent[each].bytes if each in sent else 0,
             "epsilon": None,
             "lacks": site.lacks(each, sent),

@@ -4,25 +4,37 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from archipel.run import Run
-    from archipel.simulation import Watch
+
+
+class View(Protocol):
+    """Whoever looks on, and whether that shows nothing."""
+
+    quiet: bool
+
+    def __call__(self, run: Run) -> bool | None: ...
+    def say(self, text: str) -> None: ...
 
 
 class Stoppable:
     """A view that stops the run after the round in which Ctrl-C or SIGTERM came."""
 
-    def __init__(self, view: Watch) -> None:
+    def __init__(self, view: View) -> None:
         self._view, self._asked, self._in_rounds = view, False, False
 
     def __call__(self, run: Run) -> bool:
         self._in_rounds = True
-        return bool(self._view(run)) or self._asked
+        stop = bool(self._view(run)) or self._asked
+        if self._asked:  # the picture of the round has taken the word away
+            self._view.say("stopping")
+        return stop
 
     def say(self, text: str) -> None:
         """Tell what comes next, which is no round; asked to stop, it does not come."""
@@ -33,13 +45,20 @@ class Stoppable:
 
     def ask(self, _signal: int, _frame: FrameType | None) -> None:
         if self._asked or not self._in_rounds:  # the second time, or nothing that could be lost
+            self._tell("stopping at once")
             raise KeyboardInterrupt
         self._asked = True
-        self._view.say("stopping after this round; once more to stop at once")
+        self._tell("stopping after this round; once more to stop at once")
+
+    def _tell(self, text: str) -> None:
+        """Say it at once: in the picture, or where there is none in a line of its own."""
+        self._view.say(text)
+        if self._view.quiet:
+            print(f"archipel: {text}.", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def stoppable(view: Watch) -> Iterator[Stoppable]:
+def stoppable(view: View) -> Iterator[Stoppable]:
     """Have Ctrl-C and SIGTERM ask the view to stop."""
     watch = Stoppable(view)
     before = {

@@ -18,7 +18,7 @@ from archipel.engines.pool import Pool, cores, each_block
 from archipel.errors import RunFailed
 from archipel.history import spread
 from archipel.metrics import PRIMARY, larger_is_better
-from archipel.run import plain
+from archipel.plain import plain
 from archipel.study import Study
 from archipel.tree import nbytes
 

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from archipel.history import Round, rounds_to
 from archipel.metrics import larger_is_better
+from archipel.report.tables import Table, as_text, html
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.console import RenderableType
+    from pandas import DataFrame
+
+    from archipel.picture import Picture
 
 LOCAL, CENTRAL = "every party alone", "data pooled"
 RANKS = ("auc", "average_precision", "c_index")  # of one model: others' have no common order
@@ -246,11 +248,17 @@ class Comparison:
 
         return table(self).render(form)
 
-    def plot(self, path: str | Path | None = None) -> Figure:
+    def plot(self, path: str | Path | None = None) -> Picture:
         """Draw the metric against rounds with bands over seeds, and its spread over parties."""
         from archipel.report.comparison import curves_and_spread
 
         return curves_and_spread(self, path)
+
+    def to_frame(self) -> DataFrame:
+        """A pandas frame with a row per algorithm, or baseline, and seed."""
+        from archipel.report.frames import of_comparison
+
+        return of_comparison(self)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values: the rows, and every run with its history."""
@@ -331,13 +339,18 @@ class Comparison:
             ),
         )
 
-    def __rich__(self) -> RenderableType:
+    # -- for terminals and notebooks -------------------------------------------------------------
+
+    def __rich__(self) -> Table:
         from archipel.comparison.table import table
 
         return table(self)
 
     def __repr__(self) -> str:
-        return self.table("md")
+        return as_text(self.__rich__())
+
+    def _repr_html_(self) -> str:
+        return html(self.__rich__())
 
 
 def quantiles(values: Tensor) -> list[float]:

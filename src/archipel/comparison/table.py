@@ -143,7 +143,7 @@ def notes(comparison: Comparison, bold: bool) -> list[str]:
             "model are the same for all rows."
         ]
         if bold:
-            lines.append("Bold: ahead of all other algorithms by more than both sds.")
+            lines.append("Bold or starred: ahead of all other algorithms by more than both sds.")
     else:
         lines = [f"One seed ({seeds[0]}): no deviation is known."]
     alike = {LOCAL} if comparison.personal else set()  # tested as the algorithms are

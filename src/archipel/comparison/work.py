@@ -25,7 +25,8 @@ from archipel.errors import ArchipelError
 from archipel.exchange import has_personal, is_peer
 from archipel.metrics import PRIMARY
 from archipel.models import default_model
-from archipel.run import Run, plain
+from archipel.plain import plain
+from archipel.run import Run
 from archipel.sections import About
 from archipel.simulation import Loop, Options, Watch, simulate
 from archipel.store.files import write

@@ -28,7 +28,7 @@ from archipel.data.scaling import Scaling, Sums
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from archipel.picture import Picture
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,6 +119,11 @@ class Federation:
     def name(self, k: int) -> str:
         """Return the name of party k."""
         return str(k) if self.names is None else str(self.names[k])
+
+    def class_name(self, number: int) -> str:
+        """Return the name of a class, as its table writes it; its number where it has none."""
+        names = self.features.labels
+        return names[number] if names else str(number)
 
     def index(self, party: int | str) -> int:
         """Return the number of a party given by number or name."""
@@ -366,7 +371,7 @@ class Federation:
     __repr__ = describe.line
     summary = describe.summary
 
-    def plot(self, path: str | Path | None = None, max_parties: int = 40) -> Figure:
+    def plot(self, path: str | Path | None = None, max_parties: int = 40) -> Picture:
         """Draw how targets and sizes fall across parties; write it to `path` if given."""
         from archipel.data.plot import draw
 

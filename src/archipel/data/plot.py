@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, clean
+from archipel.picture import Picture
 
 if TYPE_CHECKING:
     from archipel.data.federation import Federation
@@ -22,13 +22,13 @@ Ints = npt.NDArray[np.int64]
 SEA, CORAL, INK, PALE = "#1f6f8b", "#e07a5f", "#33415c", "#e6eaf0"
 
 
-def draw(fed: Federation, path: str | Path | None, max_parties: int) -> Figure:
+def draw(fed: Federation, path: str | Path | None, max_parties: int) -> Picture:
     """Draw the targets of up to `max_parties` parties, and the sizes of all."""
     if max_parties < 1:
         raise ArchipelError(f"max_parties={max_parties}: show at least one party.")
     shown = np.unique(np.linspace(0, fed.parties - 1, min(max_parties, fed.parties)).astype(int))
     height = float(np.clip(2.2 + 0.13 * fed.classes, 4.2, 9.5)) if fed.task != "text" else 4.2
-    figure = Figure(figsize=(10, height), layout="constrained")
+    figure = Picture(figsize=(10, height), layout="constrained", facecolor="white")
     left, right = figure.subplots(1, 2, width_ratios=[2.6, 1])
     {
         "classification": _classes,
@@ -95,10 +95,10 @@ def _classes(axes: Axes, fed: Federation, shown: Ints) -> None:
         linewidth=0,
     )
     axes.set_ylim(-0.8, fed.classes - 0.2)
-    ticks, labels = range(0, fed.classes, 1 + fed.classes // 21), fed.features.labels
-    axes.set_yticks(ticks)
-    if len(labels) == fed.classes:
-        axes.set_yticklabels([labels[tick].replace("$", r"\$") for tick in ticks])
+    ticks = range(0, fed.classes, 1 + fed.classes // 21)
+    names = [clean(fed.class_name(each)) for each in ticks]
+    names = [name if len(name) <= 20 else f"{name[:19]}…" for name in names]
+    axes.set_yticks(ticks, names, parse_math=False)
     axes.set_ylabel("class", color=INK)
     axes.set_title(f"training points by class (largest: {most:.0f})", loc="left", color=INK)
 
@@ -162,7 +162,9 @@ def _bars(axes: Axes, fed: Federation) -> None:
     axes.barh(names, n, color=SEA, height=0.7, label="training")
     axes.barh(names, n_test, left=n, color="#a9bccb", height=0.7, label="test")
     axes.invert_yaxis()
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(  # below: nowhere beside the bars is sure to be free
+        frameon=False, fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12)
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
     axes.set_xlabel("points", color=INK)
     axes.set_title("sizes", loc="left", color=INK)

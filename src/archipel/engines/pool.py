@@ -18,8 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from archipel.errors import ArchipelError, RunFailed
 
 Json = dict[str, Any]
@@ -127,6 +125,8 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
     """The life of a forked worker; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    import torch
+
     torch.set_num_threads(1)
     _keep_memory()
 

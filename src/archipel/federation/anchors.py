@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from archipel.errors import ArchipelError
 from archipel.federation.audit import Anchor
-from archipel.store.files import write
-from archipel.store.journal import now
+from archipel.store.files import now, write
 
 
 class Kept(NamedTuple):

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site agrees to: the exact bytes of a study, named by their hash, and what they mean."""
+"""What a site agrees to: the exact bytes of a study, named by their hash, and what they mean.
+
+Only who reads all of a study waits for what it takes to compute with one.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
+import tomllib
 import unicodedata
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from archipel import models
-from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, clean, unknown
-from archipel.metrics import METRICS
-from archipel.model import Model
-from archipel.sections import read_tables
-from archipel.study import Study
+
+if TYPE_CHECKING:
+    from archipel.data.federation import Federation
+    from archipel.model import Model
+    from archipel.study import Study
 
 _MOST = 256 << 10  # bytes of a study
 _DOTS = 100  # in a line of it: a key of n parts takes a reader of TOML n^2 memory
@@ -43,6 +44,10 @@ def looks_like_hash(name: str) -> bool:
 
 def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
+    from archipel.metrics import METRICS
+    from archipel.sections import read_tables
+    from archipel.study import Study
+
     if len(text) > _MOST or any(line.count(b".") > _DOTS for line in text.split(b"\n")):
         raise ArchipelError(
             f"the study has {len(text)} bytes, or a line with more than {_DOTS} dots: give at most "
@@ -88,8 +93,8 @@ def _listed(value: Any) -> list[Any]:
 def name_of(text: bytes) -> str:
     """The name that a study gives itself, also where this Archipel cannot read the rest."""
     try:
-        name = read_tables(text.decode())["study"]["name"]
-    except (ArchipelError, UnicodeDecodeError, KeyError, TypeError):
+        name = tomllib.loads(text.decode())["study"]["name"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     return clean(name)[:80] if isinstance(name, str) else ""
 
@@ -101,6 +106,10 @@ def folded(name: str) -> str:
 
 def model_of(study: Study, data: Federation) -> Model:
     """The study's model, unless it is larger than a site builds for somebody else."""
+    import torch
+
+    from archipel import models
+
     name, shape = study.model.name or models.default_model(data.task, data.shape), data.shape
     if name in models.MODELS:
         with torch.device("meta"):  # counts without memory

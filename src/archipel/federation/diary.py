@@ -7,14 +7,15 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-from torch import Tensor
-
-from archipel.engines.network.peers import Report
-from archipel.run import plain
+from archipel.plain import plain
 from archipel.store.files import write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from archipel.engines.network.peers import Report
 
 
 class Files:
@@ -25,12 +26,16 @@ class Files:
         folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        from safetensors.torch import save
+
         copies = {key: tensor.detach().clone() for key, tensor in tensors.items()}
-        write(self._folder / f"{name}.safetensors", safetensors.torch.save(copies))
+        write(self._folder / f"{name}.safetensors", save(copies))
 
     def kept(self) -> dict[str, dict[str, Tensor]]:
+        from safetensors.torch import load
+
         found = self._folder.glob("[!.]*.safetensors")
-        return {path.stem: safetensors.torch.load(path.read_bytes()) for path in found}
+        return {path.stem: load(path.read_bytes()) for path in found}
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:

@@ -20,8 +20,7 @@ from typing import NamedTuple
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation.authority import verify
-from archipel.store.files import sync
-from archipel.store.journal import now
+from archipel.store.files import now, sync
 
 _LONGEST = 1 << 18  # bytes of a text that is kept
 _MOST = 1 << 26  # bytes that one site may add to one study while a coordinator is up

@@ -68,11 +68,7 @@ class PeerSite(Site):
     ) -> None:
         """With `confirm` a peer's key that is new here counts once somebody has confirmed it."""
         super().__init__(home)
-        if not self.listens:
-            raise ArchipelError(
-                f"home = '{home}': a site that listens nowhere; join anew with 'archipel peer "
-                "join TOKEN --address HOST:PORT'."
-            )
+        self.assure_listens()
         self._silence, self._stays = silence, stays
         self._serving: dict[str, tuple[Peer, Roster]] = {}
         self._server = GrpcServer(self._answer, self._admit, self._most)

@@ -15,16 +15,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import floor, log10, nan
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import tomli_w
 
 from archipel.errors import ArchipelError, clean, unknown
-from archipel.federation.exposure import Exposure
 from archipel.fields import build, hints, shown
 from archipel.fields import read as read_value
-from archipel.metrics import Guarded
 from archipel.store.files import write
+
+if TYPE_CHECKING:
+    from archipel.federation.exposure import Exposure
+    from archipel.metrics import Guarded
 
 _FILE = "policy.toml"
 _EXACT = 15  # digits: as they are

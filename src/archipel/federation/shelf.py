@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import safetensors.torch
+from safetensors import safe_open
 
 from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.store.files import write
-from archipel.study import Study
+
+if TYPE_CHECKING:
+    from archipel.study import Study
 
 
 class Decision(NamedTuple):
@@ -26,6 +29,12 @@ class Decision(NamedTuple):
     facts: Mapping[str, Any]  # that it tells about its data
     told: bool = False  # whether the coordinator knows
     refused: str = ""  # why the coordinator did not accept it
+
+
+class Gist(NamedTuple):
+    """What is told of a study without reading it again."""
+
+    rounds: int
 
 
 class Shelf:
@@ -59,6 +68,17 @@ class Shelf:
 
     def read(self, study: str) -> Study:
         return approval.read(self.text(study))
+
+    def gist(self, study: str) -> Gist:
+        """What was noted of a study that this version could read; it is read where nothing is."""
+        text, path = self.text(study), self.folder(study) / "gist.json"
+        if path.exists():
+            noted = json.loads(path.read_bytes())
+            if noted.pop("version") == version("archipel"):
+                return Gist(**noted)
+        gist = Gist(approval.read(text).study.rounds)
+        write(path, json.dumps({"version": version("archipel"), **gist._asdict()}).encode())
+        return gist
 
     def known(self) -> list[str]:
         """The studies that are here, in the order in which they came."""
@@ -137,18 +157,26 @@ class Shelf:
         path = folder / "state.safetensors"
         if not path.exists():
             return False
-        state = safetensors.torch.load_file(path)
-        return bool(state["own.trained"]) or int(state["last"][0]) > 0
+        with safe_open(path, "numpy") as state:  # these two alone
+            return bool(state.get_tensor("own.trained")) or self.last(study) > 0
+
+    def last(self, study: str) -> int:
+        """The round that this site worked in last, counted from 0; -1 before the first."""
+        path = self.folder(study) / "state.safetensors"
+        with safe_open(path, "numpy") as state:
+            return int(state.get_tensor("last")[0])
 
     def drop_round(self, study: str) -> None:
         """Forget the round that is open, which was computed on another scale; all else stays."""
         path = self.folder(study) / "state.safetensors"
         if path.exists():
-            state = safetensors.torch.load_file(path)
+            from safetensors.torch import load_file, save
+
+            state = load_file(path)
             kept = {name: each for name, each in state.items() if not name.startswith("turn.")}
             again = kept["last"].clone()
             again[0] = -1
-            write(path, safetensors.torch.save({**kept, "last": again}))
+            write(path, save({**kept, "last": again}))
 
     def is_open(self, study: str) -> bool:
         """Whether the site took part and has not heard how it ended."""

@@ -3,7 +3,7 @@
 
 Everything is in the site's own folder and everything it decides is decided there: pausing, leaving
 and the audit log work without the coordinator. The site connects outwards only, and its data is
-read by its own process alone.
+read by its own process alone. What computes is imported where it is done: a pause works at once.
 """
 
 from __future__ import annotations
@@ -17,22 +17,13 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import safetensors.torch
-from torch import Tensor
-
-from archipel.data.federation import Federation
-from archipel.data.shadow import Facts
-from archipel.engines.checks import check_fit
-from archipel.engines.network.attend import Attendance
 from archipel.engines.network.grpc import Credentials, GrpcLink
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.seat import Seat, anatomy_of
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
-from archipel.exchange import Anatomy
-from archipel.federation import approval, bundles, port, scale
+from archipel.federation import approval, port
 from archipel.federation.anchors import Anchors
 from archipel.federation.audit import Anchor, Audit
 from archipel.federation.authority import (
@@ -47,12 +38,19 @@ from archipel.federation.authority import (
     request,
     write_secret,
 )
-from archipel.federation.exposure import Exposure, exposure
 from archipel.federation.policy import Policy, Standing
-from archipel.federation.review import Review
 from archipel.federation.shelf import Decision, Shelf
 from archipel.store.files import locked, write
-from archipel.study import Study
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from archipel.data.federation import Federation
+    from archipel.data.shadow import Facts
+    from archipel.engines.network.seat import Seat
+    from archipel.exchange import Anatomy
+    from archipel.federation.exposure import Exposure
+    from archipel.study import Study
 
 _RESCALED = 3  # times that a study's scale may be made anew
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -113,6 +111,14 @@ class Site:
         self.audit = Audit(home / "audit.jsonl", self.identity)
         self.shelf = Shelf(home / "studies")
         self._fault = ""  # of the coordinator's log, as it was last said
+
+    def assure_listens(self) -> None:
+        """Refuse what only a peer can do."""
+        if not self.listens:
+            raise ArchipelError(
+                f"home = '{self.home}': a site that listens nowhere; join anew with 'archipel peer "
+                "join TOKEN --address HOST:PORT'."
+            )
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -216,7 +222,12 @@ class Site:
     def _look(
         self, study: Study, data: Federation, rows: Rows | None
     ) -> tuple[Exposure, Anatomy, list[Tensor]]:
-        model, mixed = approval.model_of(study, data), list[Tensor]()
+        from archipel.engines.checks import check_fit
+        from archipel.engines.network.seat import anatomy_of
+        from archipel.federation.exposure import exposure
+
+        mixed: list[Tensor] = []
+        model = approval.model_of(study, data)
         check_fit(model, data)
         anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed, mixed)
         counts = (None, None) if rows is None else rows
@@ -226,6 +237,8 @@ class Site:
         self, text: bytes, data: Federation, members: Sequence[str], rows: Rows | None = None
     ) -> str:
         """What approving would mean; `rows` are those of the table that is bound."""
+        from archipel.federation.review import Review
+
         study, digest = approval.read(text), approval.hash_of(text)
         found, anatomy, mixed = self._look(study, data, rows)
         approved = [each for each in self.shelf.approved() if each != digest]
@@ -340,8 +353,7 @@ class Site:
         path = folder / "state.safetensors"
         if not path.exists():
             return study not in sent and any(folder.glob("peer/*.safetensors"))
-        last = int(safetensors.torch.load_file(path)["last"][0])  # counted from 0
-        return study not in sent or last > max(sent[study].rounds, default=0)
+        return study not in sent or self.shelf.last(study) > max(sent[study].rounds, default=0)
 
     async def personalise(self, study: str, data: Federation) -> dict[str, float]:
         """Get the model of a finished study, this site's own where the algorithm makes one.
@@ -349,6 +361,11 @@ class Site:
         It is written beside the approval, with a bundle to apply it with; returns its metrics on
         this site's test points.
         """
+        from safetensors.torch import save
+
+        from archipel.engines.network.attend import Attendance
+        from archipel.federation import bundles
+
         if self.paused:
             raise ArchipelError(
                 "this site is paused, and a model of its own may take questions computed from its "
@@ -363,7 +380,7 @@ class Site:
             await link.close()
         module = seat.model.to_module(*model)
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-        write(path.with_name("model.safetensors"), safetensors.torch.save(tensors))
+        write(path.with_name("model.safetensors"), save(tensors))
         bundles.of_site(self, study, seat, data, model, rounds)
         self.audit.append("personalised", study=study, rounds=rounds)
         return seat.score(model, rounds, own=seat.has_personal)
@@ -374,6 +391,10 @@ class Site:
 
     def _seat(self, study: str, data: Federation) -> tuple[Seat, Path]:
         """This site's seat in a study that it approved, as it was left, and where that lies."""
+        from safetensors.torch import load_file
+
+        from archipel.engines.network.seat import Seat
+
         self._assure_approved(study)
         described = self.shelf.read(study)
         rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
@@ -388,7 +409,7 @@ class Site:
         )  # fmt: skip
         path = self.shelf.folder(study) / "state.safetensors"
         if path.exists():
-            seat.restore(safetensors.torch.load_file(path))
+            seat.restore(load_file(path))
         return seat, path
 
     @contextmanager
@@ -481,11 +502,16 @@ class Site:
         say: Callable[[str], None] = lambda _: None,
     ) -> int:
         """Take part in an approved study until it is done; return its rounds."""
+        from safetensors.torch import save
+
+        from archipel.engines.network.attend import Attendance
+        from archipel.federation import scale
+
         await self.place(link, study)
         seat, path = self._seat(study, data)
 
         def keep() -> None:
-            write(path, safetensors.torch.save(seat.state()))
+            write(path, save(seat.state()))
 
         async def may() -> None:
             await self.may(link, study)

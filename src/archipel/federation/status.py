@@ -20,8 +20,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import is_peer
-from archipel.federation import approval
 from archipel.federation.authority import host_and_port
 from archipel.federation.home import Home
 from archipel.store.files import write
@@ -77,6 +75,8 @@ def present(sitting: Sitting) -> int:
 
 def waiting(sitting: Sitting) -> str:
     """What a study that stands still waits for; empty while it goes on, and when it is over."""
+    from archipel.exchange import is_peer
+
     (run,) = sitting.runs
     if run.state != "running" or run.done >= run.rounds:
         return ""
@@ -126,7 +126,7 @@ def _overview(
     return {
         "name": study.name,
         "hash": study.hash,
-        "state": _state(study, now is not None),
+        "state": _state(home, study, now is not None),
         "note": _note(home, study, seen),
         "stalled": study.state == "running" and (now is None or bool(seen.get("waiting"))),
         "waiting": seen.get("waiting", ""),
@@ -157,10 +157,10 @@ def _decisions(roll: Roll, study: str) -> dict[str, str]:
     return said | {d.site: "revoked" for d in roll.history(study) if d.site in revoked}
 
 
-def _state(study: Submission, up: bool) -> str:
+def _state(home: Home, study: Submission, up: bool) -> str:
     if up or study.state != "running":
         return study.state
-    if is_peer(approval.read(bytes(study.text)).algorithm_object):
+    if home.roster_of(study.hash).exists():  # peers have what they need
         return "goes on between peers, who tell how far once the coordinator is up"
     return "waits for the coordinator to be up"
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from archipel.picture import Picture
 from archipel.report.style import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PINK, bare, short, styled
 from archipel.scorecard.words import metric_name
 
@@ -22,12 +22,12 @@ _STYLES = ("-", "--", "-.", ":")
 _DOTS = 20  # parties shown one by one, at most
 
 
-def curves_and_spread(comparison: Comparison, path: str | Path | None = None) -> Figure:
+def curves_and_spread(comparison: Comparison, path: str | Path | None = None) -> Picture:
     """The metric over all test points against rounds, and over parties after the last one."""
     rows, levels = comparison.rows, comparison.baselines
     height = max(3.4, 1.3 + 0.42 * (len(rows) + len(levels)))
     with styled():
-        figure = Figure(figsize=(10, height), layout="constrained", facecolor="white")
+        figure = Picture(figsize=(10, height), layout="constrained", facecolor="white")
         left, right = figure.subplots(1, 2, width_ratios=(5, 4))
         looks = [(_COLOURS[i % 8], _STYLES[i // 8 % 4]) for i in range(len(rows))]
         for row, (colour, style) in zip(rows, looks, strict=True):
@@ -38,7 +38,7 @@ def curves_and_spread(comparison: Comparison, path: str | Path | None = None) ->
                 left.axhline(mean, color=GREY, lw=1.2, ls=style, label=short(row.label, 32))
         name = metric_name(comparison.metric)
         left.set(xlabel="round", ylabel=f"{name}, all test points")
-        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         left.grid()
         if left.get_legend_handles_labels()[0]:
             left.legend(fontsize=8.5)

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -69,38 +69,48 @@ def encode(figure: Figure, form: str, background: str = "none") -> bytes:
 # -- the curve -------------------------------------------------------------------------------------
 
 
-def series(run: Run) -> tuple[str, dict[str, Floats], dict[str, float]]:
-    """What the curve shows: of what, lines over evaluated rounds by name, and levels by name.
+class Lines(NamedTuple):
+    """What a curve shows."""
 
-    All test points at once; means over parties where `Run.by_party` says so, or over sites.
+    metric: str
+    what: str  # it is taken over
+    values: dict[str, Floats]  # over evaluated rounds, by name
+    levels: dict[str, float]  # by name
+
+
+def lines_of(run: Run, metric: str) -> Lines:
+    """A metric over all test points, or sites; over parties where `Run.by_party` says so.
+
+    Over parties there is the run's own metric alone. Levels are of the same points as the lines.
     """
-    metric = run.metric
     if not run.history or run.history[-1]["seen_parties"] is None:
-        return "", {}, {}
+        return Lines(metric, "", {}, {})
     labels = {"alone": "each alone", "pooled": "data pooled"}
-    levels = {labels[name]: level for name, level in run.levels.items()}
-    if run.by_party:
+    by_party = run.by_party and metric == run.metric
+    compared = run.levels_of(metric) if by_party == run.by_party else {}
+    levels = {labels[name]: level for name, level in compared.items()}
+    if by_party:
         what = "mean over parties"
         found = {"together": "seen_parties", "new parties": "new_parties"}
+        lines = {
+            label: _finite([(entry[part] or {}).get("mean") for entry in run.history])
+            for label, part in found.items()
+        }
     else:
         what = "mean over sites" if run.between_sites else "all test points"
-        together = "own" if run.history[-1]["own"] else "metrics"
-        found = {"together": together, "new parties": "new"}
-    key = "mean" if run.by_party else metric
-    lines = {
-        label: _finite([(entry[part] or {}).get(key) for entry in run.history])
-        for label, part in found.items()
-    }
-    if run.target is not None:
+        curves = {"together": run.curve(metric), "new parties": run.curve(metric, new=True)}
+        lines = {label: _finite(values) for label, (_, values) in curves.items()}
+    if run.target is not None and metric == run.metric:
         levels["target"] = run.target
-        if run.by_party:  # what the target is meant for
+        if by_party:  # what the target is meant for
             lines["all test points"] = _finite(
                 [entry["metrics"].get(metric) for entry in run.history]
             )
-    return what, {label: line for label, line in lines.items() if not np.isnan(line).all()}, levels
+    known = {label: line for label, line in lines.items() if not np.isnan(line).all()}
+    return Lines(metric, what, known, levels)
 
 
-def _finite(values: list[float | None]) -> Floats:
+def _finite(values: Sequence[float | None]) -> Floats:
     line = np.array(values, float)
     return np.where(np.isfinite(line), line, np.nan)
 
@@ -117,8 +127,8 @@ _LOOK: dict[str, dict[str, Any]] = {
 
 def curve(run: Run) -> Figure | None:
     """The metric by round, against its levels; under it, how many parties were missing."""
-    what, lines, levels = series(run)
-    if not lines:
+    lines = lines_of(run, run.metric)
+    if not lines.values:
         return None
     missing = np.array([len(cohort.missing) for cohort in run.participation])
     figure = Figure(figsize=(WIDTH, 4.4 if missing.any() else 3.7), layout="constrained")
@@ -127,27 +137,32 @@ def curve(run: Run) -> Figure | None:
         _missing(below, missing)
     else:
         axes = below = figure.subplots()
+    draw_lines(axes, run, lines)
+    below.set_xlabel("round")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure
+
+
+def draw_lines(axes: Axes, run: Run, lines: Lines) -> None:
+    """The lines, their levels, and at the right end what each is and where it stands."""
     rounds = np.array([entry["round"] for entry in run.history])
     ends: list[tuple[float, str, str]] = []
-    for name, line in lines.items():
+    for name, line in lines.values.items():
         axes.plot(rounds, line, **_LOOK[name], marker="o" if len(rounds) == 1 else None, zorder=3)
         ends.append((float(line[~np.isnan(line)][-1]), name, _LOOK[name]["color"]))
-    _mark_absent(axes, run, rounds, lines.get("together"))
-    drawn = np.concatenate(list(lines.values()))
+    _mark_absent(axes, run, rounds, lines.values.get("together"))
+    drawn = np.concatenate(list(lines.values.values()))
     low, high = scale(drawn)
-    for name, level in levels.items():
+    for name, level in lines.levels.items():
         if low <= level <= high:
             axes.axhline(level, **_LOOK[name], zorder=2)
         ends.append((level, name, _LOOK[name]["color"]))
     if np.nanmax(drawn) > high or np.nanmin(drawn) < low:
         axes.set_ylim(max(low, np.nanmin(drawn)), min(high, np.nanmax(drawn)))
     axes.grid(axis="y")
-    axes.set_ylabel(f"{metric_name(run.metric)}, {what}")
+    axes.set_ylabel(f"{metric_name(lines.metric)}, {lines.what}")
     axes.set_xlim(min(1, rounds[0]) - 0.5, max(run.done, rounds[-1]) + 0.5)
     _label_ends(axes, ends)
-    below.set_xlabel("round")
-    below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
 
 
 def _mark_absent(axes: Axes, run: Run, rounds: npt.NDArray[np.int64], line: Floats | None) -> None:
@@ -285,7 +300,7 @@ def _histograms(run: Run, together: Floats, alone: Floats | None) -> Figure:
     if alone is not None:
         look = {"color": ORANGE, "histtype": "step", "lw": 1.8}
         groups["alone"] = (alone[:training], look)
-    _bars(left, groups)
+    histogram(left, groups)
     left.legend()
     left.set_xlabel(_on_own_points(run))
     for axes in rest:
@@ -293,14 +308,14 @@ def _histograms(run: Run, together: Floats, alone: Floats | None) -> Figure:
         sign = 1 if larger_is_better(run.metric) else -1
         gain = sign * (together - alone)[:training]
         known = int(np.isfinite(gain).sum())
-        _bars(axes, {"": (gain, {"color": BLUE, "alpha": 0.75})})
+        histogram(axes, {"": (gain, {"color": BLUE, "alpha": 0.75})})
         axes.axvline(0, color=INK, lw=1)
         axes.set_title(f"{(gain > 0).sum():,} of {known:,} parties gain", loc="left", fontsize=9.5)
         axes.set_xlabel("gain over training alone")
     return figure
 
 
-def _bars(axes: Axes, groups: dict[str, tuple[Floats, dict[str, Any]]]) -> None:
+def histogram(axes: Axes, groups: dict[str, tuple[Floats, dict[str, Any]]]) -> None:
     """Histograms with the same bins; what is off the scale counts in the last bar."""
     known = {name: values[np.isfinite(values)] for name, (values, _) in groups.items()}
     values = np.concatenate(list(known.values()))

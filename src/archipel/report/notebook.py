@@ -143,7 +143,7 @@ def figure(still: Still) -> Figure:
     _bytes(sent, still)
     for axes in (curve, who, sent):
         axes.tick_params(labelsize=8)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=_STEPS))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=_STEPS, min_n_ticks=1))
     head = f"{title(still.run)}: {progress(still)}"
     drawn.suptitle(head, x=0.02, y=0.98, ha="left", fontsize=11, fontweight="bold")
     words = " · ".join(text for text, _ in standing(still, series))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of results as Markdown, CSV, LaTeX, or for the terminal.
+"""A table of results as Markdown, CSV, LaTeX, or for the terminal and the notebook.
 
 Columns fall into blocks, drawn one under the other with the names of the rows repeated: two narrow
 tables fit where one wide one does not. CSV holds the numbers themselves, in one table.
@@ -12,11 +12,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape as escape_html
 from io import StringIO
+from shutil import get_terminal_size
 from typing import NamedTuple
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -24,6 +26,9 @@ from rich.text import Text
 from archipel.errors import clean, unknown
 
 _GAP = 2  # between columns in the terminal
+_PAGE = "margin: 0.6em 0; border-collapse: collapse"  # a table in a notebook, and its cells
+_CELL = dict.fromkeys(("left", "right"), "padding: 0.15em 1em 0.15em 0; vertical-align: top")
+_CELL["right"] += "; white-space: nowrap"
 
 
 class Column(NamedTuple):
@@ -79,7 +84,7 @@ class Table:
             shown = [c for c in block if not self.columns[c].aside]
             for part in self._fitting(shown, options.max_width):
                 yield Text()
-                yield self._shown(part)
+                yield self._shown(part, marked=console.color_system is None)
         yield Text()
         if aside := [_line(each.title) for each in self.columns if each.aside]:
             yield Text(f"Also in md, csv, latex and json: {', '.join(aside)}.", style="dim")
@@ -89,7 +94,11 @@ class Table:
     def _width(self, c: int) -> int:
         """Of a column whose heading is broken at spaces, and whose cells are not."""
         title = _line(self.columns[c].title)
-        cells = [_line(row[c].text) for section in self.sections for row in section]
+        cells = [
+            "* " * row[c].strong + _line(row[c].text)
+            for section in self.sections
+            for row in section
+        ]
         return max(*map(cell_len, [*title.split(), *cells]), 1, cell_len(title) // 3 + 2)
 
     def _fitting(self, block: Sequence[int], width: int) -> list[list[int]]:
@@ -102,7 +111,7 @@ class Table:
             parts[-1].append(c)
         return parts
 
-    def _shown(self, columns: Sequence[int]) -> RichTable:
+    def _shown(self, columns: Sequence[int], marked: bool) -> RichTable:
         shown = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
         for c in columns:
             left = self.columns[c].left or c == 0
@@ -116,7 +125,7 @@ class Table:
             if number:
                 shown.add_row()
             for row in section:
-                shown.add_row(*(_rich(row[c]) for c in columns))
+                shown.add_row(*(_rich(row[c], marked) for c in columns))
         return shown
 
 
@@ -174,6 +183,41 @@ def latex(table: Table) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def html(table: Table) -> str:
+    """For a notebook: no script, no style but its own, and names as they are written."""
+    parts = [f"<b>{_html(table.title)}</b>"] if table.title else []
+    for block in table.blocks():
+        sides = ["left" if table.columns[c].left or c == 0 else "right" for c in block]
+        heads = [_html(table.columns[c].title) for c in block]
+        lines = [_html_row("th", heads, sides)] if any(heads) else []
+        for number, section in enumerate(table.sections):
+            rule = "border-top: 1px solid #d8dee6" if number else ""
+            for row in section:
+                cells = [_strong(row[c], _html, "<b>{}</b>") for c in block]
+                lines.append(_html_row("td", cells, sides, rule))
+                rule = ""
+        parts.append(f'<table style="{_PAGE}">{"".join(lines)}</table>')
+    parts += [f"<small>{_html(note)}</small><br>" for note in table.notes]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _html_row(kind: str, cells: Sequence[str], sides: Sequence[str], rule: str = "") -> str:
+    written = (
+        f'<{kind} style="text-align: {side}; {_CELL[side]}">{cell}</{kind}>'
+        for cell, side in zip(cells, sides, strict=True)
+    )
+    return f'<tr style="{rule}">{"".join(written)}</tr>'
+
+
+def as_text(shown: RenderableType) -> str:
+    """For the Python prompt: what a terminal shows, without colours, as wide as there is room."""
+    room = get_terminal_size((100, 24)).columns
+    console = Console(file=StringIO(), width=room, color_system=None, legacy_windows=False)
+    with console.capture() as text:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in text.get().splitlines())
+
+
 def comma_separated(table: Table) -> str:
     """For a spreadsheet or a script: plain numbers, and the sd in columns of their own."""
     rows = [row for section in table.sections for row in section]
@@ -219,8 +263,10 @@ def text_cell(text: str) -> str:
     return f"'{line}" if plain[:1] in ("=", "+", "-", "@", "\u2212") else line
 
 
-def _rich(cell: Cell) -> Text:
-    return Text(_line(cell.text), style="bold" if cell.strong else "")
+def _rich(cell: Cell, marked: bool) -> Text:
+    """A cell's text; a strong one is bold, and has a star where nothing can be."""
+    star = "* " if cell.strong and marked else ""
+    return Text(star + _line(cell.text), style="bold" if cell.strong else "")
 
 
 def _strong(cell: Cell, write: Callable[[str], str], form: str) -> str:
@@ -248,6 +294,10 @@ _LATEX = str.maketrans(
         "\N{MINUS SIGN}": "$-$",
     }
 )
+
+
+def _html(text: str) -> str:
+    return escape_html(_line(text))
 
 
 def _latex(text: str) -> str:

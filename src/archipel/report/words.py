@@ -13,7 +13,7 @@ from archipel.data.federation import Federation
 from archipel.engines.evaluation import ALIKE, SITES, WEIGHTED
 from archipel.exchange import has_personal, is_peer
 from archipel.history import absent
-from archipel.report.figures import series
+from archipel.report.figures import lines_of
 from archipel.run import Run
 from archipel.scorecard import Efficacy, Scorecard
 from archipel.scorecard.words import difference, duration, metric_name, number, plural, size
@@ -175,11 +175,11 @@ def joining(run: Run) -> str:
 def captions(run: Run, card: Scorecard) -> dict[str, str]:
     """Return what stands under each figure."""
     one, many = nouns(run)
-    what, _, levels = series(run)
+    shown = lines_of(run, run.metric)
     metric = metric_name(run.metric)
     metric = metric[0].upper() + metric[1:]
-    curve = f"{metric} ({what}) after each evaluated round."
-    if levels.keys() & {"each alone", "data pooled"}:
+    curve = f"{metric} ({shown.what}) after each evaluated round."
+    if shown.levels.keys() & {"each alone", "data pooled"}:
         curve += " Dashed: the same training without the others, and with all data in one place."
     curve += f" {gone}" if (gone := attendance(run)) else ""
     if card.robustness.missing:
@@ -202,9 +202,12 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
 def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
     """Return each figure in words, for those who cannot see it."""
     e, r = card.efficacy, card.robustness
-    _, lines, levels = series(run)
-    parts = [f"{name} from {number(line[0])} to {number(line[-1])}" for name, line in lines.items()]
-    parts += [f"{name} {number(level)}" for name, level in levels.items()]
+    shown = lines_of(run, run.metric)
+    parts = [
+        f"{name} from {number(line[0])} to {number(line[-1])}"
+        for name, line in shown.values.items()
+    ]
+    parts += [f"{name} {number(level)}" for name, level in shown.levels.items()]
     s = e.parties
     spread = "" if s is None else (
         f": mean {number(s.mean)}, worst tenth {number(s.worst_tenth)}, best {number(s.best)}"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from archipel import metrics
 from archipel.leaving import Outgoing
-from archipel.run import plain
+from archipel.plain import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -165,7 +165,7 @@ class Privacy:
     guarantee: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scorecard:
     """Four views of one run."""
 
@@ -193,3 +193,17 @@ class Scorecard:
         from archipel.scorecard.words import table
 
         return table(self)
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __repr__(self) -> str:
+        from archipel.report.tables import as_text
+
+        return as_text(self.table())
+
+    def _repr_html_(self) -> str:
+        from archipel.report.tables import html
+        from archipel.scorecard.words import page
+
+        return html(page(self))

@@ -225,9 +225,9 @@ def _longest_absence(run: Run) -> tuple[int, str | None]:
 # -- privacy ---------------------------------------------------------------------------------------
 
 _SEES = {
-    "sums": "Its code asks only for {asks} over the parties, never for one party's upload, so "
-    "the uploads can be hidden behind a secure sum. No such step was asked for in this run.",
-    "individuals": "Its code asks to see every party's upload by itself, so a secure sum cannot "
+    "sums": "Its code asks only for {asks} over the parties, never for one party's upload. This "
+    "version has no secure sum: who runs the server could look at every upload.",
+    "individuals": "Its code asks to see every party's upload by itself, so no secure sum could "
     "hide them.",
     "none": "There is no server. A party's neighbours receive what it mixes with them, and "
     "nobody else does.",
@@ -250,7 +250,7 @@ def _privacy(run: Run) -> Privacy:
         _messages(run.anatomy, peer) if talks else (),
         tuple(_left(run, peer)) if run.between_sites else (),
         None,
-        "none: no differential privacy was asked for",
+        "none: this version adds no noise, so it promises none",
     )
 
 

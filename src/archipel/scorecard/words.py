@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import NamedTuple
 
 from rich.table import Table
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from archipel.engines.evaluation import ALIKE, ALL_POINTS
 from archipel.errors import clean
+from archipel.report import tables
 from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
 
 METRIC_NAMES = {
@@ -54,6 +56,28 @@ def table(card: Scorecard) -> Table:
             shown.add_row(Text(section, "bold"))
         shown.add_row(_text(f"  {row.name}"), _text(row.value), _text(row.note))
     return shown
+
+
+def page(card: Scorecard) -> tables.Table:
+    """Return the lines as a table for a page, with a section for each view."""
+    columns = [
+        tables.Column("", "name"),
+        tables.Column("", "value"),
+        tables.Column("", "note", left=True),
+    ]
+    sections = [
+        [
+            [tables.Cell(section, strong=True), tables.Cell(""), tables.Cell("")],
+            *([tables.Cell(cell) for cell in (_dotted(row.name), *row[2:])] for row in lines),
+        ]
+        for section, lines in groupby(rows(card), lambda row: row.section)
+    ]
+    return tables.Table("Scorecard", columns, sections)
+
+
+def _dotted(name: str) -> str:
+    """A name that is set in under another, for a page that keeps no spaces."""
+    return f"· {name.strip()}" if name.startswith(" ") else name
 
 
 def _text(words: str) -> Text:

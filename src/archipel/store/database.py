@@ -24,7 +24,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from archipel.errors import ArchipelError, DatabaseAway
-from archipel.store.journal import now
+from archipel.store.files import now
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 VERSION_TABLE = "archipel_version"

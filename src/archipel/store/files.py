@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from archipel.errors import RunFailed
@@ -40,6 +41,11 @@ def _write(path: Path, content: bytes) -> None:
         Path(side).unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def now() -> str:
+    """The time, as logs and databases have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def sync(folder: Path) -> None:

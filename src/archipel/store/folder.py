@@ -2,7 +2,8 @@
 """A run's folder: journal, or where that is, study, last checkpoint, model, report.
 
 It appears whole, by a rename. While a process works on it, it holds the folder's lock, which the
-system lets go of however the process ends.
+system lets go of however the process ends. Tensors are read and written by torch, which only those
+who do so wait for.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
-
-import safetensors
-import safetensors.torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from archipel.errors import ArchipelError, RunFailed, unknown
 from archipel.store.files import UMASK, sync, write
 from archipel.store.journal import Journal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 JOURNAL, MODEL = "journal.db", "model.safetensors"
 ELSEWHERE = "journal.json"  # in place of a journal: which database has it, and by what name
@@ -197,13 +197,18 @@ class Folder:
 
     def save_checkpoint(self, done: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the state after so many rounds, beside the one that the journal still names."""
-        write(self._checkpoint(done), safetensors.torch.save(dict(tensors)))
+        from safetensors.torch import save
+
+        write(self._checkpoint(done), save(dict(tensors)))
 
     def load_checkpoint(self, done: int) -> dict[str, Tensor]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
         path = self._checkpoint(done)
         try:
-            return safetensors.torch.load_file(path)
-        except (OSError, safetensors.SafetensorError) as error:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
             raise ArchipelError(
                 f"the checkpoint '{path}' cannot be read ({error}): put it back from a copy, or "
                 "start the run anew."
@@ -220,8 +225,10 @@ class Folder:
 
     def save_model(self, named: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
         """Write the model as named tensors."""
+        from safetensors.torch import save
+
         tensors = {name: tensor.detach().contiguous() for name, tensor in named.items()}
-        write(self.path / MODEL, safetensors.torch.save(tensors, dict(facts)))
+        write(self.path / MODEL, save(tensors, dict(facts)))
 
     def _checkpoint(self, done: int) -> Path:
         return self.path / f"checkpoint-{done:06d}.safetensors"

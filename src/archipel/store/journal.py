@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import sqlalchemy as sa
-import torch
-from torch import Tensor
 
 from archipel.errors import ArchipelError, RunFailed
+from archipel.store.files import now
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # of what is in the tables; 1 wrote "all" where everybody was sampled, and up to 2 a site that does
 # not tell its points had 1
@@ -142,10 +142,6 @@ class Event(NamedTuple):
     round: int
     kind: str  # started, resumed, note, stopped, failed, done
     text: str
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class Journal:
@@ -333,4 +329,7 @@ def _bytes(values: Tensor) -> bytes:
 
 
 def _tensor(content: bytes) -> Tensor:
+    import numpy as np  # not to list runs
+    import torch
+
     return torch.from_numpy(np.frombuffer(content, "<f8").astype(np.float64))

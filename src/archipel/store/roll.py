@@ -34,8 +34,8 @@ from archipel.store.database import (
     upgrade,
     version,
 )
+from archipel.store.files import now
 from archipel.store.journal import METADATA as JOURNAL
-from archipel.store.journal import now
 
 STATES = ("open", "running", "done", "stopped", "failed")  # of a study; open asks for approval
 DECISIONS = ("approved", "rejected", "withdrawn")

@@ -23,14 +23,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
-import numpy as np
-import torch
-from torch import Tensor
 
 from archipel.errors import ArchipelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAGIC = b"ARC1"
 MOST_HEADER = 1 << 20  # bytes
@@ -38,15 +38,15 @@ PIECE = 1 << 20  # bytes that are sent at a time
 MOST_ARRAYS, MOST_DIMENSIONS, MOST_NUMBERS = 4096, 8, 1 << 40
 MOST_CONTAINERS = 2 * MOST_ARRAYS + 32  # lists and maps of a header: two for an array, some fields
 
-_DTYPES = {
-    "f2": (torch.float16, 2),
-    "f4": (torch.float32, 4),
-    "f8": (torch.float64, 8),
-    "i4": (torch.int32, 4),
-    "i8": (torch.int64, 8),
-    "u1": (torch.uint8, 1),
+_DTYPES = {  # tag: torch's name, and bytes of a number
+    "f2": ("float16", 2),
+    "f4": ("float32", 4),
+    "f8": ("float64", 8),
+    "i4": ("int32", 4),
+    "i8": ("int64", 8),
+    "u1": ("uint8", 1),
 }
-_TAGS = {dtype: tag for tag, (dtype, _) in _DTYPES.items()}
+_TAGS = {f"torch.{name}": tag for tag, (name, _) in _DTYPES.items()}
 
 Fields = Mapping[str, Any]
 
@@ -173,9 +173,9 @@ class Letter:
     def forms(self) -> list[tuple[str, list[int]]]:
         """Dtype and shape of each array."""
         for tensor in self.arrays:
-            if tensor.dtype not in _TAGS:
+            if str(tensor.dtype) not in _TAGS:
                 raise ArchipelError(f"a letter holds no {tensor.dtype}: convert it to float32.")
-        return [(_TAGS[tensor.dtype], list(tensor.shape)) for tensor in self.arrays]
+        return [(_TAGS[str(tensor.dtype)], list(tensor.shape)) for tensor in self.arrays]
 
     @cached_property
     def name(self) -> bytes:
@@ -215,7 +215,7 @@ def _parts(header: bytes, letter: Letter) -> list[memoryview]:
 def _raw(tensor: Tensor) -> memoryview:
     """The bytes of an array."""
     flat = tensor.detach().contiguous().reshape(-1).numpy()
-    return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
+    return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view("u1").data
 
 
 def decode(data: bytes | bytearray | memoryview) -> Letter:
@@ -233,12 +233,15 @@ def decode(data: bytes | bytearray | memoryview) -> Letter:
     _check(kind, fields)
     arrays = []
     for (tag, shape), size in zip(forms, sizes, strict=True):
-        arrays.append(_tensor(data, at, size, _DTYPES[tag][0], shape))
+        arrays.append(_tensor(data, at, size, tag, shape))
         at += size
     return Letter(kind, fields, arrays, header)
 
 
-def _tensor(data: Any, at: int, size: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
+def _tensor(data: Any, at: int, size: int, tag: str, shape: list[int]) -> Tensor:
+    import torch  # many letters hold no array, and whoever sends these need not wait for it
+
+    dtype: torch.dtype = getattr(torch, _DTYPES[tag][0])
     if size == 0:
         return torch.empty(shape, dtype=dtype)
     where = memoryview(data)[at : at + size]
