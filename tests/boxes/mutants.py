@@ -57,6 +57,7 @@ def _same(nodes: list[Any]) -> set[Any]:
         for bound in node.comparators
     }
     words = [node for node in nodes if isinstance(node, ast.Raise | ast.Slice)]
+    words += [node for node in nodes if isinstance(node, ast.keyword) and node.arg == "keepdim"]
     return flags.union(*(ast.walk(node) for node in words))
 
 

@@ -253,11 +253,12 @@ def test_pefll_is_its_box(problem, embedding, clip_at, decay):
     same(done.models, [box.model(k) for k in range(problem.data.parties)], 1e-9)
 
 
-def test_pefll_leaves_a_far_party_out_also_beside_a_single_other():
-    v = torch.tensor([[1.0, 1.0], [1e4, -1e4]])
-    none = torch.zeros(2)
+@pytest.mark.parametrize("unit", [1.0, 1e3, 1e-3])
+def test_pefll_leaves_a_far_party_out_also_beside_a_single_other(unit):
+    v = unit * torch.tensor([[1.0, 1.0], [1e4, -1e4]]).double()
+    none = torch.zeros(2).double()
 
-    found = Scale(none, none).renewed(v, torch.zeros(1))
+    found = Scale(none, none).renewed(v, torch.zeros(1).double())
 
-    same(found.mean, [1.0, 1.0])
+    same(found.mean, [unit, unit])
     same(found.variance, [0.0, 0.0])
