@@ -316,5 +316,6 @@ def test_names_from_outside_are_no_markup(run):
     printed = io.StringIO()
     Console(file=printed, width=200).print(scorecard(run).table())
 
-    assert "b[/] [2J" in printed.getvalue() and "[link=x]gone" in printed.getvalue()
+    assert "b[/] [2J" in printed.getvalue() and "[link=x]gone" not in printed.getvalue()
+    assert scorecard(run).robustness.missing == {"away": 1}  # a site's own words are no cause
     assert "\x1b" not in printed.getvalue()

@@ -32,7 +32,7 @@ def heterogeneous(seed=0, parties=4, dims=2):
 
 def test_it_ends_at_the_optimum_where_fedavg_does_not():
     data, model = heterogeneous(), linear(2)
-    work = {"lr": 0.05, "local_steps": 20, "batch_size": None}
+    work = {"lr": 0.05, "local_steps": 10, "batch_size": None}
     dyn = learn(ar.FedDyn(alpha=1.0, **work), data, model, rounds=60)
     avg = learn(ar.FedAvg(**work), data, model, rounds=60)
     np.testing.assert_allclose(dyn.numpy(), optimum(data), atol=1e-3)
@@ -41,7 +41,7 @@ def test_it_ends_at_the_optimum_where_fedavg_does_not():
 
 def test_so_it_does_when_some_take_part():
     data, model = heterogeneous(), linear(2)
-    algorithm = ar.FedDyn(alpha=1.0, lr=0.05, local_steps=20, batch_size=None)
+    algorithm = ar.FedDyn(alpha=1.0, lr=0.05, local_steps=10, batch_size=None)
     with ar.LocalEngine(algorithm, data, model, plan=ar.Plan("one", 4, 1)) as engine:
         for t in range(160):
             engine.round(t, [[0, 1], [2, 3], [1, 2], [0, 3]][t % 4])

@@ -256,6 +256,17 @@ def test_it_costs_little(tmp_path):
     assert time.process_time() - began < 0.5  # about 0.05 on an idle machine
 
 
+def test_a_large_model_is_probed_by_few_numbers_and_the_line_is_the_same(tmp_path):
+    data = classification(3, 30, 3, 0, torch.float32)
+    model = ar.Model(nn.Sequential(nn.Linear(30, 3000), nn.ReLU(), nn.Linear(3000, 3)))
+    assert model.p > 50_000
+    algorithm, line = written(tmp_path, MIXING["norm"])
+    with pytest.raises(ar.ArchipelError, match=f"mixes parties: mine.py, line {line} "):
+        probe(algorithm, data, model)
+    probe(ar.FedRep(), data, model)  # looks at names
+    probe(ar.KNNPer(), data, model)  # asks for outputs: the model itself
+
+
 # -- mutations of the bundled algorithms -----------------------------------------------------------
 
 REDUCTIONS = """

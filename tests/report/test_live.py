@@ -148,10 +148,6 @@ def test_new_parties_get_a_curve_of_their_own():
     assert "4 parties and 2 new" in text_of(fake_run(new=2))
 
 
-def test_privacy_spent():
-    assert "privacy ε = 1.500" in text_of(fake_run(privacy=SimpleNamespace(epsilon=1.5)))
-
-
 def test_notes_and_state():
     text = text_of(fake_run(done=40, notes=["first", "second", "third"]))
 

@@ -31,6 +31,7 @@ from archipel.engines.standin import (
     Quadratic,
     double,
     restored,
+    shrunk,
     small,
     stand_at,
     standing,
@@ -42,6 +43,7 @@ from archipel.tree import fill, leaves, tree_map
 
 _ROUNDS = 2  # in the second the parties' states differ
 _COPIES = 4  # of each upload: a server may want more than two
+_LARGE = 50_000  # parameters, above which few stand for them
 _SETTINGS = 2  # of a sweep, at most
 _DRAWS = 8  # further calls where a global generator was used: a coin may fall alike
 # A reduction over parties changes numbers by their own size. Rounding does by 1e-16 (1e-7) of it,
@@ -81,11 +83,12 @@ def probe(
     """Refuse an algorithm that mixes parties or draws without a key, and name the line."""
     values = {name: list(given)[:_SETTINGS] for name, given in (sweep or {}).items()}
     with restored(), threads(1):
-        if model.dtype != torch.float64:
+        if model.dtype != torch.float64 or model.p > _LARGE:
             try:
-                Twins(algorithm, data, double(model), seed, values).check()
+                standin = shrunk(model) if model.p > _LARGE else double(model)
+                Twins(algorithm, data, standin, seed, values).check()
                 return
-            except Exception:  # perhaps it is only that the code wants the model's precision
+            except Exception:  # perhaps it is only that the code wants the model itself
                 pass
         Twins(algorithm, data, model, seed, values).check()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor
 from archipel.data.about import About
 from archipel.data.federation import Federation
 from archipel.model import Model, Points, Steps
+from archipel.vector import ParamSpec
 
 SIZES = (3, 2)  # points of the two parties
 
@@ -76,6 +78,18 @@ def small(data: Federation, dtype: torch.dtype) -> Federation:
         about=About(),
         scan=False,
     )
+
+
+def shrunk(model: Model) -> Model:
+    """A large model's parameters by name, with few numbers each; it has no outputs.
+
+    What an algorithm does with a vector does not depend on its length.
+    """
+    few = copy.copy(model)
+    shapes = tuple(tuple(min(side, 8) for side in shape) for shape in model.spec.shapes)
+    few.spec = ParamSpec(model.spec.names, shapes)
+    few.w = model.w[: few.spec.size].double()
+    return few
 
 
 def double(model: Model) -> Model:
