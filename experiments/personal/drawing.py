@@ -23,16 +23,42 @@ def report(folder: Path, dataset: str, runs: list[Record]) -> None:
     """Write table.md and the plots of the runs, and print the table."""
     kind = KINDS.get(dataset, "parties")
     counts = {each["groups"]["seen"]["parties"] for each in runs}
-    main = _by_count(runs)[max(counts)]
+    every = _by_count(runs)[max(counts)]
+    seeds = set.intersection(*({each["seed"] for each in found} for found in every.values()))
+    main = _of_seeds(every, seeds) if seeds else every
     parts = [_table(main, kind), _edges(main), gates(_checks(main, kind))]
     if any(name in main for name in OURS) and _paired(main):
         parts.insert(1, _differences(main, kind))
         parts.insert(0, _headline(main, kind))
+    more = {name: found for name, found in every.items() if len(found) > len(main[name])}
+    if len(more) > 1 and _paired(more):
+        parts.append(_more(more, kind))
     figures = {"plot.png": draw(main, kind)}
     if len(counts) > 1:
         parts.append(_gaps(runs, kind))
         figures["writers.png"] = draw_gaps(runs, kind)
     show(folder, "\n\n".join(parts), figures)
+
+
+def _of_seeds(main: dict[str, list[Record]], seeds: set[int]) -> dict[str, list[Record]]:
+    """The runs with these seeds: what is compared has the same splits."""
+    return {name: [e for e in runs if e["seed"] in seeds] for name, runs in main.items()}
+
+
+def _more(more: dict[str, list[Record]], kind: str) -> str:
+    """The methods that ran on more splits than all have in common."""
+    seeds = set.intersection(*({each["seed"] for each in runs} for runs in more.values()))
+    main = _of_seeds(more, seeds)
+    groups = list(next(iter(main.values()))[0]["groups"])
+    rows = [
+        [METHODS[name].label, *(_spread(_values(runs, group)) for group in groups)]
+        for name, runs in main.items()
+    ]
+    parts = [f"On {len(seeds)} splits (mean ± sd over seeds). {_headline(main, kind)}",
+             table(["", *(f"{group} {kind} (%)" for group in groups)], rows)]  # fmt: skip
+    if any(name in main for name in OURS):
+        parts.append(_differences(main, kind))
+    return "\n\n".join(parts)
 
 
 def _by_method(runs: list[Record]) -> dict[str, list[Record]]:
