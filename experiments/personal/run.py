@@ -108,7 +108,7 @@ def train(
     fed, common = parties.fed, {"rounds": args.rounds, "sample": args.sample, "seed": seed}
     if method is METHODS["pooled"]:
         began = time.perf_counter()
-        scores = baselines.pooled(method.make(settings), fed, args.model, **common)
+        scores = baselines.pooled(method.make(settings), fed, args.model, **common).scores
         p = build_model(args.model, fed).w
         joining = {"messages": 1, "up": 0, "down": p.numel() * p.element_size(), "gradients": 0,
                    "seconds": 0.0}  # fmt: skip
