@@ -190,7 +190,7 @@ def main() -> None:
         "longer": lambda: alone_longer(sampled(fed, args.writers), "cnn"),
         "small": lambda: alone_longer(fed, "logistic"),
         "pooled": lambda: split(
-            fed, baselines.pooled(work, fed, "cnn", **options).parties["accuracy"]
+            fed, baselines.pooled(work, fed, "cnn", **options).scores.parties["accuracy"]
         ),
     }
     stored = args.out / "results.json"

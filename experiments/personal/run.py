@@ -114,7 +114,7 @@ def train(
     cohort = max(1, round(args.sample * parties.groups["seen"].stop))  # whoever is copied
     common = {"rounds": args.rounds, "sample": cohort, "seed": seed}
     if method is METHODS["pooled"]:
-        scores = baselines.pooled(method.make(settings), fed, args.model, **common)
+        scores = baselines.pooled(method.make(settings), fed, args.model, **common).scores
         p = build_model(args.model, fed).w
         joining = {"messages": 1, "up": 0, "down": p.numel() * p.element_size(), "gradients": 0,
                    "seconds": 0.0}  # fmt: skip

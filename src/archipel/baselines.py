@@ -7,7 +7,8 @@ Other models get the budget of the federated run - a party alone trains as often
 to be sampled, pooled training passes over as many examples in all - and a rate of their own: the
 algorithm's times a third, one or three, and how many rounds, by the loss on a tenth of the training
 points, which is held out for that; then they train on all of them. The rate is one for all parties
-alone, since a tenth of a small party says little.
+alone, since a tenth of a small party says little. Large models, of which a trial would take longer
+than some seconds, keep the algorithm's rate.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ FACTORS = (1 / 3, 1.0, 3.0)  # of the rates tried
 HELD_OUT = 0.1  # of the training points, to choose by
 _LOOKS = 10  # evaluations to choose a round by
 _EVERY = 2.0  # seconds between two words of progress
+_WORK = 1e10  # weights times points times rounds: beyond, other rates would take too long to try
 _MANY = 2000  # parties, above which none is solved for itself
 
 
@@ -81,7 +83,8 @@ def alone(
     everyone = replace(data, training=data.parties, scan=False)
     task_model = build_model(model, data, loss, seed)
     times = ceil(rounds * _rate(data, sample))
-    how, parts = "", dict[str, Any](seed=seed, workers=workers, plan=plan)
+    parts: dict[str, Any] = {"seed": seed, "workers": workers, "plan": plan}
+    how = ""
     told = _Progress(say, "training every party alone, to compare with")
     solved = tuned and data.parties <= _MANY and solvable(task_model, int(data.n.sum()))
     algorithm: Any = Alone(*work_of(work))
@@ -132,7 +135,8 @@ def pooled(
         x, y, _, _ = together.as_trained().party(0)
         w, buffers, how = solve(task_model, x, y), None, "solved"
     else:
-        parts, how = dict[str, Any](seed=seed, workers=1, plan=single), ""
+        parts: dict[str, Any] = {"seed": seed, "workers": 1, "plan": single}
+        how = ""
         if tuned:
             algorithm, times, how = _choose(algorithm, together, task_model, times, parts, told)
         with LocalEngine(algorithm, together, task_model, **parts) as engine:
@@ -184,8 +188,8 @@ def _choose(
 ) -> tuple[Any, int, str]:
     """The rate, and how many rounds, with the least loss on points that were held out."""
     held = data.validation(HELD_OUT, parts["seed"])
-    if int(held.n_test.sum()) == 0:
-        return algorithm, times, ""
+    if int(held.n_test.sum()) == 0 or model.p * int(held.n.sum()) * times > _WORK:
+        return algorithm, times, "at the algorithm's rate"
     looks = sorted({ceil(times * (i + 1) / _LOOKS) for i in range(_LOOKS)})
     found = [Choice(inf, 1.0, times)]
     own = isinstance(algorithm, Alone)

@@ -39,7 +39,7 @@ def patients(train=60, test=40, features=13, seed=0, ill=None):
     return Federation.from_rows(
         torch.tensor(x, dtype=torch.float32), torch.tensor(y), np.zeros(len(y), int),
         test=is_test, task="classification", classes=2,
-    ).single()  # fmt: skip
+    ).cast()  # fmt: skip
 
 
 def seat_of(data, rules=None, algorithm=None, rounds=30, **options):

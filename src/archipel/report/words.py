@@ -269,14 +269,17 @@ def before(run: Run) -> str:
     tables = "name" not in asked and bool(asked)
     if fed.training == 1 or not fed.x.is_floating_point():
         return ""
-    features, said = int(np.prod(fed.shape)), []
-    if asked.get("standardise", tables) or (not fed.about.gone and _standardised(fed)):
+    aim, said = fed.features.target is not None, []
+    features, known = int(np.prod(fed.shape)) + aim, fed.features.scaling is not None
+    known = known or (not fed.about.gone and _standardised(fed))
+    if asked.get("standardise", tables) or known:
+        what = "features and the target" if aim else "features"
         said.append(
-            f"Before the first round, features were given mean 0 and variance 1 over the training "
+            f"Before the first round, {what} were given mean 0 and variance 1 over the training "
             f"points of all {many}. This is an exchange too: each {one} tells, for each of "
-            f"{plural(features, 'feature')}, how many training points have a value, their sum and "
-            f"the sum of their squares ({3 * features:,} numbers), and is told the means and "
-            "variances."
+            f"{plural(features, 'column' if aim else 'feature')}, how many training points have a "
+            f"value, their sum and the sum of their squares ({3 * features:,} numbers), and is "
+            "told the means and variances."
         )
     if tables and asked.get("missing") == "mean":
         said.append(
