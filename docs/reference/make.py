@@ -43,10 +43,10 @@ NAMES = {  # the public names, by what one wants to do
     "Compare": "compare Comparison",
     "Data and models": "Federation load Model load_bundle",
     "scikit-learn": "FederatedClassifier FederatedRegressor",
-    "Write an algorithm": "ServerAlgorithm PeerAlgorithm Party Uploads Each Batch Blueprint "
-    "Descent Examples",
-    "Algorithms": "Alone APGD1 APGD2 Ditto DSGD FedAvg FedOpt FedPer FedProx FedRep FedSGD "
-    "FineTuned KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe Scaffold",
+    "Write an algorithm": "ServerAlgorithm PeerAlgorithm Personal Party Uploads Each Batch "
+    "Blueprint Descent Examples topology check_algorithm",
+    "Algorithms": "Alone APGD1 APGD2 Ditto DSGD FedAvg FedBN FedDyn FedNova FedOpt FedPer FedProx "
+    "FedRep FedSGD FineTuned KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe Scaffold",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
     "Underneath": "LocalEngine Plan ArchipelError",
 }

@@ -17,7 +17,6 @@ from torch import nn
 
 import archipel as ar
 from archipel import rng
-from archipel.algorithms import ALGORITHMS
 from archipel.engines.batches import Batches
 from archipel.graphs import topology
 from archipel.tree import leaves
@@ -197,17 +196,6 @@ cases = pytest.mark.parametrize(  # every way to compute; full batches and small
 convex = pytest.mark.parametrize(
     "problem", [least_squares(), logistic()], ids=["squares", "softmax"]
 )
-
-
-def registered(name: str) -> Any:
-    """Skips where the algorithm is not in the list."""
-    return pytest.mark.skipif(name not in ALGORITHMS, reason=f"'{name}' is not registered")
-
-
-def awaited(algorithm: type) -> Any:
-    """For own models that are the paper's minimisers, made with a rate of their own."""
-    known = "tune_lr" in algorithm.__dataclass_fields__
-    return pytest.mark.xfail(not known, reason="own models are not yet the paper's", strict=True)
 
 
 class Done(NamedTuple):

@@ -4,17 +4,17 @@ import pytest
 
 from archipel.algorithms import ALGORITHMS
 from boxes import (
-    test_averaging,
-    test_decentralised,
-    test_drawn_to_the_mean,
-    test_heads,
-    test_hyper,
-    test_personal,
+    test_box_averaging,
+    test_box_decentralised,
+    test_box_drawn_to_the_mean,
+    test_box_heads,
+    test_box_hyper,
+    test_box_personal,
 )
 from boxes.mutants import calls, mutants, survives
 
-FILES = (test_averaging, test_decentralised, test_drawn_to_the_mean, test_heads, test_hyper,
-         test_personal)  # fmt: skip
+FILES = (test_box_averaging, test_box_decentralised, test_box_drawn_to_the_mean, test_box_heads, test_box_hyper,
+         test_box_personal)  # fmt: skip
 
 
 WEIGHT = "(tau - rho * (1 - rho ** tau) / (1 - rho))"

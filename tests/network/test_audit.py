@@ -135,7 +135,7 @@ def test_any_plain_details_come_back(details):
 
 @pytest.mark.parametrize(
     "value",
-    [b"bytes", [1], {"a": 1}, (1,), math.nan, math.inf, 2**64, "\ud83d", 1j, Path("a"), object()],
+    [b"bytes", [1], {"a": 1}, (1,), math.nan, math.inf, 2**64, "\ud83d", 1j, Path("a"), len],
     ids=repr,
 )
 def test_details_that_are_not_plain_are_refused(log, value):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import archipel as ar
 from archipel.algorithms import ALGORITHMS
 from archipel.schedules import Decay
-from boxes.small import ROUNDS, cases, logistic, network, registered, run, same
+from boxes.small import ROUNDS, cases, logistic, network, run, same
 
 
 def fedsgd(P, cohorts, eta, B):
@@ -233,7 +233,6 @@ def feddyn(P, cohorts, eta, alpha, steps, B):
     return theta, h, g
 
 
-@registered("fednova")
 @cases
 @pytest.mark.parametrize("rho", [0.0, 0.8])
 def test_fednova_is_its_box(problem, B, rho):
@@ -244,7 +243,6 @@ def test_fednova_is_its_box(problem, B, rho):
     same(done.w, fednova(problem, done.cohorts, 0.1, rho, lambda t, i: 2, B))
 
 
-@registered("fednova")
 def test_fednova_weighs_stragglers_by_the_steps_that_they_took():
     P, work = logistic(), {"local_epochs": 5, "batch_size": 3, "optimiser": ar.SGD(momentum=0.8)}
 
@@ -254,7 +252,6 @@ def test_fednova_weighs_stragglers_by_the_steps_that_they_took():
     same(done.w, fednova(P, done.cohorts, 0.1, 0.8, lambda t, i: E[t][i], 3))
 
 
-@registered("feddyn")
 @cases
 def test_feddyn_is_its_box(problem, B):
     done = run(ALGORITHMS["feddyn"](lr=0.1, alpha=0.6, local_epochs=2, batch_size=B), problem)

@@ -7,7 +7,6 @@ import archipel as ar
 from archipel.schedules import Decay
 from boxes.small import (
     CLASSES,
-    awaited,
     cases,
     convex,
     least_squares,
@@ -17,7 +16,7 @@ from boxes.small import (
     same,
     split,
 )
-from boxes.test_averaging import client_update, fedavg
+from boxes.test_box_averaging import client_update, fedavg
 
 ROUNDS, SAMPLE = 3, 2  # so that some party never trains
 
@@ -50,7 +49,6 @@ def test_finetuned_is_fedavg_and_more_passes(problem, B):
     same(done.models, tuned)
 
 
-@awaited(ar.FineTuned)
 def test_finetuned_passes_have_a_rate_of_their_own():
     P, work = network(), {"local_epochs": 2, "batch_size": 3}
 
@@ -198,7 +196,6 @@ def test_pfedme_is_its_box(problem, B, beta=0.7):
     same(done.w, pfedme(problem, done.cohorts, 0.1, [0.15] * ROUNDS, 2.0, 2, 4, beta, B))
 
 
-@awaited(ar.PFedMe)
 @convex
 def test_pfedme_own_models_are_the_proximal_minimisers(problem):
     """theta^(w) = argmin f_i + lambda/2 ||. - w||^2 of the last w, on all of a party's points."""
@@ -211,7 +208,6 @@ def test_pfedme_own_models_are_the_proximal_minimisers(problem):
     same(done.models, expected, 1e-10)  # what 80 steps leave
 
 
-@awaited(ar.PFedMe)
 def test_pfedme_with_falling_rates_is_its_box():
     P, rates = logistic(), [0.2, 0.1, 0.05]
     work = {"local_epochs": 2, "inner_steps": 4, "batch_size": 3, "tune_steps": 5}

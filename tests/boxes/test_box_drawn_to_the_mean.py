@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import archipel as ar
-from boxes.small import awaited, cases, convex, least_squares, run, same
+from boxes.small import cases, convex, least_squares, run, same
 
 
 def l2gd(P, cohorts, coins, alpha, lam, p, B):
@@ -61,7 +61,6 @@ def test_l2gd_aggregations_leave_the_mean_as_it_is():
     same(done.own[0][:6], x)
 
 
-@awaited(ar.L2GD)
 @convex
 def test_l2gd_own_models_are_the_proximal_minimisers(problem):
     """What x_i is at the minimum, given xbar: argmin f_i + lambda/2 ||. - xbar||^2."""
