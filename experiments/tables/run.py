@@ -91,7 +91,7 @@ def rows_to_test(frame: pd.DataFrame, study: Study) -> np.ndarray[Any, np.dtype[
     numbered = Federation.from_frame(
         frame.assign(serial=np.arange(len(frame), dtype=float)),
         by=data.by, target=data.target or "", drop=data.drop, missing=data.missing,
-        seed=study.study.seed, standardise=False,
+        columns={"serial": "number"}, seed=study.study.seed, standardise=False,
     )  # fmt: skip
     serial = list(numbered.columns or ()).index("serial")
     tests = [numbered.party(k)[2][:, serial].numpy() for k in range(numbered.parties)]

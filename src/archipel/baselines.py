@@ -155,9 +155,7 @@ def _solve_each(engine: LocalEngine, data: Federation, model: Model, told: _Prog
         told(f"party {k + 1} of {data.parties}")
         x, y, _, _ = seen.party(k)
         found.append(solve(model, x, y))
-    empty = engine.state()["buffers"]
-    kept = {"visited": ids, "buffers": empty.new_zeros(len(ids), *empty.shape[1:])}
-    engine.restore(engine.state() | kept | {"own.0": torch.stack(found)})
+    engine.restore(engine.state() | {"visited": ids, "own.0": torch.stack(found)})
     return "each solved"
 
 

@@ -85,7 +85,7 @@ def _useless(run: Run, metrics: dict[str, float]) -> list[str]:
 def _commonest(run: Run) -> tuple[float, int]:
     """What the class that most training points have gets right, and on how many test points."""
     data = run.data
-    if run.between_sites or not data.classes:
+    if run.between_sites or data.about.gone or not data.classes:  # the targets are not here
         return 0.0, 0
     owner = torch.repeat_interleave(torch.arange(data.parties), data.offsets.diff())
     seen, rows = owner < data.training, torch.arange(len(data.x))

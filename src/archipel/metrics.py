@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import log
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from archipel.data.scaling import Scaling
 from archipel.errors import ArchipelError, unknown
 from archipel.groups import blocks, mean, party_of
 from archipel.labels import Classified
 from archipel.losses import Loss, Weighted
 from archipel.ranking import c_index
+
+if TYPE_CHECKING:
+    from archipel.data.scaling import Scaling
 
 PRIMARY = {
     "classification": "accuracy",

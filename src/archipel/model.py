@@ -113,11 +113,6 @@ class Model:
         self.module, self.statistics = copy.deepcopy(module), statistics
         self.metrics: Chosen | None = None  # by which it is judged; the task's usual ones
         self.loss_function = losses.loss(loss)
-        if any(isinstance(p, nn.UninitializedParameter) for p in self.module.parameters()):
-            raise ArchipelError(
-                f"the model {type(module).__name__} has lazy layers, whose size is not known yet: "
-                "pass some points through it first, or give their sizes."
-            )
         self.spec = ParamSpec.of(trainable(self.module))
         if not self.spec.names:
             raise ArchipelError(
@@ -457,10 +452,12 @@ def _check_whole(module: nn.Module) -> None:
     """Refuse layers that learn their size from the first points they see."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
-            layer = module.get_submodule(name.rpartition(".")[0])
+            place = name.rpartition(".")[0]
+            layer = f"'{place}' " if place else ""
+            kind = type(module.get_submodule(place)).__name__
             raise ArchipelError(
-                f"the model's layer '{name.rpartition('.')[0]}' ({type(layer).__name__}) does not "
-                "know its size yet: give it one, or pass a point through the module first."
+                f"the model's layer {layer}({kind}) does not know its size yet: give it one, or "
+                "pass a point through the module first."
             )
 
 

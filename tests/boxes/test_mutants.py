@@ -13,8 +13,14 @@ from boxes import (
 )
 from boxes.mutants import calls, mutants, survives
 
-FILES = (test_box_averaging, test_box_decentralised, test_box_drawn_to_the_mean, test_box_heads, test_box_hyper,
-         test_box_personal)  # fmt: skip
+FILES = (
+    test_box_averaging,
+    test_box_decentralised,
+    test_box_drawn_to_the_mean,
+    test_box_heads,
+    test_box_hyper,
+    test_box_personal,
+)
 
 
 WEIGHT = "(tau - rho * (1 - rho ** tau) / (1 - rho))"

@@ -141,9 +141,13 @@ def careful(case: Case) -> pd.DataFrame:
                 cells = (pd.to_datetime(cells) - pd.Timestamp("1970-01-01")).dt.days
             frame[name] = pd.to_numeric(cells.replace("unknown", None)).astype(float)
     features = frame.drop(columns=["site", "test", "y"])
-    fill = make_pipeline(SimpleImputer(strategy="mean"), StandardScaler())
-    steps = ColumnTransformer([("all", fill, list(features))]).fit(features[frame["test"] == 0])
-    return pd.DataFrame(steps.transform(features), columns=list(features))
+    marks = [name for name in features if features[name].dropna().isin([0, 1]).all()]
+    fill = SimpleImputer(strategy="mean")
+    scale = make_pipeline(fill, StandardScaler())
+    numbers = [name for name in features if name not in marks]
+    steps = ColumnTransformer([("marks", fill, marks), ("numbers", scale, numbers)])
+    steps.fit(features[frame["test"] == 0])
+    return pd.DataFrame(steps.transform(features), columns=[*marks, *numbers])
 
 
 def study_of(case: Case, folder: Path) -> Study:

@@ -245,7 +245,7 @@ def test_a_report_counts_real_parties_and_says_which_are_copies():
 def test_baselines_take_copies_for_training_and_folds_for_testing():
     fed, work = both(), ar.FedAvg(lr=0.1)
     local = alone(work, fed, "logistic", rounds=2, workers=1).local
-    central = pooled(work, fed, "logistic", rounds=2)
+    central = pooled(work, fed, "logistic", rounds=2).scores
 
     for scores in (local, central):
         there = scores.parties["accuracy"].isfinite()

@@ -26,7 +26,8 @@ def frame(**columns: Any) -> pd.DataFrame:
 
 
 def made(table: pd.DataFrame, **said: Any) -> Federation:
-    return Federation.from_frame(table, **{"by": "site", "target": "y", "test": 0.2} | said)
+    plain = {"by": "site", "target": "y", "test": 0.2, "standardise": False}
+    return Federation.from_frame(table, **plain | said)
 
 
 def refused(table: pd.DataFrame, **said: Any) -> str:
@@ -349,7 +350,7 @@ def test_a_column_says_which_rows_test(flags: list[Any]) -> None:
 @pytest.mark.parametrize("numbers", [False, True])
 def test_rows_from_a_date_on_test(numbers: bool) -> None:
     days = pd.Series(pd.date_range("2015-01-01", periods=N, freq="30D"))
-    when = days.dt.year + (days.dt.dayofyear - 1) / 366 if numbers else days
+    when = days.dt.year + (days.dt.day_of_year - 1) / 366 if numbers else days
     table = frame(when=when, age=np.arange(N) * 2.5)
     first = "after:2018" if numbers else "after:2018-01-01"
 

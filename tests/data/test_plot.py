@@ -27,9 +27,11 @@ def test_text_empty_and_new_parties_are_drawn(tmp_path: Path) -> None:
 
 
 def test_classes_have_their_names(tmp_path):
-    table = pd.DataFrame({"x": range(12), "by": ["a", "b"] * 6, "y": ["icu", "home", "$5"] * 4})
+    table = pd.DataFrame(
+        {"x": [1.5, 2.0] * 6, "by": ["a", "b"] * 6, "y": ["icu", "home", "$5"] * 4}
+    )
     fed = Federation.from_frame(table, by="by", target="y")
 
     axes = fed.plot(tmp_path / "c.png").axes[0]
 
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == [r"\$5", "home", "icu"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["$5", "home", "icu"]

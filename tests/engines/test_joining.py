@@ -48,7 +48,9 @@ class Advised:
         return w + 0 * both.sum(dim=-1, keepdim=True)
 
     def advise(self, w, uploads):
-        time.sleep(self.wait)
+        ends = time.thread_time() + self.wait
+        while time.thread_time() < ends:  # processor time: waiting costs nobody anything
+            pass
         return ar.Each(uploads.stack() * 2)
 
 

@@ -324,8 +324,11 @@ def depends_on_the_stack(algorithm):
         data, model = classification(5, 3, 3, 0), network(3, 3)
         plan = Plan("one", block, 1)
         with ar.LocalEngine(algorithm, data, model, plan=plan) as engine:
-            for t in range(2):
-                engine.round(t, range(5))
+            try:
+                for t in range(2):
+                    engine.round(t, range(5))
+            except ar.ArchipelError:  # numbers that are no more: nobody takes these for a result
+                return False
             state = list(engine.state().values())
             own = engine.evaluate(own=True, split="train").parties if engine.has_own else {}
             ends.append([*state, *own.values()])

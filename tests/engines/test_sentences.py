@@ -73,7 +73,7 @@ class NoGradient(nn.Module):
     ("module", "says"),
     [
         (NoGradient(), "the model NoGradient has no gradient: its outputs do not depend on its"),
-        (nn.LazyLinear(3), "the model LazyLinear has lazy layers, whose size is not known yet"),
+        (nn.LazyLinear(3), r"the model's layer \(LazyLinear\) does not know its size yet"),
     ],
 )
 def test_a_module_without_gradients_or_sizes(module, says):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.data.features import Features
 from archipel.data.schema import Schema
 from archipel.engines.plan import Plan
 from archipel.federation import binding, duty
@@ -151,11 +152,11 @@ class Clinics:
 
 
 def _points(path, schema, scaling, sites):
-    xs, ys = [], []
+    xs, ys, features = [], [], Features.of(schema, scaling)
     for k in range(sites):
         records = schema.read(path / "tables" / f"clinic-{k}.csv")
         train = ~records.is_test
-        xs.append(scaling.apply(records.x[train]).float())
+        xs.append(features.apply(records.x[train]).float())
         ys.append(records.y[train])
     return xs, ys
 

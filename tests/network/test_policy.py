@@ -23,6 +23,7 @@ from archipel.federation.policy import Policy, Standing, Withheld, _coarse
 from archipel.federation.site import Rows
 from archipel.federation.sums import Releases
 from archipel.losses import LOSSES
+from archipel.models import MODELS
 from archipel.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
@@ -533,6 +534,22 @@ def test_lists_of_algorithms_and_models(tmp_path):
 
     assert site.policy.algorithms == ("fedavg", "scaffold")
     assert [rule.key for rule in site.policy.judge(found) if not rule.met] == ["models"]
+
+
+def test_statistics_of_batchnorm_leave_only_where_the_policy_lets_them(tmp_path, monkeypatch):
+    def normed(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(*shape), torch.nn.Linear(*shape, outputs))
+
+    monkeypatch.setitem(MODELS, "normed", normed)
+    site, own = made_site(tmp_path / "ulm"), {"name": "normed", "statistics": "own"}
+    for model, numbers, broken in [({"name": "normed"}, 6, ["statistics"]), (own, 0, [])]:
+        study = approval.read(study_text(model=model))
+        found = site.exposure(study, binding.schema_of(study).empty(), Rows(160, 40))
+        careful = site.policy.changed(["statistics=false"])
+
+        assert found.statistics == numbers  # a mean and a variance of each of three features
+        assert [rule.key for rule in site.policy.judge(found) if not rule.met] == []
+        assert [rule.key for rule in careful.judge(found) if not rule.met] == broken
 
 
 def test_a_site_of_one_patient_takes_part_in_nothing(tmp_path):

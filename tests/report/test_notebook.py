@@ -96,7 +96,7 @@ def test_baselines_and_causes_are_named():
     names = [text.get_text() for text in curve.get_legend().get_texts()]
     assert names == ["together", "new parties", "alone 0.700", "pooled 0.900"]
     causes = [text.get_text() for text in who.get_legend().get_texts()]
-    assert {"present", "dropped out", "too slow", "away", "missing"} <= set(causes)
+    assert {"present", "dropped out", "too slow", "away"} <= set(causes)
 
 
 def test_without_ipython_it_says_what_to_install(monkeypatch):

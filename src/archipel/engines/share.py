@@ -99,7 +99,8 @@ class Memory:
     @property
     def by_party(self) -> Any:
         """All that is kept of parties from round to round."""
-        return self.own, self.visited, self.buffers
+        kept = (self.own, self.visited)
+        return (*kept, self.buffers) if len(self.buffers) else kept
 
     def own_of(self, ids: Sequence[int] | Ints) -> Any:
         """Own states of these parties, a row each; the first one where a party never took part."""
