@@ -136,10 +136,10 @@ def careful(case: Case) -> pd.DataFrame:
                 onehot.categories_[0][1:], onehot.transform(words).T, strict=True
             ):
                 frame[f"{name}={value}"] = pd.Series(column, words.index)
-        elif cells.nunique() > 1:
+        elif (cells := cells.replace("unknown", None)).nunique() > 1:
             if becomes == "date":
                 cells = (pd.to_datetime(cells) - pd.Timestamp("1970-01-01")).dt.days
-            frame[name] = pd.to_numeric(cells.replace("unknown", None)).astype(float)
+            frame[name] = pd.to_numeric(cells).astype(float)
     features = frame.drop(columns=["site", "test", "y"])
     marks = [name for name in features if features[name].dropna().isin([0, 1]).all()]
     fill = SimpleImputer(strategy="mean")
