@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What learning together is compared with: every party alone, and all data in one place.
 
-A comparison is fair if either side is done well. Where the model is linear, both baselines are
-solved (`archipel.solving`): what a statistician would do with a table, or with all tables at hand.
-Other models get the budget of the federated run - a party alone trains as often as it was expected
-to be sampled, pooled training passes over as many examples in all - and a rate of their own: the
-algorithm's times a third, one or three, and how many rounds, by the loss on a tenth of the training
-points, which is held out for that; then they train on all of them. The rate is one for all parties
-alone, since a tenth of a small party says little. Large models, of which a trial would take longer
-than some seconds, keep the algorithm's rate.
+A comparison is fair if either side is done well. Where the model is linear, pooled data are solved
+(`archipel.solving`), and of numbers each party's, too: what a statistician would do with all tables
+or one at hand. Classes at a party alone are trained: with few points, training that stops in time
+is better than the solution. What is not solved gets the budget of the federated run - a party alone
+trains as often as it was expected to be sampled, pooled training passes over as many examples in
+all - and a rate of its own: the algorithm's times a third, one or three, and how many rounds, by
+the loss on a tenth of the training points, which is held out for that; then all points are trained
+on. The rate is one for all parties alone, since a tenth of a small party says little. Large models,
+of which a trial would take longer than some seconds, keep the algorithm's rate.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def alone(
     parts: dict[str, Any] = {"seed": seed, "workers": workers, "plan": plan}
     how = ""
     told = _Progress(say, "training every party alone, to compare with")
-    solved = tuned and data.parties <= _MANY and solvable(task_model, int(data.n.sum()))
+    numbers = data.task == "regression" and data.parties <= _MANY
+    solved = tuned and numbers and solvable(task_model, int(data.n.sum()))
     algorithm: Any = Alone(*work_of(work))
     if tuned and not solved:
         algorithm, times, how = _choose(algorithm, everyone, task_model, times, parts, told)

@@ -2,9 +2,8 @@
 """Models that are linear in the features, solved rather than trained.
 
 Numbers: ridge regression, its penalty chosen by leaving each point out once. Other losses that are
-convex (classes, Cox): L-BFGS to convergence with the penalty of scikit-learn's logistic regression,
-|weights|² / 2 over the sum of losses, times a strength; that of classes is chosen in five folds,
-since parties with few points need more of it. Nothing depends on a learning rate, and all stays
+convex (classes, Cox): L-BFGS to convergence, with the penalty of scikit-learn's logistic
+regression, |weights|² / 2 over the sum of losses. Neither depends on a learning rate, and both stay
 finite where a party has fewer points than features, or one class only.
 """
 
@@ -22,8 +21,6 @@ from archipel.model import Model
 Floats = npt.NDArray[np.float64]
 
 PENALTIES = tuple(float(10**k) for k in range(-3, 5))  # of ridge, times |weights|²
-STRENGTHS = (1.0, 10.0, 100.0, 0.1)  # of the penalty of other losses; the first where all are alike
-_FOLDS, _CHOOSES = 5, 1e7  # points times weights, up to which a strength is chosen
 _CONVEX = ("cross_entropy", "binary_cross_entropy", "cox")
 _INTERCEPT = 1e-6  # its penalty beside the weights': a class that a party lacks stays finite
 _WORK = 3e8  # points times weights, of which each step is a pass
@@ -48,45 +45,19 @@ def solve(model: Model, x: Tensor, y: Tensor) -> Vector:
     >>> [round(float(value), 2) for value in solve(model, x, 2 * x[:, 0] + 1)]
     [2.0, 1.0]
     """
-    if model.loss_function.name == "squared_error" and model.spec.size == x[0].numel() + 1:
-        return _ridge(model, x, y)
-    x, y = x.flatten(1).double(), y.double() if y.is_floating_point() else y
-    return _minimised(model, x, y, _strength(model, x, y))
-
-
-def _strength(model: Model, x: Tensor, y: Tensor) -> float:
-    """The penalty's strength with the least loss on points that were held out."""
-    if not model.loss_function.separable or not 2 * _FOLDS <= len(x) <= _CHOOSES / model.p:
-        return STRENGTHS[0]
-    fold = torch.from_numpy(np.random.default_rng(0).permutation(len(x)) % _FOLDS)
-    losses = dict.fromkeys(STRENGTHS, 0.0)
-    for strength in STRENGTHS:
-        for held in (fold == f for f in range(_FOLDS)):
-            w = _minimised(model, x[~held], y[~held], strength).double()
-            each = torch.ones(int(held.sum()), dtype=torch.float64)
-            losses[strength] += float(
-                model.loss_function(_outputs(model, w, x[held]), y[held], each)
-            )
-    return min(losses, key=lambda strength: losses[strength])
-
-
-def _outputs(model: Model, w: Vector, x: Tensor) -> Tensor:
-    k, d = model.spec.shapes[0]
-    return x @ w[: k * d].view(k, d).T + (w[k * d :] if len(model.spec.shapes) > 1 else 0.0)
-
-
-def _minimised(model: Model, x: Tensor, y: Tensor, strength: float) -> Vector:
     from scipy.optimize import minimize  # takes long to import
 
+    if model.loss_function.name == "squared_error" and model.spec.size == x[0].numel() + 1:
+        return _ridge(model, x, y)
     (k, d), intercept = model.spec.shapes[0], len(model.spec.shapes) > 1
+    x, y = x.flatten(1).double(), y.double() if y.is_floating_point() else y
     loss, each = model.loss_function, torch.full((len(x),), 1 / len(x), dtype=torch.float64)
-    penalty = torch.full((model.p,), strength / len(x), dtype=torch.float64)
-    penalty *= 2.0 if k == 2 else 1.0  # of two outputs, one says it all
-    penalty[k * d :] *= _INTERCEPT / strength
+    penalty = torch.full((model.p,), (2.0 if k == 2 else 1.0) / len(x), dtype=torch.float64)
+    penalty[k * d :] *= _INTERCEPT  # and of two outputs, one says it all
 
     def value(w: Floats) -> tuple[float, Floats]:
         at = torch.from_numpy(w)
-        outputs = _outputs(model, at, x)
+        outputs = x @ at[: k * d].view(k, d).T + (at[k * d :] if intercept else 0.0)
         slope = loss.output_grad(outputs, y, each)
         grad = [(slope.T @ x).flatten(), *([slope.sum(dim=0)] if intercept else [])]
         total = loss(outputs, y, each) + (penalty * at.square()).sum() / 2

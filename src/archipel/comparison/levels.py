@@ -52,7 +52,8 @@ class Levels:
         whose = "FedAvg, as no algorithm has an lr" if entry is None else entry.label
         return (
             f"the local work of {whose} ({', '.join(facts)}), with a third or three times the lr "
-            "where that is better on points held out; linear models are solved"
+            "where that is better on points held out; linear models of pooled data, and of "
+            "numbers, are solved"
         )
 
     def local(self, seed: int, data: Federation, settings: Mapping[str, Any]) -> bool:
