@@ -2,6 +2,7 @@
 
 import io
 import sys
+import tracemalloc
 
 import pytest
 
@@ -290,3 +291,14 @@ def _approved():
     from archipel.federation.shelf import Decision
 
     return Decision("approved", {})
+
+
+def test_a_text_that_blows_up_a_reader_is_not_even_looked_into_for_its_name():
+    """A dotted key of n parts takes a reader of TOML n^2 memory, also one that wants the name."""
+    text = b"[study]\nname = 'heart'\n" + b".".join([b"a"] * 100_000) + b" = 1\n"
+    tracemalloc.start()
+    name = approval.name_of(text)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert name == "" and most < 50e6

@@ -18,6 +18,7 @@ from archipel.bundle import files
 from archipel.bundle.manifest import Manifest, NetworkPart
 from archipel.data import looks, tables
 from archipel.data.features import Points
+from archipel.data.looks import is_number
 from archipel.errors import ArchipelError, clean
 from archipel.loading import made
 from archipel.losses import LOSSES, default_loss, weighted
@@ -115,7 +116,7 @@ class Bundle:
                 f"'{path}': has {len(there)} columns; the model takes {wanted}, one for each "
                 f"number of a point of shape {self.about.network.shape}, or a .npy file of points."
             )
-        if all(map(_is_number, there)) and there != [str(i) for i in range(wanted)]:
+        if all(map(is_number, there)) and there != [str(i) for i in range(wanted)]:
             raise ArchipelError(f"'{path}': its first row is no header; name columns, 0, 1, 2, ...")
         frame = source.columns(dict.fromkeys(there, ()))
         return np.stack([looks.numbers(frame[name]) for name in there], axis=1)
@@ -270,14 +271,6 @@ def _array_in(path: Path) -> npt.NDArray[Any]:
     except (OSError, ValueError, EOFError):
         raise ArchipelError(f"'{path}': is no .npy file of plain numbers; save it anew.") from None
     return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _named(schema: Any) -> str:

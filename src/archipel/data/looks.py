@@ -130,7 +130,7 @@ def emptied(
     """
     import pandas as pd
 
-    numeric = [float(w) for w in words if _is_number(w) and not {w, float(w)} & {*keep}]
+    numeric = [float(w) for w in words if is_number(w) and not {w, float(w)} & {*keep}]
     if column.dtype.kind == "M":
         column = column.dt.strftime("%Y-%m-%d %H:%M:%S.%f").where(column.notna())
     if column.dtype.kind in "iuf":
@@ -268,7 +268,8 @@ def _text(cell: Any) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text can be read as a number."""
     try:
         float(text)
     except ValueError:

@@ -42,13 +42,18 @@ def looks_like_hash(name: str) -> bool:
     return _HASH.fullmatch(name) is not None
 
 
+def _is_short(text: bytes) -> bool:
+    """Whether a reader of TOML gets by with little memory."""
+    return len(text) <= _MOST and all(line.count(b".") <= _DOTS for line in text.split(b"\n"))
+
+
 def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
     from archipel.metrics import METRICS
     from archipel.sections import read_tables
     from archipel.study import Study
 
-    if len(text) > _MOST or any(line.count(b".") > _DOTS for line in text.split(b"\n")):
+    if not _is_short(text):
         raise ArchipelError(
             f"the study has {len(text)} bytes, or a line with more than {_DOTS} dots: give at most "
             f"{_MOST} bytes, and shorter lines."
@@ -92,6 +97,8 @@ def _listed(value: Any) -> list[Any]:
 
 def name_of(text: bytes) -> str:
     """The name that a study gives itself, also where this Archipel cannot read the rest."""
+    if not _is_short(text):
+        return ""
     try:
         name = tomllib.loads(text.decode())["study"]["name"]
     except (ValueError, KeyError, TypeError, RecursionError):
