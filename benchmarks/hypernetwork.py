@@ -23,7 +23,7 @@ import archipel as ar
 from archipel.engines import plan as planning
 from archipel.engines.party import LocalParty
 from archipel.models import build
-from archipel.networks import Perceptron, first_weights, pull_back
+from archipel.models.networks import Perceptron, first_weights, pull_back
 
 RESULTS = Path(__file__).parent / "results"
 SIZE, HIDDEN = 32, 100

@@ -35,14 +35,14 @@ from torch import nn
 
 import archipel as ar
 from archipel.data.shadow import Facts
-from archipel.engines.network.attend import Attendance
 from archipel.engines.network.engine import NetworkEngine, Opened
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed, decode, encode
-from archipel.engines.network.seat import Seat, anatomy_of
-from archipel.engines.network.step import Steps
+from archipel.engines.network.party_loop import PartyLoop
+from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.server import Steps
 from archipel.federation import approval
-from archipel.federation.authority import (
+from archipel.federation.certificates import (
     COORDINATOR,
     Authority,
     Identity,
@@ -51,9 +51,9 @@ from archipel.federation.authority import (
     serial,
     verify,
 )
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.home import Home
-from archipel.federation.site import signed
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.site.site import signed
 from processes import cpu_seconds, describe, machine_cpu_seconds, memory
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -184,7 +184,7 @@ async def coordinator_side(given: dict[str, Any]) -> None:
     folder, sites = Path(given["folder"]), given["sites"]
     with socket.create_server(("localhost", 0)) as free:
         address = f"localhost:{free.getsockname()[1]}"
-    home = Home.create(folder / "coordinator", "load", address)
+    home = CoordinatorFolder.create(folder / "coordinator", "load", address)
     text = STUDY.format(rounds=given["rounds"], sampled=given["sampled"]).encode()
     digest = home.submit(text)
     keys = [(new_key(), Identity.create()) for _ in range(sites)]
@@ -203,10 +203,10 @@ async def coordinator_side(given: dict[str, Any]) -> None:
     facts, until = Facts.of(light(0)).to_json(), datetime.now(UTC) + DAY
     for k, ((_, identity), chain) in enumerate(zip(keys, chains, strict=True)):
         name, approved = f"site-{k}", approval.statement(digest, "approved")
-        one.roll.invite(name, b"secret", until)
-        one.roll.redeem(name, b"secret", identity.public, serial(chain), until)
-        one.roll.decide(digest, name, "approved", facts, identity.sign(approved))
-        one.roll.seat(digest, name)
+        one.registry.invite(name, b"secret", until)
+        one.registry.redeem(name, b"secret", identity.public, serial(chain), until)
+        one.registry.decide(digest, name, "approved", facts, identity.sign(approved))
+        one.registry.party_state(digest, name)
     await one.up(address)
     say("up")
     times: list[float] = []
@@ -242,14 +242,14 @@ async def sites_side(given: dict[str, Any]) -> None:
             continue
         key, chain, identity = (pem.encode() for pem in member)
         data, me = light(party), Identity.read(identity)
-        seat = Seat(study.algorithm_object, data, study.build_model(data), party=party)
+        party_state = PartyState(study.algorithm_object, data, study.build_model(data), party=party)
         tls = Credentials(key, chain, about["authority"].encode())
 
         def sign(letter: Letter, me: Identity = me) -> bytes:
             return me.sign(signed(letter))
 
         link = GrpcLink(about["address"], COORDINATOR, tls)
-        attending.append(Attendance(seat, link, digest, sign=sign))
+        attending.append(PartyLoop(party_state, link, digest, sign=sign))
     say("seated")
     await told()
     say(await asyncio.gather(*(each.run() for each in attending)))

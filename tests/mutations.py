@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from archipel.sections import SECTIONS
+from archipel.study.sections import SECTIONS
 
 VALUES = [  # of every TOML kind, and on the edge of each
     "-1", "0", "1", "3", "2147483648", "9223372036854775807", "-9223372036854775808",

@@ -6,11 +6,11 @@ import torch
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
 import archipel as ar
-from archipel.baselines import alone, pooled
 from archipel.data.federation import Federation
 from archipel.engines.plan import Plan
-from archipel.parts import build_model
-from archipel.solving import PENALTIES, solvable, solve
+from archipel.runs.baselines import alone, pooled
+from archipel.runs.parts import build_model
+from archipel.runs.solving import PENALTIES, solvable, solve
 
 PLAN = Plan("stacked", 16, 1)
 

@@ -12,8 +12,8 @@ import torch
 import archipel as ar
 from archipel.bundle import files, writing
 from archipel.errors import ArchipelError
-from archipel.runs import open_run
-from archipel.study import Study
+from archipel.runs.listing import open_run
+from archipel.study.file import Study
 
 ROWS = 150
 KINDS = {"binary": "ill", "several": "ward", "number": "days", "survival": ["time", "dead"]}

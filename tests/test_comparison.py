@@ -17,7 +17,6 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from archipel import baselines
 from archipel.algorithms import FedAvg, FedProx
 from archipel.cli.compare import progress
 from archipel.cli.watching import Stoppable
@@ -36,8 +35,9 @@ from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.errors import ArchipelError, RunFailed
 from archipel.plain import plain
 from archipel.report.tables import Cell, Column, Table
-from archipel.runs import list_runs, open_run
-from archipel.study import Study
+from archipel.runs import baselines
+from archipel.runs.listing import list_runs, open_run
+from archipel.study.file import Study
 
 MINE = """
 from dataclasses import dataclass

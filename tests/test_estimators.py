@@ -21,7 +21,7 @@ from archipel.algorithms import ALGORITHMS, DSGD, FedAvg, Scaffold
 from archipel.data import Federation
 from archipel.errors import ArchipelError
 from archipel.estimators import FederatedClassifier, FederatedRegressor
-from archipel.simulation import simulate
+from archipel.runs.simulation import simulate
 
 FULL = FedAvg(lr=0.3, local_steps=1, batch_size=None)  # one step on all of a party's rows
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipel import fields
 from archipel.algorithms import ALGORITHMS
 from archipel.errors import ArchipelError
-from archipel.optimisers import SGD, Adam, Optimiser
-from archipel.schedules import Cosine, Decay, Inverse, Rate
+from archipel.study import fields
+from archipel.training.optimisers import SGD, Adam, Optimiser
+from archipel.training.schedules import Cosine, Decay, Inverse, Rate
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -12,8 +12,8 @@ from sklearn import metrics as sk
 from sklearn.linear_model import LogisticRegression
 
 from archipel.errors import ArchipelError
-from archipel.losses import LOSSES
 from archipel.metrics import Chosen, choose, guarded, larger_is_better, may_leave, pool, score
+from archipel.models.losses import LOSSES
 
 CROSS = LOSSES["cross_entropy"]
 NAMES = ["accuracy", "auc", "average_precision", "balanced_accuracy", "brier", "ece", "f1"]

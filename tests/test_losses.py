@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from archipel.errors import ArchipelError
-from archipel.losses import DEFAULT, LOSSES, Loss, default_loss, loss
+from archipel.models.losses import DEFAULT, LOSSES, Loss, default_loss, loss
 
 SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import Tensor
 
-from archipel import groups
 from archipel.errors import ArchipelError
-from archipel.losses import LOSSES, default_loss
-from archipel.metrics import PRIMARY, larger_is_better, pool, score
+from archipel.metrics import PRIMARY, groups, larger_is_better, pool, score
+from archipel.models.losses import LOSSES, default_loss
 
 SIZES = st.lists(st.integers(0, 7), min_size=1, max_size=6)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import archipel as ar
 from archipel.core import Blueprint, Examples
-from archipel.networks import Embedding, Perceptron, first_weights, pull_back
+from archipel.models.networks import Embedding, Perceptron, first_weights, pull_back
 from archipel.vector import ParamSpec, join
 
 few = settings(max_examples=20)

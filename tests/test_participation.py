@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import archipel as ar
 from archipel import rng
 from archipel.errors import ArchipelError, BelowQuorum
-from archipel.participation import Cohort, Participation, absences, kind
+from archipel.runs.participation import Cohort, Participation, absences, kind
 
 ELIGIBLES = st.sets(st.integers(0, 60), min_size=1, max_size=40).map(
     lambda parties: np.array(sorted(parties))

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import archipel as ar
-from archipel import plugins
 from archipel.algorithms import FedAvg
 from archipel.data import load
 from archipel.errors import ArchipelError
-from archipel.runs import resume
-from archipel.study import Study
+from archipel.runs.listing import resume
+from archipel.study import plugins
+from archipel.study.file import Study
 
 ALGORITHM = '''\
 from dataclasses import dataclass

@@ -11,8 +11,8 @@ from rich.console import Console
 from torch import nn
 
 import archipel as ar
-from archipel.engines.evaluation import Evaluation
-from archipel.participation import Cohort
+from archipel.engines.local.evaluation import Evaluation
+from archipel.runs.participation import Cohort
 from archipel.scorecard import scorecard
 from archipel.scorecard.card import KWH_PER_GB
 from archipel.scorecard.measure import energy, flops_of_one_gradient

@@ -11,11 +11,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import archipel as ar
-from archipel import parts
 from archipel.engines.plan import Plan
 from archipel.federation import approval
-from archipel.losses import LOSSES, Weighted, balanced
-from archipel.study import Study
+from archipel.models.losses import LOSSES, Weighted, balanced
+from archipel.runs import parts
+from archipel.study.file import Study
 
 ONE = Plan("one", 1, 1)
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F  # noqa: N812
 
 import archipel as ar
 from archipel.algorithms import DSGD, Alone, Ditto, FedAvg, FedRep, FineTuned, KNNPer, Scaffold
-from archipel.engines.network.twin import meet, play
+from archipel.engines.network.in_process import meet, play
 from archipel.engines.plan import Plan
+from archipel.exchange.statistics import Joined
 from archipel.graphs import topology
-from archipel.statistics import Joined
 from archipel.tree import leaves
 
 ONE = Plan("one", 1, 1)

@@ -14,9 +14,9 @@ from archipel.algorithms import ALGORITHMS
 from archipel.data import load
 from archipel.demo import STUDY as DEMO
 from archipel.errors import ArchipelError
-from archipel.sections import SECTIONS, schema_of
-from archipel.study import Study, changed
-from archipel.template import template
+from archipel.study.file import Study, changed
+from archipel.study.sections import SECTIONS, schema_of
+from archipel.study.template import template
 from mutations import VALUES, mutants, put, settings
 
 MINE = '''
@@ -545,7 +545,7 @@ def test_a_table_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
         read.append(opened.name)
         return file_digest(opened, name)
 
-    monkeypatch.setattr("archipel.study.file_digest", digest)
+    monkeypatch.setattr("archipel.study.file.file_digest", digest)
     before = [study.hash, study.hash]
     path.write_text(path.read_text().replace("64", "65"))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archipel as ar
-from archipel.schedules import rate
+from archipel.training.schedules import rate
 from archipel.tree import first, leaves, nbytes, tree_map
 from archipel.vector import ParamSpec, clip, dot, norm, trainable
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from archipel.demo import study
 from archipel.report.live import picture
-from archipel.run import Run
+from archipel.runs.run import Run
 
 HERE = Path(__file__).parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

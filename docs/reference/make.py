@@ -20,19 +20,19 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import archipel
-from archipel import fields
 from archipel.algorithms import ALGORITHMS
 from archipel.cli import app
 from archipel.data import DATASETS
 from archipel.graphs import TOPOLOGIES
-from archipel.losses import LOSSES
 from archipel.metrics import PRIMARY
 from archipel.models import MODELS
-from archipel.optimisers import SGD, Adam
-from archipel.schedules import Cosine, Decay, Inverse
-from archipel.sections import SECTIONS
-from archipel.simulation import Options
-from archipel.study import _NOT_OPTIONS
+from archipel.models.losses import LOSSES
+from archipel.runs.simulation import Options
+from archipel.study import fields
+from archipel.study.file import _NOT_OPTIONS
+from archipel.study.sections import SECTIONS
+from archipel.training.optimisers import SGD, Adam
+from archipel.training.schedules import Cosine, Decay, Inverse
 
 HERE = Path(__file__).parent
 SOURCE = "../../src/archipel"

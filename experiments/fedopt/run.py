@@ -109,9 +109,7 @@ def main() -> None:
         f"{args.rounds} rounds: mean test accuracy of the last ten. Both rates chosen on a tenth "
         f"of the training points, of three by three for every method (client rates "
         f"{', '.join(map(str, CLIENT))}); a rate at the edge is the smallest or largest tried. One "
-        "seed.\n\n"
-        + table(header, rows)
-        + f"\n\n{gates(checks)}\n\n{seconds:.0f} seconds."
+        "seed.\n\n" + table(header, rows) + f"\n\n{gates(checks)}\n\n{seconds:.0f} seconds."
     )
     save(args.out, {"methods": results, "checks": checks}, tables, {"plot.png": draw(curves)})
 

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 import archipel as ar
-from archipel import baselines
-from archipel.parts import build_model
+from archipel.runs import baselines
+from archipel.runs.parts import build_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from reporting import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, gates, save, table

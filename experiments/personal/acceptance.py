@@ -32,9 +32,9 @@ from archipel.algorithms.pefll import PeFLL
 from archipel.algorithms.perfedavg import PerFedAvg
 from archipel.algorithms.pfedhn import PFedHN
 from archipel.algorithms.pfedme import PFedMe
-from archipel.baselines import alone
 from archipel.data import optimum
 from archipel.models import build
+from archipel.runs.baselines import alone
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from reporting import gates, table

@@ -31,9 +31,9 @@ from archipel.algorithms.pefll import PeFLL, Scale, Shared
 from archipel.bounds import Constants, Convergence, Generalisation
 from archipel.core import Each, Examples, Party, Uploads, Vector
 from archipel.engines.party import LocalParty
-from archipel.model import Points, Way
-from archipel.networks import Embedding, pull_back
-from archipel.stacked import Stacked
+from archipel.models.model import Points, Way
+from archipel.models.networks import Embedding, pull_back
+from archipel.models.stacked import Stacked
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from acceptance import softmax_regression, two_labels

@@ -11,8 +11,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from archipel import fields
 from archipel.algorithms import ALGORITHMS
+from archipel.study import fields
 
 BATCH = 20
 

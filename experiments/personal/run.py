@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 import archipel as ar
-from archipel import baselines
 from archipel.errors import ArchipelError, RunFailed, unknown
-from archipel.parts import build_model
+from archipel.runs import baselines
+from archipel.runs.parts import build_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from drawing import report
@@ -132,9 +132,7 @@ def train(
          for own, one in (("own", "metrics"), ("own_new", "new")))]
         for entry in run.history
     ]  # fmt: skip
-    return Outcome(
-        run.parties["accuracy"], processor() - began, joining_of(run, parties), curve
-    )
+    return Outcome(run.parties["accuracy"], processor() - began, joining_of(run, parties), curve)
 
 
 def processor() -> float:

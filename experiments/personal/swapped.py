@@ -17,7 +17,7 @@ import torch
 import archipel as ar
 from archipel.algorithms.pefll import PeFLL, Shared
 from archipel.core import Each, Uploads
-from archipel.parts import build_model
+from archipel.runs.parts import build_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -39,7 +39,7 @@ class Swapped(PeFLL):
     def advise(self, shared: Shared, uploads: Uploads) -> Each:
         v = uploads.stack()
         if self.by == "another":
-            v = v.roll(1, dims=-2)
+            v = v.registry(1, dims=-2)
         elif self.by == "mean":
             v = shared.scale.mean.expand_as(v)
         return Each(self._models(shared.mean_h, v, shared.scale, shared.theta.shape[-1]))

@@ -17,10 +17,10 @@ from reporting import BLUE, GREEN, INK, ORANGE, PURPLE, SKY
 from torch import Tensor, nn
 
 import archipel as ar
-from archipel import descent
 from archipel.core import Batch, Descent
 from archipel.data import optimum, quadratics
 from archipel.engines.party import LocalParty
+from archipel.training import descent
 
 PARTIES, STEPS, RATE = 3, 12, 0.1
 PARTY_COLOURS = (GREEN, PURPLE, SKY)

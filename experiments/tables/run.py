@@ -21,8 +21,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from archipel.data.federation import Federation
-from archipel.solving import PENALTIES
-from archipel.study import Study
+from archipel.runs.solving import PENALTIES
+from archipel.study.file import Study
 
 HERE = Path(__file__).parent
 TABLES = ("gums", "watch", "weather")

@@ -53,19 +53,19 @@ if TYPE_CHECKING:
         Uploads,
     )
     from archipel.data import Federation, load
-    from archipel.engines.local import LocalEngine
+    from archipel.engines.local.engine import LocalEngine
     from archipel.engines.plan import Plan
     from archipel.errors import ArchipelError
     from archipel.estimators import FederatedClassifier, FederatedRegressor
     from archipel.graphs import topology
-    from archipel.model import Model
-    from archipel.optimisers import SGD, Adam
+    from archipel.models.model import Model
     from archipel.report.live import live_view
-    from archipel.run import Run
-    from archipel.runs import list_runs, open_run, resume
-    from archipel.schedules import Cosine, Decay, Inverse
-    from archipel.simulation import simulate, sweep
-    from archipel.study import Study
+    from archipel.runs.listing import list_runs, open_run, resume
+    from archipel.runs.run import Run
+    from archipel.runs.simulation import simulate, sweep
+    from archipel.study.file import Study
+    from archipel.training.optimisers import SGD, Adam
+    from archipel.training.schedules import Cosine, Decay, Inverse
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
@@ -76,19 +76,19 @@ _HOMES = {  # where each public name lives; loaded when first asked for, so that
     "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm Personal "
     "ServerAlgorithm Uploads",
     "archipel.data": "Federation load",
-    "archipel.engines.local": "LocalEngine",
+    "archipel.engines.local.engine": "LocalEngine",
     "archipel.engines.plan": "Plan",
     "archipel.errors": "ArchipelError",
     "archipel.estimators": "FederatedClassifier FederatedRegressor",
     "archipel.graphs": "topology",
-    "archipel.model": "Model",
-    "archipel.optimisers": "SGD Adam",
+    "archipel.models.model": "Model",
+    "archipel.training.optimisers": "SGD Adam",
     "archipel.report.live": "live_view",
-    "archipel.run": "Run",
-    "archipel.runs": "list_runs open_run resume",
-    "archipel.schedules": "Cosine Decay Inverse",
-    "archipel.simulation": "simulate sweep",
-    "archipel.study": "Study",
+    "archipel.runs.run": "Run",
+    "archipel.runs.listing": "list_runs open_run resume",
+    "archipel.training.schedules": "Cosine Decay Inverse",
+    "archipel.runs.simulation": "simulate sweep",
+    "archipel.study.file": "Study",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.lines import Code
-from archipel.engines.local import LocalEngine
-from archipel.engines.network.twin import meet, play
+from archipel.engines.local.engine import LocalEngine
+from archipel.engines.network.in_process import meet, play
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
 from archipel.engines.probe import probe
 from archipel.errors import ArchipelError
-from archipel.exchange import broadcast, first_states, has_personal, is_peer
+from archipel.exchange.anatomy import broadcast, first_states, has_personal, is_peer
 from archipel.graphs import topology
-from archipel.model import Model
+from archipel.models.model import Model
 from archipel.tree import leaves, tree_map
 
 ROUNDS = 3
@@ -167,9 +167,9 @@ def check_over_the_wire(algorithm: Algorithm) -> None:
         shared, own = leaves(engine.shared), leaves(engine.own_states(range(5)))
     played = asyncio.run(play(algorithm, data, model, cohorts))  # type: ignore[arg-type]
     _close(shared, leaves(played.engine.shared), "shared state over the wire")
-    for k, seat in enumerate(played.seats):
+    for k, party_state in enumerate(played.party_states):
         mine = [leaf[k] for leaf in own]
-        _close(mine, leaves(seat.own.state), f"own state of party {k} over the wire")
+        _close(mine, leaves(party_state.own.state), f"own state of party {k} over the wire")
 
 
 def _evaluated(algorithm: Algorithm, plan: Plan, times: int) -> tuple[list[Tensor], list[Tensor]]:

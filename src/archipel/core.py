@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from archipel.schedules import Rate
+from archipel.training.schedules import Rate
 from archipel.vector import ParamSpec
 
 Vector = Tensor  # [..., p]
@@ -104,7 +104,7 @@ class Party(Protocol):
         `work` (the algorithm) says for how many steps or epochs and with which optimiser; `towards`
         is w unless given; `only`, a mask `[p]`, says which parameters move (all unless given).
         `aside` is a second model beside the one whose change is sent: BatchNorm's statistics, where
-        parties send them, are not of it. Engines fuse these steps; `archipel.descent.descend` is
+        parties send them, are not of it. Engines fuse these steps; `archipel.training.descent.descend` is
         what they equal.
         """
 

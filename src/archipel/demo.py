@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from archipel.run import Run
-from archipel.simulation import Watch
-from archipel.study import Study
+from archipel.runs.run import Run
+from archipel.runs.simulation import Watch
+from archipel.study.file import Study
 
 STUDY = """\
 [study]

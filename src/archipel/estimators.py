@@ -21,19 +21,21 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from archipel import fields, losses, models, plugins
+from archipel import models
 from archipel.core import Algorithm
 from archipel.data.build import as_tensor
 from archipel.data.federation import Federation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError
-from archipel.exchange import has_personal
+from archipel.exchange.anatomy import has_personal
 from archipel.graphs import Topology
-from archipel.losses import Loss, default_loss
-from archipel.model import Model
+from archipel.models import losses
+from archipel.models.losses import Loss, default_loss
+from archipel.models.model import Model
 from archipel.rng import Ints
-from archipel.schedules import Cosine
-from archipel.simulation import Options, Run, simulate
+from archipel.runs.simulation import Options, Run, simulate
+from archipel.study import fields, plugins
+from archipel.training.schedules import Cosine
 
 Array = npt.NDArray[Any]
 _FLOATS = (np.float64, np.float32)  # types of X that stay; others become the first
@@ -226,7 +228,7 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
     - `algorithm`: the learning rate of a named one starts at 0.2 or 1 / (features + 1), whichever
       is less: larger steps can make least squares diverge, standardised or not.
     - `model`: has one output. None is linear regression.
-    - `loss`: None is the squared error; see `archipel.losses` for others.
+    - `loss`: None is the squared error; see `archipel.models.losses` for others.
     - `standardise`: also the target (`target_scaler_`), which is what the loss is then measured on;
       predictions are in the target's own unit.
 

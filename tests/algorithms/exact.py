@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from archipel.descent import descend, work_of
+from archipel.training.descent import descend, work_of
 from archipel.tree import tree_map
 
 

@@ -7,7 +7,7 @@ import pytest
 import archipel as ar
 from archipel.algorithms import ALGORITHMS
 from archipel.conformance import check_algorithm, check_own_models
-from archipel.engines import local
+from archipel.engines.local import engine as local
 from problems import classification, network
 
 FEW = {"local_steps": 5, "tune_steps": 3}  # more of the same show nothing more, and take minutes

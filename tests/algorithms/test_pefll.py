@@ -18,7 +18,7 @@ import archipel as ar
 from archipel.algorithms.pefll import PeFLL, Scale
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
-from archipel.networks import Embedding, Perceptron
+from archipel.models.networks import Embedding, Perceptron
 from archipel.tree import leaves
 from problems import classification, network, regression
 

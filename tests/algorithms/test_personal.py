@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import archipel as ar
-from archipel.baselines import alone
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
-from archipel.parts import build_model
+from archipel.runs.baselines import alone
+from archipel.runs.parts import build_model
 
 DATA = ar.load("heart_disease").with_new(1)
 ROUNDS = {"rounds": 5, "metric": "auc"}

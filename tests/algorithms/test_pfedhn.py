@@ -15,7 +15,7 @@ import archipel as ar
 from archipel.algorithms.pfedhn import PFedHN
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
-from archipel.networks import Perceptron
+from archipel.models.networks import Perceptron
 from archipel.tree import leaves
 from problems import classification, network
 

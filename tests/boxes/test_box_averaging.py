@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import archipel as ar
 from archipel.algorithms import ALGORITHMS
-from archipel.schedules import Decay
+from archipel.training.schedules import Decay
 from boxes.small import ROUNDS, cases, logistic, network, run, same
 
 

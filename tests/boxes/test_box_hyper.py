@@ -11,7 +11,7 @@ import archipel as ar
 from archipel import rng
 from archipel.algorithms.pefll import Scale
 from archipel.engines.party import blueprint
-from archipel.schedules import Decay
+from archipel.training.schedules import Decay
 from boxes.small import SEED, logistic, network, run, same
 
 ROUNDS, SAMPLE = 3, 3

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import archipel as ar
-from archipel.schedules import Decay
+from archipel.training.schedules import Decay
 from boxes.small import (
     CLASSES,
     cases,

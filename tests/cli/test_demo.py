@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from archipel.demo import study
-from archipel.runs import open_run
+from archipel.runs.listing import open_run
 
 
 def test_the_hospitals_gain(archipel, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from archipel.study import Study
+from archipel.study.file import Study
 
 NETS = """
 from torch import nn

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from archipel.algorithms import ALGORITHMS
-from archipel.sections import SECTIONS
+from archipel.study.sections import SECTIONS
 
 MINE = """\
 from dataclasses import dataclass, field

@@ -132,11 +132,11 @@ def peers(tmp_path):
         async with coordinator(tmp_path / "coordinator") as one:
             digest, found = await gathered(one, tmp_path, RING, 2)
             one.home.start(digest)
-            one.roll.number(digest)
-            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
+            one.registry.number(digest)
+            server_study, _ = one._server_study(digest, asyncio.get_running_loop())
             for site, _ in found:
-                folder = site.shelf.folder(digest)
-                (folder / "offered.json").write_bytes(sitting.roster.to_json())
+                folder = site.site_studies.folder(digest)
+                (folder / "offered.json").write_bytes(server_study.roster.to_json())
             return digest, [str(site.home) for site, _ in found]
 
     return run(play(), 60)

@@ -63,7 +63,7 @@ def test_a_clean_environment_predicts_what_the_run_predicted(bundle, tmp_path):
 
 
 def test_the_run_s_test_rows_score_as_reported(archipel, patients, tmp_path):
-    from archipel.runs import open_run
+    from archipel.runs.listing import open_run
 
     archipel(*RUN)
     run = open_run("last")

@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 
 from archipel import load, load_bundle
 from archipel.federation.audit import check
-from archipel.federation.home import Home
-from archipel.federation.site import Site
-from archipel.study import Study
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.site.site import Site
+from archipel.study.file import Study
 
 STUDY = """
 [study]
@@ -35,7 +35,7 @@ def test_a_rehearsal_leaves_what_every_institution_would_have(archipel, tmp_path
         "coordinator",
         "hungarian",
     ]
-    for one in (Home(folder / "coordinator"), Site(folder / "hungarian")):
+    for one in (CoordinatorFolder(folder / "coordinator"), Site(folder / "hungarian")):
         assert check(one.audit.path, one.identity.public) > 3
     assert oct((folder / "hungarian" / "site.pem").stat().st_mode)[-3:] == "600"
     (run,) = (folder / "coordinator" / "runs").iterdir()

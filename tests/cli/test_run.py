@@ -9,7 +9,7 @@ import torch
 
 from archipel.algorithms import ALGORITHMS
 from archipel.errors import RunFailed
-from archipel.runs import list_runs, open_run
+from archipel.runs.listing import list_runs, open_run
 
 QUICK = ["--rounds", "2", "--workers", "1", "--no-baselines"]
 HEART = ["run", "fedavg", "--data", "heart_disease", *QUICK]

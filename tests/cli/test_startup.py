@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from archipel import plugins
 from archipel.algorithms import FedAvg
 from archipel.cli import app, outline
 from archipel.cli.listing import _first_line
 from archipel.data import datasets
 from archipel.graphs import TOPOLOGIES
-from archipel.simulation import simulate
+from archipel.runs.simulation import simulate
+from archipel.study import plugins
 
 HEAVY = ("torch", "scipy", "sklearn", "pandas", "matplotlib")
 
@@ -64,19 +64,19 @@ def homes(tmp_path_factory):
     """A coordinator, a site and a peer, with a study that was read here before; and a run."""
     from datetime import timedelta
 
-    from archipel.federation.home import Home
+    from archipel.federation.coordinator.folder import CoordinatorFolder
     from network.homes import made_site, study_text
 
     folder = tmp_path_factory.mktemp("homes")
     simulate(FedAvg(), "heart_disease", rounds=1, workers=1, out=folder / "runs" / "one")
-    home = Home.create(folder / "C", "test", "localhost:9")
+    home = CoordinatorFolder.create(folder / "C", "test", "localhost:9")
     home.invite("ulm", timedelta(days=1))
     text = study_text()
     home.submit(text)
     for name in ("S", "P"):
         site = made_site(folder / name)
-        site.shelf.put(text)
-        site.shelf.gist(site.shelf.known()[0])
+        site.site_studies.put(text)
+        site.site_studies.gist(site.site_studies.known()[0])
         site.decide(text, "approved")
     about = json.loads((folder / "P" / "site.json").read_text())
     (folder / "P" / "site.json").write_text(json.dumps(about | {"listens": "localhost:9"}))
@@ -128,16 +128,18 @@ def test_help_loads_nothing_that_computes(tmp_path):
 
 
 def test_a_study_is_read_again_by_another_version(homes, monkeypatch):
-    from archipel.federation import shelf
-    from archipel.federation.site import Site
+    from archipel.federation.site import studies as site_studies
+    from archipel.federation.site.site import Site
 
-    found = Site(homes / "S").shelf
+    found = Site(homes / "S").site_studies
     (study,) = found.known()
     assert found.gist(study).rounds == 10
     asked = []
-    monkeypatch.setattr(shelf, "version", lambda _: "0.0")
-    read = shelf.approval.read
-    monkeypatch.setattr(shelf.approval, "read", lambda text: asked.append(text) or read(text))
+    monkeypatch.setattr(site_studies, "version", lambda _: "0.0")
+    read = site_studies.approval.read
+    monkeypatch.setattr(
+        site_studies.approval, "read", lambda text: asked.append(text) or read(text)
+    )
     assert found.gist(study).rounds == 10
     assert len(asked) == 1
 

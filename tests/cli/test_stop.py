@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from archipel.cli.watching import Stoppable
-from archipel.runs import list_runs, open_run
+from archipel.runs.listing import list_runs, open_run
 
 # fifteen lines; as long as a file "slow" lies beside it, a round takes a while
 MINE = '''\

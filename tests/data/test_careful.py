@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from archipel.errors import ArchipelError
-from archipel.study import Study
+from archipel.study.file import Study
 
 CAREFUL = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow],

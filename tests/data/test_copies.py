@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archipel as ar
-from archipel.baselines import alone, pooled
 from archipel.federation import approval
-from archipel.parts import build_model
 from archipel.report import export, html
+from archipel.runs.baselines import alone, pooled
+from archipel.runs.parts import build_model
 
 few = settings(max_examples=15, deadline=None)
 

@@ -17,7 +17,7 @@ from archipel.data import frames, looks, tables
 from archipel.data.dialect import Written
 from archipel.data.schema import Schema
 from archipel.errors import ArchipelError
-from archipel.study import Study
+from archipel.study.file import Study
 
 from .strategies import QUICK
 

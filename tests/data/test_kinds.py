@@ -10,7 +10,7 @@ import pytest
 
 from archipel.data import Federation
 from archipel.errors import ArchipelError
-from archipel.study import Study
+from archipel.study.file import Study
 
 RNG = np.random.default_rng(0)
 N = 60

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from archipel.core import Algorithm
 from archipel.data.scaling import Scaling, Sums
 from archipel.data.schema import Records, Schema
-from archipel.engines.network.seat import anatomy_of
+from archipel.engines.network.party_state import anatomy_of
 from archipel.errors import ArchipelError
-from archipel.sections import schema_of
-from archipel.study import Study
+from archipel.study.file import Study
+from archipel.study.sections import schema_of
 
 from .strategies import QUICK
 

@@ -10,7 +10,7 @@ import torch
 import archipel as ar
 from archipel.data.federation import Federation
 from archipel.engines.plan import Plan
-from archipel.study import Study
+from archipel.study.file import Study
 
 ROWS = 120
 PLANS = [Plan("stacked", 4, 1), Plan("one", 1, 1), Plan("stacked", 4, 2)]
@@ -130,7 +130,7 @@ def test_school_learns_at_the_default_rate():
 
 
 def test_what_leaves_is_in_the_review(tmp_path):
-    from archipel.federation.exposure import exposure  # noqa: F401  (counts the same columns)
+    from archipel.federation.site.exposure import exposure  # noqa: F401  (counts the same columns)
 
     schema = {"weight": "number", "sex": ["f", "m"], "rare": [0, 1], "dose": "number"}
     described = study(tmp_path, schema=schema)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import archipel as ar
-from archipel.engines.device import Away, Held, check_device, on_device
+from archipel.engines.local.device import Away, Held, check_device, on_device
 from archipel.engines.party import LocalParty
-from archipel.model import Model, OneByOne, Vmapped
+from archipel.models.model import Model, OneByOne, Vmapped
 from problems import classification, network
 
 
@@ -56,8 +56,8 @@ MODULES = {
 )
 def test_the_path_there_and_back_changes_nothing(kind, algorithm, monkeypatch):
     """The device's way with main memory as the device is the usual run."""
-    monkeypatch.setattr("archipel.engines.local.CPU", "no such")
-    monkeypatch.setattr("archipel.engines.local.check_device", lambda *_: None)
+    monkeypatch.setattr("archipel.engines.local.engine.CPU", "no such")
+    monkeypatch.setattr("archipel.engines.local.engine.check_device", lambda *_: None)
     data, ends = classification(4, 3, 3, 0, torch.float32), []
     torch.manual_seed(0)
     module = MODULES[kind]()

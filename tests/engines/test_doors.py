@@ -12,9 +12,9 @@ from torch import nn
 import archipel as ar
 from archipel.algorithms.knnper import KNNPer
 from archipel.core import Blueprint
-from archipel.descent import descend
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan, ways
+from archipel.training.descent import descend
 from archipel.tree import nbytes
 from problems import classification, network, regression
 

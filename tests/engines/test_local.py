@@ -14,7 +14,7 @@ from torch import nn
 
 import archipel as ar
 from archipel.engines.plan import Plan
-from archipel.participation import Participation
+from archipel.runs.participation import Participation
 from problems import classification, learn, network
 
 LONG = """
@@ -255,7 +255,7 @@ def test_peers_need_a_topology_of_their_size():
 
 def test_large_states_lie_in_a_sparse_file():
     """A row per party for a million parties is mapped, not filled."""
-    from archipel.engines import arena
+    from archipel.engines.local import arena
 
     before = len(os.listdir("/proc/self/fd"))
     store = arena.zeros((1_000_000, 50_000), torch.float32)  # 200 GB if it were filled
@@ -268,7 +268,7 @@ def test_large_states_lie_in_a_sparse_file():
 
 
 def test_evaluation_is_the_same_in_chunks_and_by_several_workers(monkeypatch):
-    from archipel.engines import evaluation
+    from archipel.engines.local import evaluation
 
     data = ar.load("heart_disease")
     scores = []

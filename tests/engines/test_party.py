@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archipel as ar
-from archipel.descent import descend
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import ways
+from archipel.training.descent import descend
 from problems import classification, network
 
 few = settings(max_examples=25, deadline=None)

@@ -15,10 +15,10 @@ from torch import nn
 
 import archipel as ar
 from archipel.algorithms import ALGORITHMS
-from archipel.engines import local
+from archipel.engines.local import engine as local
 from archipel.engines.plan import Plan
 from archipel.engines.probe import probe
-from archipel.exchange import is_peer
+from archipel.exchange.anatomy import is_peer
 from problems import classification, network
 
 ONE = Plan("one", 1, 1)

@@ -10,7 +10,7 @@ import torch
 
 import archipel as ar
 from archipel.engines.network.engine import Patience
-from archipel.engines.network.twin import play
+from archipel.engines.network.in_process import play
 from archipel.errors import BelowQuorum
 from problems import linear
 
@@ -94,8 +94,8 @@ def test_the_wire_leaves_the_same_states_behind(make):
     assert [outcome.arrived.tolist() for outcome, _ in played.outcomes] == arrived
     assert [missing for _, missing in played.outcomes] == [{}, {0: "diverged"}, {}]
     torch.testing.assert_close(played.engine.shared, shared)
-    for k, seat in enumerate(played.seats):
-        torch.testing.assert_close(seat.own.state, Kept(*(leaf[k] for leaf in own)))
+    for k, party_state in enumerate(played.party_states):
+        torch.testing.assert_close(party_state.own.state, Kept(*(leaf[k] for leaf in own)))
 
 
 def simulate(on_missing, quorum=3, **options):

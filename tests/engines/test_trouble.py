@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import archipel as ar
-from archipel import baselines
 from archipel.engines.plan import Plan
 from archipel.graphs import topology
+from archipel.runs import baselines
 from problems import classification, learn, linear, network, regression
 
 ONE = Plan("one", 4, 1)

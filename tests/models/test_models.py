@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from archipel.errors import ArchipelError
-from archipel.losses import default_loss
 from archipel.models import MODELS, build, default_model
+from archipel.models.losses import default_loss
 
 
 def size(module: nn.Module) -> int:

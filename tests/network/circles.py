@@ -7,8 +7,8 @@ import asyncio
 import time
 from contextlib import suppress
 
+from archipel.engines.network.in_process import Circle
 from archipel.engines.network.transport import Cut, Refused
-from archipel.engines.network.twin import Circle
 from archipel.errors import ArchipelError
 from archipel.graphs import topology
 from network.liar import KINDS, Lies, Teller, held_by
@@ -35,7 +35,7 @@ class Crooked:
         self.well = self.draws.randrange(1, 12)  # letters until it begins to lie
         self.tellers = {j: walk.teller(number, j) for j in walk.honest}
         for j, teller in self.tellers.items():
-            self.peer.contacts.links[j] = Link(self, teller)
+            self.peer.liveness.links[j] = Link(self, teller)
 
     async def answer(self, j, letter):
         """What an honest peer hears that asks this one."""
@@ -159,7 +159,7 @@ class Round:
 
     def begin(self, j):
         peer = self.circle.begin(j)
-        peer.contacts.clock = self.clock
+        peer.liveness.clock = self.clock
 
     async def go(self):
         """Play it; return the honest peers' states."""
@@ -211,12 +211,12 @@ class Round:
         if not self._still():
             return
         for j in self.honest:
-            contacts = self.circle.up[j].contacts
-            for other in set(self.honest) & contacts.of.keys():
-                contacts.of[other].alive = self.clock() + 31.0
+            liveness = self.circle.up[j].liveness
+            for other in set(self.honest) & liveness.of.keys():
+                liveness.of[other].alive = self.clock() + 31.0
         self.ahead += 31.0
         for j in self.honest:
-            self.circle.up[j].contacts.ring()
+            self.circle.up[j].liveness.ring()
 
     def _still(self):
         """Whether all honest peers were in the same place for a while."""

@@ -5,7 +5,7 @@ Questions are answered with "not yet" after a second, not after twenty.
 
 import pytest
 
-from archipel.federation.policy import Policy
+from archipel.federation.site.policy import Policy
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,5 +30,5 @@ def openly(request):
 @pytest.fixture(autouse=True)
 def promptly(monkeypatch):
     """A site that is held, waiting for work, soon hears that it was paused or that nothing came."""
-    monkeypatch.setattr("archipel.engines.network.desk.POLL", 1.0)
-    monkeypatch.setattr("archipel.federation.coordinator.POLL", 1.0)
+    monkeypatch.setattr("archipel.engines.network.answers.POLL", 1.0)
+    monkeypatch.setattr("archipel.federation.coordinator.coordinator.POLL", 1.0)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import tomli_w
 
-from archipel.federation.authority import (
+from archipel.federation.certificates import (
     Authority,
     Identity,
     new_key,
     pem_of,
     write_secret,
 )
-from archipel.federation.site import Site
+from archipel.federation.site.site import Site
 from archipel.store.files import write
 
 NOWHERE = "127.0.0.1:9"  # where nobody listens

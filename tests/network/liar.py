@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import KINDS, BadLetter, Letter, Sealed
-from archipel.engines.network.memory import MemoryLink
 from archipel.engines.network.transport import Cut, Partials, Refused
 
 WHOLE = [0, 1, 2, 3, -1, 1 << 31, (1 << 53) - 1, 1 << 53, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63)]

@@ -26,17 +26,18 @@ import tomli_w
 import torch
 
 from archipel.data.shadow import Facts
-from archipel.engines.network.twin import Played, play
+from archipel.engines.network.in_process import Played, play
 from archipel.engines.plan import threads
-from archipel.federation import approval, audit, binding
-from archipel.federation.authority import Invitation
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.home import Home
-from archipel.federation.policy import Policy
-from archipel.federation.site import Site
+from archipel.federation import approval, audit
+from archipel.federation.certificates import Invitation
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.site import binding
+from archipel.federation.site.policy import Policy
+from archipel.federation.site.site import Site
 from archipel.store.folder import Folder
-from archipel.store.roll import Roll
-from archipel.study import Study
+from archipel.store.registry import Registry
+from archipel.study.file import Study
 from archipel.tree import leaves
 from network.faults import Line
 
@@ -117,7 +118,7 @@ class Drill:
         study = Study.parse({**STUDY, "data": {**STUDY["data"], "folder": "tables"}}, folder)
         self.study = study.with_set(changes)  # with all data at one place
         port = _free_port()
-        self.home = Home.create(folder / "coordinator", "drill", f"{address}:{port}")
+        self.home = CoordinatorFolder.create(folder / "coordinator", "drill", f"{address}:{port}")
         self.lines = [Line(port, address) for _ in range(sites)]
         told = ["--home", str(self.home.path), "--listen", f"{address}:{port}"]
         self.coordinator = Process(
@@ -247,8 +248,8 @@ class Drill:
             entry.what in ("started", "resumed") and entry.number > self._begins
             for entry in self.home.audit.entries()
         ):
-            with Roll.read(self.home.database) as roll:
-                if roll.study(self.hash).state == "done":
+            with Registry.read(self.home.database) as registry:
+                if registry.study(self.hash).state == "done":
                     return
             self.check()
             await asyncio.sleep(0.05)
@@ -264,8 +265,8 @@ class Drill:
 
     async def until_approved(self, sites: int) -> None:
         while True:
-            with Roll.read(self.home.database) as roll:
-                if len(roll.decisions(self.hash)) >= sites:
+            with Registry.read(self.home.database) as registry:
+                if len(registry.decisions(self.hash)) >= sites:
                     return
             await asyncio.sleep(0.05)
 
@@ -327,8 +328,8 @@ class Drill:
         """How far all that was learnt is from what these rounds give without faults."""
         played = self.played
         pairs = [(self.vector(), played.engine.vector())]
-        for k, seat in enumerate(played.seats):
-            pairs += zip(self.own(k), leaves(seat.own.state), strict=True)
+        for k, party_state in enumerate(played.party_states):
+            pairs += zip(self.own(k), leaves(party_state.own.state), strict=True)
         return max(float((one - other).abs().max()) for one, other in pairs)
 
     def audited(self) -> int:

@@ -9,15 +9,15 @@ import safetensors.torch
 import torch
 
 import archipel as ar
-from archipel.engines.network.attend import Attendance
-from archipel.engines.network.desk import Desk
+from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.transport import Refused
 from archipel.federation import approval
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.policy import Policy, Standing, Withheld
-from archipel.parts import build_model
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.site.policy import Policy, Standing, Withheld
+from archipel.runs.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
 from network.processes import Drill
@@ -34,15 +34,15 @@ class Repeating:
 
     most = pieces = 0
 
-    def __init__(self, seat, times):
-        self.seat, self.left = seat, times
+    def __init__(self, party_state, times):
+        self.party_state, self.left = party_state, times
         self.asked, self.scores = [], []
         self.letter = None
 
     async def ask(self, letter):
         if letter.kind == "ask":
             self.asked.append(letter.arrays)
-            form = self.seat.anatomy.personal[letter["number"]].reply
+            form = self.party_state.anatomy.personal[letter["number"]].reply
             return Letter("advice", {}, [torch.randn_like(leaf) for leaf in leaves(form)])
         if letter.kind == "scores":
             self.scores.append((letter["metrics"], letter["own"]))
@@ -51,7 +51,7 @@ class Repeating:
             return Letter("done", {"study": "s", "rounds": 30})
         self.left -= 1
         if self.letter is None:
-            sent = [self.seat.model.w, *leaves(self.seat.anatomy.sent)]
+            sent = [self.party_state.model.w, *leaves(self.party_state.anatomy.sent)]
             self.letter = Letter("evaluate", {"study": "s", "round": 2}, sent, header=b"h")
         return self.letter
 
@@ -61,19 +61,19 @@ class Repeating:
 )
 def test_advice_is_no_way_to_have_more_models_scored(algorithm):
     """C2: the same letter again, and each time another model as the advice: scores without end."""
-    seat = seat_of(patients(), Policy(), algorithm)
-    coordinator = Repeating(seat, times=5)
+    party_state = seat_of(patients(), Policy(), algorithm)
+    coordinator = Repeating(party_state, times=5)
 
-    asyncio.run(Attendance(seat, coordinator, "s").run())
+    asyncio.run(PartyLoop(party_state, coordinator, "s").run())
 
-    assert len(coordinator.asked) == len(seat.anatomy.personal)
+    assert len(coordinator.asked) == len(party_state.anatomy.personal)
     assert len(coordinator.scores) == 5
     assert all(each == coordinator.scores[0] for each in coordinator.scores)
 
 
 def test_a_site_killed_amid_questions_does_not_ask_again():
-    seat = seat_of(patients(), Policy(), ar.PeFLL())
-    first = Repeating(seat, times=1)
+    party_state = seat_of(patients(), Policy(), ar.PeFLL())
+    first = Repeating(party_state, times=1)
     kept = []
 
     async def killed(letter):
@@ -82,15 +82,15 @@ def test_a_site_killed_amid_questions_does_not_ask_again():
         return await Repeating.ask(first, letter)
 
     def keep():
-        kept.append(seat.state())
+        kept.append(party_state.state())
 
     first.ask = killed
-    asyncio.run(Attendance(seat, first, "s", keep=keep).run())
+    asyncio.run(PartyLoop(party_state, first, "s", keep=keep).run())
     again = seat_of(patients(), Policy(), ar.PeFLL())
     again.restore(kept[0])  # after the first letter came, before anything was answered
     second = Repeating(again, times=1)
     second.letter = first.letter
-    asyncio.run(Attendance(again, second, "s").run())
+    asyncio.run(PartyLoop(again, second, "s").run())
 
     assert len(first.asked) == 1 and second.asked == []
     shared, own = second.scores[0]
@@ -99,29 +99,29 @@ def test_a_site_killed_amid_questions_does_not_ask_again():
 
 
 def test_a_site_that_was_restarted_says_what_it_said():
-    seat = seat_of(patients(), Policy())
-    seat.may_score(2, b"h", [seat.model.w])
-    seat.answer = seat.told(seat.learnt([seat.model.w]), 2), None
+    party_state = seat_of(patients(), Policy())
+    party_state.may_score(2, b"h", [party_state.model.w])
+    party_state.answer = party_state.told(party_state.learnt([party_state.model.w]), 2), None
 
     again = seat_of(patients(), Policy())
-    again.restore(seat.state())
+    again.restore(party_state.state())
 
-    assert again.answer == seat.answer
-    assert not again.may_score(2, b"h", [seat.model.w])
-    assert again.may_score(3, b"i", [seat.model.w]) and again.answer is None
+    assert again.answer == party_state.answer
+    assert not again.may_score(2, b"h", [party_state.model.w])
+    assert again.may_score(3, b"i", [party_state.model.w]) and again.answer is None
 
 
 def test_own_models_are_models_that_are_scored():
-    seat = seat_of(patients(), Policy(scores=3, counts=True), ar.Ditto(lr=0.1))
-    seat.may_score(1, b"1", [seat.model.w])
+    party_state = seat_of(patients(), Policy(scores=3, counts=True), ar.Ditto(lr=0.1))
+    party_state.may_score(1, b"1", [party_state.model.w])
 
     with pytest.raises(Refused, match="2 models were scored, and this site scores no more"):
-        seat.may_score(2, b"2", [seat.model.w])
+        party_state.may_score(2, b"2", [party_state.model.w])
     with pytest.raises(Refused, match="no model is scored after round 0"):
-        seat_of(patients(), Policy()).may_score(0, b"0", [seat.model.w])
+        seat_of(patients(), Policy()).may_score(0, b"0", [party_state.model.w])
 
 
-def bisect(seat, features, seed, budget=50, tilt=0.02):
+def bisect(party_state, features, seed, budget=50, tilt=0.02):
     """A record's features by where rounded accuracies change, and the plane it was found on.
 
     A plane is moved until a record passes it: the accuracy beyond is another. Tilted a little
@@ -135,7 +135,7 @@ def bisect(seat, features, seed, budget=50, tilt=0.02):
         left[0] -= 1
         w = torch.zeros(2 * features + 2)
         w[features : 2 * features], w[-1] = 1e5 * direction, -1e5 * offset
-        return seat.told(seat.learnt([w]), 1)["accuracy"]
+        return party_state.told(party_state.learnt([w]), 1)["accuracy"]
 
     low, high = -1.0, 1.5
     below = seen(u, low)
@@ -178,7 +178,7 @@ def test_overflow_does_not_tell_of_one_record():
     first, second = x[:, 0].sort(descending=True).values[:2].tolist()
 
     def told(offset):
-        seat = ar.engines.network.seat.Seat(
+        party_state = ar.engines.network.party_state.PartyState(
             ar.FedSGD(lr=0.1), data, model, party=0, rounds=30, rules=Policy()
         )
         module = model.to_module(model.w)
@@ -193,7 +193,9 @@ def test_overflow_does_not_tell_of_one_record():
                     layer.weight[:, 0] = 1e11
         w = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
         outputs = model.one.outputs(w, x, None)
-        return seat.told(seat.learnt([w]), 1), int((~outputs.isfinite()).any(dim=1).sum())
+        return party_state.told(party_state.learnt([w]), 1), int(
+            (~outputs.isfinite()).any(dim=1).sum()
+        )
 
     beyond, none = told((first + second) / 2), told(first + 1)
 
@@ -219,19 +221,19 @@ def test_scores_that_cannot_be_told_are_there_and_undefined(ill):
 
 
 def test_a_message_that_is_made_of_no_record_leaves():
-    seat = seat_of(patients(), Policy(), ar.PFedHN(local_steps=5))
+    party_state = seat_of(patients(), Policy(), ar.PFedHN(local_steps=5))
 
-    arrays, _ = seat.work(0, 0, [])
+    arrays, _ = party_state.work(0, 0, [])
 
     assert len(arrays[0]) == 32  # a descriptor, drawn at random
 
 
 def test_a_question_of_few_records_does_not_leave():
     """C2: what a site asks for a model of its own is computed from its records, too."""
-    seat = seat_of(patients(train=60), Policy(), ar.PFedHN(local_steps=1, batch_size=2))
-    making = seat.personal(1, [])
+    party_state = seat_of(patients(train=60), Policy(), ar.PFedHN(local_steps=1, batch_size=2))
+    making = party_state.personal(1, [])
     next(making)  # a descriptor, of no record
-    reply = seat.anatomy.personal[0].reply
+    reply = party_state.anatomy.personal[0].reply
 
     with pytest.raises(Withheld, match="computed from 2 records"):
         making.send([torch.randn_like(leaf) for leaf in leaves(reply)])
@@ -240,7 +242,7 @@ def test_a_question_of_few_records_does_not_leave():
 def test_two_uploads_of_all_rows_still_give_a_record():
     """What remains: a model that is made for it, answered without noise and seen by itself."""
     data = patients()
-    seat = seat_of(data, Policy(), ar.FedSGD(lr=1.0))
+    party_state = seat_of(data, Policy(), ar.FedSGD(lr=1.0))
     x, y, (u, plane, i) = data.x[:60], data.y[:60], (None, 0.0, 0)
     generator = torch.Generator().manual_seed(0)
     while u is None:
@@ -252,8 +254,8 @@ def test_two_uploads_of_all_rows_still_give_a_record():
     def upload(t, offset):
         w = torch.zeros(28)
         w[13:26], w[27] = 1e6 * u, -1e6 * offset
-        (found,), _ = seat.work(t, 0, [w])
-        seat.verdict(t, True)
+        (found,), _ = party_state.work(t, 0, [w])
+        party_state.verdict(t, True)
         return found[13:26]
 
     record = 60 * (upload(0, plane) - upload(1, 50.0))
@@ -270,17 +272,17 @@ def test_every_rule_that_changes_holds_at_once(tmp_path, change):
     site, text = made_site(tmp_path / "ulm"), study_text()
     site.decide(text, "approved", None)
     digest = approval.hash_of(text)
-    site.shelf.seated(digest, 0)
-    seat, _ = site._seat(digest, _data(site, text, tmp_path))
-    sent = leaves(seat.anatomy.sent)
-    seat.work(0, 0, sent)
-    seat.verdict(0, True)
+    site.site_studies.seated(digest, 0)
+    party_state, _ = site._party_state(digest, _data(site, text, tmp_path))
+    sent = leaves(party_state.anatomy.sent)
+    party_state.work(0, 0, sent)
+    party_state.verdict(0, True)
     site.policy.changed(change).write(site.home)
 
     with pytest.raises(Withheld, match="this site's policy is not met"):
-        seat.work(1, 0, sent)
+        party_state.work(1, 0, sent)
     with pytest.raises(Withheld, match="this site's policy is not met"):
-        seat.told(seat.learnt([seat.model.w]), 1)
+        party_state.told(party_state.learnt([party_state.model.w]), 1)
 
 
 def test_a_paused_site_asks_for_no_model_of_its_own(tmp_path):
@@ -295,15 +297,15 @@ def test_a_paused_site_asks_for_no_model_of_its_own(tmp_path):
 
 def test_numbers_of_rows_stop_at_once(tmp_path):
     Policy(counts=True).write(tmp_path)
-    seat = seat_of(patients(), Standing(tmp_path, counts=True), ar.FedSGD(lr=0.1))
+    party_state = seat_of(patients(), Standing(tmp_path, counts=True), ar.FedSGD(lr=0.1))
     Policy(counts=False).write(tmp_path)
 
     with pytest.raises(Withheld, match="counts = false"):
-        seat.work(0, 0, [seat.model.w])
+        party_state.work(0, 0, [party_state.model.w])
 
 
 def _data(site, text, tmp_path):
-    from archipel.federation import binding
+    from archipel.federation.site import binding
 
     study = approval.read(text)
     binding.bind(site.home / "data", study, table(tmp_path / "t.csv", 200))
@@ -314,15 +316,15 @@ def _data(site, text, tmp_path):
 def test_a_coordinator_that_counts_no_round_gets_none_twice(tmp_path):
     """A scale made anew began all rounds again, three times, as long as none had counted."""
     site = made_site(tmp_path / "ulm")
-    digest = site.shelf.put(study_text())
-    path = site.shelf.folder(digest) / "state.safetensors"
-    seat = seat_of(patients(), Policy(), ar.FedSGD(lr=0.1))
+    digest = site.site_studies.put(study_text())
+    path = site.site_studies.folder(digest) / "state.safetensors"
+    party_state = seat_of(patients(), Policy(), ar.FedSGD(lr=0.1))
     counted = []
     for t in range(3):
-        seat.work(t, 0, [seat.model.w])
-        seat.verdict(t, False)
-        path.write_bytes(safetensors.torch.save(seat.state()))
-        counted.append(site.shelf.has_counted(digest))
+        party_state.work(t, 0, [party_state.model.w])
+        party_state.verdict(t, False)
+        path.write_bytes(safetensors.torch.save(party_state.state()))
+        counted.append(site.site_studies.has_counted(digest))
 
     assert counted == [False, True, True]  # from the second round on the scale stays
 
@@ -407,7 +409,7 @@ def test_sums_that_tell_of_few_patients_do_not_leave(tmp_path, values, leaves_it
 
 def test_a_site_process_that_is_killed_answers_an_evaluation_as_before(tmp_path, monkeypatch):
     """C2: a coordinator that loses scores on purpose, and gives other advice to each question."""
-    seen, asked, score = [], [], Desk._score
+    seen, asked, score = [], [], Answers._score
 
     def losing(self, party, letter):
         seen.append((party, letter["metrics"], letter["own"]))
@@ -419,7 +421,7 @@ def test_a_site_process_that_is_killed_answers_an_evaluation_as_before(tmp_path,
         form = self.anatomy.personal[number].reply
         return [torch.randn_like(leaf) for leaf in leaves(form)]
 
-    monkeypatch.setattr(Desk, "_score", losing)
+    monkeypatch.setattr(Answers, "_score", losing)
     monkeypatch.setattr(NetworkEngine, "advise", advise)
     changes = {"algorithm.name": "pefll", "round.quorum": 3, "study.rounds": 1}
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation import audit
 from archipel.federation.audit import START, Anchor, Audit, check
-from archipel.federation.authority import Identity, verify
+from archipel.federation.certificates import Identity, verify
 
 ME, OTHER = Identity.create(), Identity.create()
 KINDS = ["joined", "approved", "sent", "round"]

@@ -5,8 +5,8 @@ import pytest
 
 import archipel as ar
 from archipel.data.dialect import Written
-from archipel.federation import binding
-from archipel.study import Study
+from archipel.federation.site import binding
+from archipel.study.file import Study
 
 WEIGHT = {"kind": "number", "unit": "kg", "min": 30, "max": 150}
 

@@ -15,17 +15,18 @@ import archipel as ar
 from archipel.data.features import Features
 from archipel.data.schema import Schema
 from archipel.engines.plan import Plan
-from archipel.federation import binding, duty
 from archipel.federation.audit import Audit, check
-from archipel.federation.authority import Identity, Invitation
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.home import Home
-from archipel.federation.refusals import MOST, Refusals
+from archipel.federation.certificates import Identity, Invitation
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.coordinator.refusals import MOST, Refusals
+from archipel.federation.coordinator.status import overview, serve_metrics
 from archipel.federation.rehearsal import _free_port
-from archipel.federation.site import Site
-from archipel.federation.status import overview, serve_metrics
-from archipel.runs import open_run
-from archipel.study import Study
+from archipel.federation.site import binding
+from archipel.federation.site import service as service
+from archipel.federation.site.site import Site
+from archipel.runs.listing import open_run
+from archipel.study.file import Study
 
 STUDY = """
 [study]
@@ -90,7 +91,9 @@ class Clinics:
         self.path = path
         write_tables(path, sites)
         self.text = STUDY.format(rounds=rounds, policy=policy).encode()
-        self.home = Home.create(path / "c", "test", f"localhost:{_free_port()}", database)
+        self.home = CoordinatorFolder.create(
+            path / "c", "test", f"localhost:{_free_port()}", database
+        )
         self.digest = self.home.submit(self.text)
         self.sites, self._stops, self._tasks = {}, {}, {}
 
@@ -112,7 +115,7 @@ class Clinics:
         site = self.sites[k] = await Site.join(self.path / name, self.home.invite(name))
         link = site.link()
         text, _ = await site.fetch(link, self.digest)
-        study = site.shelf.read(self.digest)
+        study = site.site_studies.read(self.digest)
         report = binding.bind(site.home / "data", study, self.path / "tables" / f"{name}.csv")
         assert report.ignored == ["patient"]
         schema = binding.schema_of(study)
@@ -123,7 +126,7 @@ class Clinics:
     def goes_up(self, k):
         self._stops[k] = asyncio.Event()
         self._tasks[k] = asyncio.create_task(
-            duty.up(self.sites[k], self._stops[k], lambda text: None)
+            service.up(self.sites[k], self._stops[k], lambda text: None)
         )
 
     async def goes_down(self, *which):
@@ -133,10 +136,10 @@ class Clinics:
 
     async def done(self, one):
         for _ in range(12_000):
-            if one.roll.study(self.digest).state in ("done", "failed"):
+            if one.registry.study(self.digest).state in ("done", "failed"):
                 break
             await asyncio.sleep(0.05)
-        assert one.roll.study(self.digest).state == "done", one.roll.study(self.digest).note
+        assert one.registry.study(self.digest).state == "done", one.registry.study(self.digest).note
 
     def replayed(self, run, scaling):
         """The vector that the recorded cohorts give on one machine."""
@@ -218,7 +221,10 @@ def test_a_site_comes_late_and_the_coordinator_comes_back(tmp_path, database):
             go = await gate.at(2)
             await clinics.approves(2)
             clinics.goes_up(2)
-            while "clinic-2" not in one.seen or 2 not in one.sittings[clinics.digest].engine.asked:
+            while (
+                "clinic-2" not in one.seen
+                or 2 not in one.server_studies[clinics.digest].engine.asked
+            ):
                 await asyncio.sleep(0.02)
             go.set()
             (await gate.at(4)).set()
@@ -278,7 +284,7 @@ def test_a_study_may_take_nobody_late(tmp_path):
             go = await gate.at(1)
             with pytest.raises(ar.ArchipelError, match="takes no site after its first round"):
                 await clinics.approves(1)
-            found = clinics.sites[1].shelf.decision(clinics.digest)
+            found = clinics.sites[1].site_studies.decision(clinics.digest)
             assert "after its first round" in found.refused
             go.set()
             await clinics.done(one)
@@ -296,17 +302,17 @@ def test_a_site_pauses_resumes_and_leaves_and_is_named(tmp_path):
                 await clinics.approves(k)
                 clinics.goes_up(k)
             clinics.home.start("clinics")
-            go, sitting = await gate.at(2), one.sittings[clinics.digest]
+            go, server_study = await gate.at(2), one.server_studies[clinics.digest]
             clinics.sites[1].pause()
             go.set()
             go = await gate.at(4)
             clinics.sites[1].resume()
-            while 1 not in sitting.engine.asked:
+            while 1 not in server_study.engine.asked:
                 await asyncio.sleep(0.02)
             go.set()
             go = await gate.at(6)
             clinics.sites[2].leave([clinics.digest])
-            while sitting.engine.away.get(2) != "left":
+            while server_study.engine.away.get(2) != "left":
                 await asyncio.sleep(0.02)
             go.set()
             await clinics.done(one)
@@ -335,11 +341,11 @@ def test_what_a_site_decides_alone_is_told_when_the_coordinator_is_back(tmp_path
         site = clinics.sites[0]
         site.leave([clinics.digest])
         site.pause()
-        assert site.shelf.untold() == [clinics.digest]
+        assert site.site_studies.untold() == [clinics.digest]
         clinics.goes_up(0)
         async with clinics.coordinator() as one:
             site.resume()
-            while one.roll.decisions(clinics.digest)[0].decision != "withdrawn":
+            while one.registry.decisions(clinics.digest)[0].decision != "withdrawn":
                 await asyncio.sleep(0.02)
             await clinics.goes_down()
 
@@ -412,5 +418,5 @@ def test_refusals_cannot_fill_the_disk(tmp_path):
 
 
 def test_a_token_is_text_that_json_holds(tmp_path):
-    token = Home.create(tmp_path / "c", "t", "localhost:1").invite("ulm").token()
+    token = CoordinatorFolder.create(tmp_path / "c", "t", "localhost:1").invite("ulm").token()
     assert Invitation.read(json.loads(json.dumps(token))).site == "ulm"

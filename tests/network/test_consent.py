@@ -8,9 +8,10 @@ import pytest
 
 import archipel as ar
 from archipel.cli import main
-from archipel.federation import approval, binding
-from archipel.federation.policy import Policy
-from archipel.federation.site import Rows
+from archipel.federation import approval
+from archipel.federation.site import binding
+from archipel.federation.site.policy import Policy
+from archipel.federation.site.site import Rows
 from network.homes import made_site, study_text, table
 
 
@@ -40,7 +41,7 @@ def run(site, capsys, monkeypatch):
 
 def bound(site, text, tmp_path):
     """The study on the shelf, with a table for it."""
-    digest = site.shelf.put(text)
+    digest = site.site_studies.put(text)
     binding.bind(site.home / "data", approval.read(text), table(tmp_path / "t.csv", 200))
     return digest
 
@@ -52,22 +53,22 @@ def bound(site, text, tmp_path):
 def test_a_name_never_shadows_a_hash(site, run, tmp_path, digits):
     """C1: a study named like another's hash was approved by the command that the review printed."""
     digest = bound(site, study_text(), tmp_path)
-    impostor = site.shelf.put(study_text(study={"name": digest[:digits], "rounds": 99}))
+    impostor = site.site_studies.put(study_text(study={"name": digest[:digits], "rounds": 99}))
     run("review", digest[:12])
 
     code, _, _ = run("approve", digest[:digits], "--yes")
 
     assert code == 0
-    assert site.shelf.approved() == [digest] != [impostor]
+    assert site.site_studies.approved() == [digest] != [impostor]
     with pytest.raises(ar.ArchipelError, match="could be meant as a hash"):
-        site.shelf.read(impostor)
+        site.site_studies.read(impostor)
 
 
 def test_a_study_that_came_between_review_and_approval_is_not_approved(site, run, tmp_path):
     """C1: `approve heart` took the newest "heart", unseen."""
     digest = bound(site, study_text(), tmp_path)
     run("review", "heart")
-    newer = site.shelf.put(study_text(algorithm={"batch_size": 1, "local_steps": 1}))
+    newer = site.site_studies.put(study_text(algorithm={"batch_size": 1, "local_steps": 1}))
 
     code, _, err = run("approve", "heart", typed="y\n")
 
@@ -75,10 +76,10 @@ def test_a_study_that_came_between_review_and_approval_is_not_approved(site, run
     assert "2 studies are called so" in err
     assert digest[:12] in err and newer[:12] in err
     assert "+batch_size = 1" in err  # the difference
-    assert site.shelf.approved() == []
+    assert site.site_studies.approved() == []
     assert run("approve", newer[:12], "--yes")[0] == 2  # was not reviewed
     assert run("approve", digest[:12], "--yes")[0] == 0
-    assert site.shelf.approved() == [digest]
+    assert site.site_studies.approved() == [digest]
 
 
 def test_approving_shows_and_asks(site, run, tmp_path):
@@ -88,22 +89,22 @@ def test_approving_shows_and_asks(site, run, tmp_path):
 
     code, out, _ = run("approve", "heart", typed="n\n")
 
-    assert code != 0 and site.shelf.approved() == []
+    assert code != 0 and site.site_studies.approved() == []
     assert digest in out and "What leaves the building" in out
     assert "--yes takes a hash alone" in run("approve", "heart", "--yes")[2]
     assert run("approve", "heart", typed="y\n")[0] == 0
-    assert site.shelf.approved() == [digest]
+    assert site.site_studies.approved() == [digest]
 
 
 def test_leaving_and_rejecting_mean_a_hash_too(site, run, tmp_path):
     digest = bound(site, study_text(), tmp_path)
     run("review", "heart")
     run("approve", digest[:12], "--yes")
-    site.shelf.put(study_text(study={"name": digest[:12]}))
+    site.site_studies.put(study_text(study={"name": digest[:12]}))
 
     assert run("leave", digest[:12])[0] == 0
 
-    assert site.shelf.decision(digest).decision == "withdrawn"
+    assert site.site_studies.decision(digest).decision == "withdrawn"
 
 
 def test_a_study_that_cannot_be_read_hides_nothing_else(site, run, tmp_path):
@@ -114,7 +115,7 @@ def test_a_study_that_cannot_be_read_hides_nothing_else(site, run, tmp_path):
         b"[study]\nname = 'long'\nrounds = " + b"9" * 5000,
         b"\xff\xfe no text",
     ):
-        site.shelf.put(text)
+        site.site_studies.put(text)
 
     code, out, _ = run("studies", "--json")
 
@@ -253,7 +254,7 @@ def test_a_name_that_looks_like_another_is_written_out(site, name):
 
 
 def test_a_name_that_differs_in_blanks_or_capitals_is_said(site):
-    digest = site.shelf.put(study_text(study={"name": "heart "}))
+    digest = site.site_studies.put(study_text(study={"name": "heart "}))
 
     assert digest in review(site, study_text(study={"name": "Heart"}))
 
@@ -264,22 +265,24 @@ def test_a_study_whose_bytes_were_changed_on_disk_is_neither_read_nor_kept_from_
     digest = bound(site, study_text(), tmp_path)
     run("review", "heart")
     run("approve", digest[:12], "--yes")
-    (site.shelf.folder(digest) / "study.toml").write_bytes(study_text(study={"rounds": 9999}))
+    (site.site_studies.folder(digest) / "study.toml").write_bytes(
+        study_text(study={"rounds": 9999})
+    )
 
     with pytest.raises(ar.ArchipelError, match="is not the study of this hash any more"):
-        site.shelf.read(digest)
+        site.site_studies.read(digest)
     assert run("studies")[0] == 0
     assert run("leave")[0] == 0
-    assert site.shelf.approved() == []
-    assert site.shelf.put(study_text()) == digest  # as it is when it is fetched again
-    assert site.shelf.read(digest).study.rounds == 10
+    assert site.site_studies.approved() == []
+    assert site.site_studies.put(study_text()) == digest  # as it is when it is fetched again
+    assert site.site_studies.read(digest).study.rounds == 10
 
 
 def test_a_review_says_what_changed_and_who_is_called_the_same(site, tmp_path):
     digest = bound(site, study_text(), tmp_path)
-    site.shelf.decide(digest, site.shelf.decision(digest) or _approved())
+    site.site_studies.decide(digest, site.site_studies.decision(digest) or _approved())
     newer = study_text(study={"rounds": 500})
-    site.shelf.put(newer)
+    site.site_studies.put(newer)
 
     shown = review(site, newer)
 
@@ -288,7 +291,7 @@ def test_a_review_says_what_changed_and_who_is_called_the_same(site, tmp_path):
 
 
 def _approved():
-    from archipel.federation.shelf import Decision
+    from archipel.federation.site.studies import Decision
 
     return Decision("approved", {})
 

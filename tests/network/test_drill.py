@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.federation import duty
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.site import Site
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.site import service as service
+from archipel.federation.site.site import Site
 from network.processes import Drill
 
 WAIT = {"round.quorum": 1.0, "round.on_missing": "wait"}  # the same parties as without faults
@@ -89,7 +89,7 @@ def test_a_site_that_was_away_when_the_study_ended_hears_what_became_of_its_last
             return await ask(letter)
 
         link.ask = asked
-        data = await duty.data_of(site, link, drill.hash)
+        data = await service.data_of(site, link, drill.hash)
         task = asyncio.create_task(site.attend(link, drill.hash, data))
         await gone.wait()
         task.cancel()
@@ -101,11 +101,11 @@ def test_a_site_that_was_away_when_the_study_ended_hears_what_became_of_its_last
         coordinator, stop = Coordinator(drill.home, silence=1.0), asyncio.Event()
         await coordinator.up(drill.home.address)
         first, second = (Site(drill.path(k)) for k in range(2))
-        there = asyncio.create_task(duty.up(first, stop, lambda _: None))
+        there = asyncio.create_task(service.up(first, stop, lambda _: None))
         leaving = asyncio.create_task(until_last_verdict(second, drill))
         await coordinator.run(drill.hash)
         await leaving
-        back = asyncio.create_task(duty.up(second, stop, lambda _: None))
+        back = asyncio.create_task(service.up(second, stop, lambda _: None))
         await drill.finished()
         stop.set()
         await asyncio.gather(there, back)

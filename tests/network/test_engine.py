@@ -9,10 +9,10 @@ from torch import nn
 
 import archipel as ar
 from archipel.algorithms import FedAvg, FedRep, PeFLL, Scaffold
-from archipel.engines.network.desk import Desk
+from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
-from archipel.engines.network.seat import anatomy_of
-from archipel.engines.network.twin import play
+from archipel.engines.network.in_process import play
+from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.plan import Plan
 from archipel.tree import leaves
 
@@ -47,12 +47,14 @@ def test_rounds_over_the_wire_are_those_of_a_simulation(name, cuts):
     cohorts = [everybody, [0, 2], [1, 2, 3], everybody, [3]]
     shared, states, metrics = locally(algorithm, cohorts)
 
-    engine, seats, outcomes, scores = asyncio.run(play(algorithm, DATA, mlp(), cohorts, cuts))
+    engine, party_states, outcomes, scores = asyncio.run(
+        play(algorithm, DATA, mlp(), cohorts, cuts)
+    )
 
     torch.testing.assert_close(leaves(engine.shared), leaves(shared), rtol=1e-6, atol=1e-6)
-    for k, seat in enumerate(seats):
+    for k, party_state in enumerate(party_states):
         mine = [leaf[k] for leaf in leaves(states)]
-        torch.testing.assert_close(leaves(seat.own.state), mine, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(leaves(party_state.own.state), mine, rtol=1e-6, atol=1e-6)
         found = scores[k]["own"] or scores[k]["metrics"]
         assert found["accuracy"] == pytest.approx(float(metrics["accuracy"][k]), abs=1e-6)
     assert [outcome.arrived.tolist() for outcome, _ in outcomes] == cohorts
@@ -82,16 +84,16 @@ def test_who_moves_bytes_is_waited_for_however_slowly_and_who_falls_silent_is_no
     async def wait():
         engine, now = engine_alone(), 0.0
         engine.clock = lambda: now
-        desk = Desk(engine, silence=0.01)
+        answers = Answers(engine, silence=0.01)
         waiting = asyncio.create_task(
             engine.round(0, [1], Patience(silence=0.01))
             if what == "round"
-            else desk.evaluate(0, [1])
+            else answers.evaluate(0, [1])
         )
         await asyncio.sleep(0)
         for _ in range(5):
             now += 0.009
-            desk.moved(1)
+            answers.moved(1)
             await asyncio.sleep(0.02)  # time for it to look at the clock
             assert not waiting.done()
         now += 0.01

@@ -10,12 +10,12 @@ import torch
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError
-from archipel.federation import evidence
 from archipel.federation.anchors import Anchors, anchor_in
 from archipel.federation.audit import Anchor, check
-from archipel.federation.authority import Identity, verify
-from archipel.federation.evidence import Evidence
-from archipel.federation.site import Site, signed
+from archipel.federation.certificates import Identity, verify
+from archipel.federation.coordinator import evidence
+from archipel.federation.coordinator.evidence import Evidence
+from archipel.federation.site.site import Site, signed
 from network.test_coming_and_going import Clinics, Gate, play
 from network.test_federation import attend, coordinator, members, text_of
 

@@ -17,14 +17,14 @@ from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.plan import Plan
 from archipel.federation import approval
 from archipel.federation.audit import check
-from archipel.federation.authority import Invitation
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.home import Home
-from archipel.federation.reception import Reception
+from archipel.federation.certificates import Invitation
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.enrolment import Enrolment
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.coordinator.server_study import Adjourned
 from archipel.federation.rehearsal import _free_port
-from archipel.federation.site import Site, signed
-from archipel.federation.sitting import Adjourned
-from archipel.study import Study
+from archipel.federation.site.site import Site, signed
+from archipel.study.file import Study
 
 STUDY = """
 [study]
@@ -50,8 +50,8 @@ def party(text, k):
 
 @asynccontextmanager
 async def coordinator(path, **options):
-    home = Home(path) if (path / "coordinator.json").exists() else None
-    home = home or Home.create(path, "test", f"localhost:{_free_port()}")
+    home = CoordinatorFolder(path) if (path / "coordinator.json").exists() else None
+    home = home or CoordinatorFolder.create(path, "test", f"localhost:{_free_port()}")
     one = Coordinator(home, **options)
     await one.up(home.address)
     try:
@@ -159,7 +159,7 @@ def test_a_token_works_once_until_it_expires_and_for_its_site(tmp_path):
 def test_a_guest_may_only_join(tmp_path):
     async def play(one):
         from archipel.engines.network.grpc import GrpcLink
-        from archipel.federation.authority import COORDINATOR
+        from archipel.federation.certificates import COORDINATOR
 
         invitation = one.home.invite("ulm")
         link = GrpcLink(invitation.address, COORDINATOR, invitation.credentials)
@@ -175,14 +175,14 @@ def test_a_revoked_site_is_out_at_once_and_its_certificate_is_renewed_before(tmp
         site = await joined(one, tmp_path, "ulm")
         link = site.link()
         assert not await site.renew(link)
-        monkeypatch.setattr("archipel.federation.site.RENEW", timedelta(days=31))
+        monkeypatch.setattr("archipel.federation.site.site.RENEW", timedelta(days=31))
         before = (tmp_path / "ulm" / "site.pem").read_bytes()
         assert await site.renew(link)
         assert (tmp_path / "ulm" / "site.pem").read_bytes() != before
         await link.close()
         link = site.link()
         assert await site.studies(link) == {}
-        one.roll.revoke("ulm", "left the study")
+        one.registry.revoke("ulm", "left the study")
         with pytest.raises(ar.ArchipelError, match="revoked"):
             await site.studies(link)
         await link.close()
@@ -219,7 +219,7 @@ def test_a_site_that_is_sent_other_bytes_than_the_hash_says_refuses(tmp_path, mo
         site = await joined(one, tmp_path, "ulm")
         link = site.link()
         monkeypatch.setattr(
-            Reception, "_study", lambda *_: Letter("text", {"text": "x = 1", "members": ""})
+            Enrolment, "_study", lambda *_: Letter("text", {"text": "x = 1", "members": ""})
         )
         with pytest.raises(ar.ArchipelError, match="other bytes than its hash says"):
             await site.fetch(link, digest)

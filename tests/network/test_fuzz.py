@@ -20,22 +20,22 @@ import torch
 
 from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PerFedAvg, PFedHN
 from archipel.data.shadow import Facts, shadow
-from archipel.engines.network.contacts import Words
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.in_memory import MemoryLink
+from archipel.engines.network.in_process import Circle
 from archipel.engines.network.letters import Letter, decode
-from archipel.engines.network.memory import MemoryLink
-from archipel.engines.network.seat import Seat, anatomy_of
+from archipel.engines.network.liveness import Words
+from archipel.engines.network.party_state import PartyState, anatomy_of
 from archipel.engines.network.transport import Partials, Refused
-from archipel.engines.network.twin import Circle
 from archipel.errors import ArchipelError
-from archipel.exchange import is_peer
+from archipel.exchange.anatomy import is_peer
 from archipel.federation.audit import Audit
-from archipel.federation.authority import Identity
-from archipel.federation.gathering import Gathering
-from archipel.federation.refusals import Refusals
+from archipel.federation.certificates import Identity
+from archipel.federation.coordinator.peer_study import PeerStudy
+from archipel.federation.coordinator.refusals import Refusals
 from archipel.federation.roster import Signed
 from archipel.graphs import topology
-from archipel.study import Study
+from archipel.study.file import Study
 from archipel.tree import leaves
 from network import circles
 from network.liar import Lies, Teller, held_by
@@ -91,13 +91,13 @@ async def among_peers(name, seed, tally):
     assert all(circles.ROUNDS in rounds if asynchronous else rounds == every for rounds in did)
 
 
-def gathering(rounds, silence):
+def peer_study(rounds, silence):
     """What a coordinator hears of a study among four peers."""
     text = text_of("dsgd", **{"study.rounds": rounds})
     study = Study.parse(text.decode())
     sites = {name: Facts.of(party(text, k)) for k, name in enumerate((*HONEST, LIAR))}
     fed = shadow("s", sites)
-    found = Gathering(
+    found = PeerStudy(
         study.algorithm_object, fed, study.build_model(fed), study.policy(), "s", sites,
         asyncio.get_running_loop(), silence,
     )  # fmt: skip
@@ -113,7 +113,7 @@ def told(t, **changes):
 
 async def at_gathering(seed, tally):
     """What peers tell: the coordinator is done when they are."""
-    lies, one = Lies(f"{TOLD} {seed}"), gathering(ROUNDS, 0.5)
+    lies, one = Lies(f"{TOLD} {seed}"), peer_study(ROUNDS, 0.5)
     for t, k in itertools.product(range(1, ROUNDS + 1), range(3)):
         await one.answer(k, told(t))
     (run,) = one.runs
@@ -255,7 +255,7 @@ SMALL = {"local_steps": 1, "batch_size": 8, "size": 4, "hidden": 5}
 
 
 def seat_of(algorithm, k):
-    return Seat(algorithm, DATA.select(np.array([k])), linear(), party=k)
+    return PartyState(algorithm, DATA.select(np.array([k])), linear(), party=k)
 
 
 async def reaches(engine, number, t=0):
@@ -282,12 +282,12 @@ def test_who_takes_all_the_time_of_a_rounds_first_message_leaves_the_others_thei
         engine.clock = lambda: now
         patience = Patience(deadline=90.0, silence=1000.0)
         running = asyncio.create_task(engine.round(0, [0, 1, 2], patience))
-        seats = [seat_of(algorithm, k) for k in (0, 1)]
+        party_states = [seat_of(algorithm, k) for k in (0, 1)]
         for number in range(3):
             opened = await reaches(engine, number)
-            for k, seat in enumerate(seats):
+            for k, party_state in enumerate(party_states):
                 came = decode(b"".join(opened.letters[k].pieces))
-                arrays, _ = seat.work(0, number, list(came.arrays))
+                arrays, _ = party_state.work(0, number, list(came.arrays))
                 engine.upload(k, upload_to(opened, k, arrays))
             while engine.opened is opened and number == 0:
                 now += 10.0  # party 2 says nothing
@@ -328,17 +328,17 @@ def test_a_round_that_begins_anew_has_time_of_its_own():
 def test_a_site_that_restarts_before_a_message_without_arrays_goes_on_with_its_round():
     """PFedHN's third upload is empty: it was taken for sent, and the state was unreadable."""
     algorithm = PFedHN(new_steps=1, **SMALL)
-    seat, again = seat_of(algorithm, 0), seat_of(algorithm, 0)
-    first, second, _ = seat.anatomy.messages
-    seat.work(0, 0, [])
-    seat.work(0, 1, leaves(first.reply))
-    again.restore(seat.state())
-    for each in (seat, again):
+    party_state, again = seat_of(algorithm, 0), seat_of(algorithm, 0)
+    first, second, _ = party_state.anatomy.messages
+    party_state.work(0, 0, [])
+    party_state.work(0, 1, leaves(first.reply))
+    again.restore(party_state.state())
+    for each in (party_state, again):
         assert each.pending == -1
         assert each.work(0, 2, leaves(second.reply))[0] == []
 
     assert again.pending == 0
-    torch.testing.assert_close(leaves(again.turn.own.state), leaves(seat.turn.own.state))
+    torch.testing.assert_close(leaves(again.turn.own.state), leaves(party_state.turn.own.state))
 
 
 def test_a_gradient_of_zero_at_large_weights_is_no_step_of_per_fedavg():
@@ -399,7 +399,7 @@ def test_a_peer_that_tells_of_old_rounds_again_and_again_does_not_hold_the_coord
     """Every letter was a sign of life, so that a round was waited for without an end."""
 
     async def play():
-        one = gathering(2, 0.3)
+        one = peer_study(2, 0.3)
         for t, k in itertools.product((1, 2), range(3)):
             await one.answer(k, told(t))
         going = asyncio.create_task(asyncio.to_thread(one.go, None, None))
@@ -421,7 +421,7 @@ def test_of_what_peers_tell_of_rounds_to_come_little_is_kept():
     """A megabyte of words for each round of a study was kept until that round."""
 
     async def play():
-        one = gathering(60, 0.3)
+        one = peer_study(60, 0.3)
         words = {"missing": {"0": 500_000 * "x"}, "signature": bytes(100_000)}
         for t in range(1, 61):
             letter = told(t, **words)

@@ -16,8 +16,8 @@ from archipel.engines.network import grpc as module
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
-from archipel.federation import authority
-from archipel.federation.authority import (
+from archipel.federation import certificates as authority
+from archipel.federation.certificates import (
     COORDINATOR,
     GUEST,
     Authority,

@@ -27,18 +27,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 import archipel as ar
 from archipel.data.shadow import Facts
-from archipel.engines.network import attend
-from archipel.engines.network.attend import Attendance
-from archipel.engines.network.contacts import Contacts, Words
-from archipel.engines.network.desk import Desk
+from archipel.engines.network import party_loop as attend
+from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
-from archipel.engines.network.rounds import Rounds
-from archipel.engines.network.seat import Seat, anatomy_of
+from archipel.engines.network.liveness import Liveness, Words
+from archipel.engines.network.party_loop import PartyLoop
+from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.peer_rounds import Rounds
 from archipel.engines.network.transport import SMALL, Cut, Partials, Refused
 from archipel.federation import approval
-from archipel.federation.authority import (
+from archipel.federation.certificates import (
     COORDINATOR,
     Authority,
     Identity,
@@ -50,12 +50,12 @@ from archipel.federation.authority import (
     request,
     write_secret,
 )
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.home import Home
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.rehearsal import _free_port
-from archipel.federation.site import Site
+from archipel.federation.site.site import Site
 from archipel.graphs import topology
-from archipel.study import Study
+from archipel.study.file import Study
 
 CA = Authority.create("test")
 HELLO = Letter("hello", {"version": "0", "approved": []})
@@ -280,7 +280,7 @@ def test_tls_is_of_today(tmp_path, version, ciphers, works):
 
 @asynccontextmanager
 async def federation(path):
-    home = Home.create(path / "coordinator", "test", f"localhost:{_free_port()}")
+    home = CoordinatorFolder.create(path / "coordinator", "test", f"localhost:{_free_port()}")
     one = Coordinator(home)
     await one.up(home.address)
     try:
@@ -366,7 +366,7 @@ def test_a_certificate_that_the_roll_does_not_know_opens_nothing(tmp_path):
     ["coordinator", "invited:ulm", "invited", "Ulm", "ulm.", "*", "ulm\n", "u\u0131m", "-a", ""],
 )
 def test_no_site_has_a_name_that_could_be_taken_for_another(tmp_path, name):
-    home = Home.create(tmp_path, "test", "localhost:1")
+    home = CoordinatorFolder.create(tmp_path, "test", "localhost:1")
     with pytest.raises(ar.ArchipelError, match="name"):
         home.invite(name)
 
@@ -473,7 +473,7 @@ def test_a_site_cannot_keep_a_study_from_starting_by_what_it_tells_of_its_data(t
         for decision in ("approved", "rejected"):
             with pytest.raises(Refused, match="send at most"):
                 await approving(one, mallory, digest, {**right, "more": "x" * 100_000}, decision)
-        assert [(d.site, d.facts) for d in one.roll.history(digest)] == [("ulm", right)]
+        assert [(d.site, d.facts) for d in one.registry.history(digest)] == [("ulm", right)]
         with pytest.raises(Refused, match="such letters in a minute"):
             for _ in range(100):
                 await approving(one, mallory, digest, {}, "rejected")
@@ -503,7 +503,7 @@ def test_refusals_do_not_fill_the_log(tmp_path):
         await link.close()
 
     with_federation(tmp_path, play)
-    log = Home(tmp_path / "coordinator").audit
+    log = CoordinatorFolder(tmp_path / "coordinator").audit
     refused = [entry.detail for entry in log.entries() if entry.what == "refused"]
     assert len(refused) == 21
     assert refused[-1]["more"] == 80
@@ -533,29 +533,29 @@ def opened(parties=2):
     engine = NetworkEngine(study.algorithm_object, model, anatomy, parties, "s")
     fields = {"study": "s", "round": 0, "number": 0, "n": 9.0, "gradients": 1, "signature": b""}
 
-    async def upload(desk, party, arrays=(model.w,), **changes):
+    async def upload(answers, party, arrays=(model.w,), **changes):
         while engine.opened is None:
             await asyncio.sleep(0)
         right = {"attempt": engine.opened.attempt, "answers": engine.opened.letters[party].name}
-        return await desk.answer(party, Letter("upload", {**fields, **right, **changes}, arrays))
+        return await answers.answer(party, Letter("upload", {**fields, **right, **changes}, arrays))
 
-    return engine, Desk(engine), upload
+    return engine, Answers(engine), upload
 
 
 def test_one_upload_does_not_end_a_study_by_its_numbers():
     async def play():
-        engine, desk, upload = opened()
+        engine, answers, upload = opened()
         running = asyncio.create_task(engine.round(0, [0, 1]))
         w = engine.model.w
         for changes in ({"n": 0.0}, {"n": -1.0}, {"n": float("nan")}, {"n": 1e300},
                         {"gradients": -1}):  # fmt: skip
             with pytest.raises(Refused, match=r"training points|no counts"):
-                await upload(desk, 1, **changes)
+                await upload(answers, 1, **changes)
         for arrays in ([w[1:]], [w.double()], [w, w], []):
             with pytest.raises(Refused, match="another form"):
-                await upload(desk, 1, arrays)
-        await upload(desk, 0)
-        await upload(desk, 1, [torch.full_like(w, 3e38)])  # finite, but no sum of it is
+                await upload(answers, 1, arrays)
+        await upload(answers, 0)
+        await upload(answers, 1, [torch.full_like(w, 3e38)])  # finite, but no sum of it is
         return await running
 
     outcome, missing = asyncio.run(play())
@@ -565,12 +565,12 @@ def test_one_upload_does_not_end_a_study_by_its_numbers():
 
 def test_what_a_site_says_that_it_does_obeys_no_terminal_and_fills_no_log():
     async def play():
-        engine, desk, _ = opened()
+        engine, answers, _ = opened()
         running = asyncio.create_task(engine.round(0, [0, 1], Patience(silence=0.01)))
         while engine.opened is None:
             await asyncio.sleep(0)
         busy = "\x1b[2Jall is well\nround 9: \u202e" + "x" * 1_000_000
-        await desk.answer(1, Letter("next", {"study": "s", "pending": -1, "busy": busy}))
+        await answers.answer(1, Letter("next", {"study": "s", "pending": -1, "busy": busy}))
         return await running
 
     _, missing = asyncio.run(play())
@@ -592,15 +592,15 @@ def test_what_a_site_says_that_it_does_obeys_no_terminal_and_fills_no_log():
 )
 def test_scores_that_are_no_scores_are_refused(changes):
     async def play():
-        _, desk, _ = opened()
-        running = asyncio.create_task(desk.evaluate(1, [0, 7]))  # 7 comes with the next round
+        _, answers, _ = opened()
+        running = asyncio.create_task(answers.evaluate(1, [0, 7]))  # 7 comes with the next round
         fields = {"study": "s", "round": 1, "metrics": {"accuracy": 0.5}, "own": None, "points": 3,
                   "signature": b""}  # fmt: skip
         await asyncio.sleep(0)
         with pytest.raises(Refused, match="the scores are not"):
-            await desk.answer(0, Letter("scores", {**fields, **changes}))
-        await desk.answer(7, Letter("scores", fields))
-        await desk.answer(0, Letter("scores", fields))
+            await answers.answer(0, Letter("scores", {**fields, **changes}))
+        await answers.answer(7, Letter("scores", fields))
+        await answers.answer(0, Letter("scores", fields))
         return await running
 
     assert list(asyncio.run(play())) == [0]
@@ -612,7 +612,7 @@ def test_scores_that_are_no_scores_are_refused(changes):
 def seat_of(algorithm="fedavg", rounds=3):
     study = Study.of(algorithm, data={"name": "heart_disease"})
     data = study.federation().select(np.array([0]))
-    return Seat(study.algorithm_object, data, study.build_model(data), party=0, rounds=rounds)
+    return PartyState(study.algorithm_object, data, study.build_model(data), party=0, rounds=rounds)
 
 
 def test_a_site_takes_no_answer_that_is_larger_than_the_study_brings():
@@ -623,51 +623,51 @@ def test_a_site_takes_no_answer_that_is_larger_than_the_study_brings():
         with pytest.raises(BadLetter, match="where at most 2097152 are expected"):
             await asked(address)
         link = GrpcLink(address, COORDINATOR, credentials("ulm"))
-        seat = seat_of()
-        Attendance(seat, link, "s")
+        party_state = seat_of()
+        PartyLoop(party_state, link, "s")
         await link.close()
-        assert link.most == SMALL + 2 * 4 * seat.model.w.numel()
+        assert link.most == SMALL + 2 * 4 * party_state.model.w.numel()
 
     with_server(play, floods)
 
 
 def test_a_site_computes_each_round_once_in_order_and_none_beyond_the_study():
-    seat = seat_of()
-    w = seat.model.w
-    sent, _ = seat.work(0, 0, [w])
-    again, _ = seat.work(0, 0, [w.clone()])
+    party_state = seat_of()
+    w = party_state.model.w
+    sent, _ = party_state.work(0, 0, [w])
+    again, _ = party_state.work(0, 0, [w.clone()])
     assert again is sent  # what was sent is sent again
     with pytest.raises(Refused, match="came again with other contents"):
-        seat.work(0, 0, [w + 1])
-    seat.work(1, 0, [w])
+        party_state.work(0, 0, [w + 1])
+    party_state.work(1, 0, [w])
     with pytest.raises(Refused, match="round 1 is not one that this party may still"):
-        seat.work(0, 0, [w + 1])
-    seat.verdict(1, counted=False)
+        party_state.work(0, 0, [w + 1])
+    party_state.verdict(1, counted=False)
     other = seat_of()
-    other.restore(seat.state())  # another process knows it as well
-    for each in (seat, other):
+    other.restore(party_state.state())  # another process knows it as well
+    for each in (party_state, other):
         for t in (1, 3, -1, 1 << 62):
             with pytest.raises(Refused, match="is not one that this party may still"):
                 each.work(t, 0, [w])
-    seat.work(2, 0, [w])
+    party_state.work(2, 0, [w])
 
 
 def test_later_messages_of_a_round_are_answered_anew_a_limited_number_of_times():
-    seat = seat_of("pefll")
-    sent, replies = seat.anatomy.sent, seat.anatomy.messages[0].reply
-    seat.work(0, 0, list(ar.tree.leaves(sent)))
-    seat.work(0, 1, list(ar.tree.leaves(replies)))
+    party_state = seat_of("pefll")
+    sent, replies = party_state.anatomy.sent, party_state.anatomy.messages[0].reply
+    party_state.work(0, 0, list(ar.tree.leaves(sent)))
+    party_state.work(0, 1, list(ar.tree.leaves(replies)))
     with pytest.raises(Refused, match="came again with other contents"):
         for i in range(1, 30):
-            seat.work(0, 1, [leaf + i for leaf in ar.tree.leaves(replies)])
+            party_state.work(0, 1, [leaf + i for leaf in ar.tree.leaves(replies)])
     assert i == 24  # so often as the study has rounds, and 20
 
 
 def test_a_site_scores_one_model_after_a_round_and_only_models():
-    seat = seat_of()
-    w = seat.model.w
-    seat.may_score(1, b"one", [w])
-    seat.may_score(1, b"one", [w])  # asked again
+    party_state = seat_of()
+    w = party_state.model.w
+    party_state.may_score(1, b"one", [w])
+    party_state.may_score(1, b"one", [w])  # asked again
     for t, name, arrays, said in [
         (1, b"two", [w + 1], "another model was scored after round 1"),
         (0, b"two", [w], "after round 0 any more"),
@@ -677,7 +677,7 @@ def test_a_site_scores_one_model_after_a_round_and_only_models():
         (2, b"two", [], "the model has another form"),
     ]:
         with pytest.raises(Refused, match=said):
-            seat.may_score(t, name, arrays)
+            party_state.may_score(t, name, arrays)
 
 
 def study_text(**sections):
@@ -757,10 +757,10 @@ def test_a_site_builds_no_model_that_fills_its_memory():
 
 @pytest.mark.parametrize("party", [-1, 1 << 40])
 def test_a_site_takes_no_number_that_fills_its_memory(party):
-    seat = seat_of()
-    data = seat.data.select(np.array([0]))
+    party_state = seat_of()
+    data = party_state.data.select(np.array([0]))
     with pytest.raises(Refused, match="is no party's number"):
-        Seat(seat.algorithm, data, seat.model, party=party)
+        PartyState(party_state.algorithm, data, party_state.model, party=party)
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e300])
@@ -772,8 +772,8 @@ def test_a_site_does_not_wait_as_long_as_it_is_told(monkeypatch, seconds):
         async def ask(self, letter):
             return next(self.answers)
 
-    monkeypatch.setattr("archipel.engines.network.attend._LONG", 0.01)
-    assert asyncio.run(asyncio.wait_for(Attendance(seat_of(), Link(), "s").run(), 600)) == 1
+    monkeypatch.setattr("archipel.engines.network.party_loop._LONG", 0.01)
+    assert asyncio.run(asyncio.wait_for(PartyLoop(seat_of(), Link(), "s").run(), 600)) == 1
 
 
 # -- a peer against another ------------------------------------------------------------------------
@@ -788,14 +788,14 @@ def test_a_peer_cannot_send_another_to_the_end_of_the_study():
             pass
 
     async def play():
-        words, contacts = Words("s", 100), Contacts({1: None, 2: None}, 60.0)
-        rounds, x = Rounds(0, topology("complete", 3), contacts, words, Nowhere()), torch.ones(4)
+        words, liveness = Words("s", 100), Liveness({1: None, 2: None}, 60.0)
+        rounds, x = Rounds(0, topology("complete", 3), liveness, words, Nowhere()), torch.ones(4)
         rounds.begin(0)
         mixing = asyncio.create_task(rounds.mix(x))
         await rounds.answer(2, words.vector((0, 0), 2 * x))
-        contacts.note(1, words.beat((99, 0), "\x1b[2J" + "x" * 1000))
+        liveness.note(1, words.beat((99, 0), "\x1b[2J" + "x" * 1000))
         await mixing
-        return rounds.at, rounds.missing, contacts.of[1].doing
+        return rounds.at, rounds.missing, liveness.of[1].doing
 
     at, missing, doing = asyncio.run(asyncio.wait_for(play(), 600))
     assert at == (0, 1)  # in the same round, which counts
@@ -824,7 +824,7 @@ def test_no_count_of_gradients_leaves_in_a_pause(monkeypatch):
         await resumed.wait()
 
     async def play():
-        site = Attendance(seat_of(), Line(), "s", may=may)
+        site = PartyLoop(seat_of(), Line(), "s", may=may)
         work = asyncio.create_task(site._beating(asyncio.sleep(0.5), lambda: (SAID, 7)))
         await asyncio.sleep(0.2)
         before = list(sent)

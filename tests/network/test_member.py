@@ -21,19 +21,19 @@ from archipel.cli import main
 from archipel.data.scaling import Sums
 from archipel.data.schema import Schema
 from archipel.data.shadow import MOST_ROWS, Facts, shadow
-from archipel.engines.network.attend import Attendance
+from archipel.engines.network.answers import Answers
 from archipel.engines.network.bounds import LARGEST, LONGEST, MOST_GRADIENTS
-from archipel.engines.network.desk import Desk
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.memory import MemoryLink
-from archipel.engines.network.seat import Seat, anatomy_of
-from archipel.engines.network.step import Steps, Upload
+from archipel.engines.network.party_loop import PartyLoop
+from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.server import Steps, Upload
 from archipel.engines.network.transport import Partials, Refused
-from archipel.federation.rescale import rescale
+from archipel.federation.coordinator.rescale import rescale
 from archipel.federation.scale import Scale, digest, path_of, read
-from archipel.federation.site import signed
-from archipel.runs import open_run
+from archipel.federation.site.site import signed
+from archipel.runs.listing import open_run
 from archipel.tree import leaves
 from network.test_coming_and_going import Clinics, scaling_of
 from network.test_coming_and_going import play as at_most_90_seconds
@@ -66,20 +66,22 @@ async def played(algorithm, cohorts, change=None, patience=None):
     model = linear()
     anatomy = anatomy_of(algorithm, DATA, model, 0, 0)
     engine = NetworkEngine(algorithm, model, anatomy, DATA.training, "s")
-    desk, tasks, outcomes = Desk(engine), [], []
+    answers, tasks, outcomes = Answers(engine), [], []
 
     async def answer(who, letter):
-        return await desk.answer(int(who), letter)
+        return await answers.answer(int(who), letter)
 
     for k in range(DATA.training):
-        seat = Seat(algorithm, DATA.select(np.array([k])), copy.deepcopy(model), party=k)
+        party_state = PartyState(
+            algorithm, DATA.select(np.array([k])), copy.deepcopy(model), party=k
+        )
         link = Spoiling(str(k), answer, Partials())
         link.change = change if k == MALLORY else None
-        tasks.append(asyncio.create_task(Attendance(seat, link, "s", pause=0.01).run()))
+        tasks.append(asyncio.create_task(PartyLoop(party_state, link, "s", pause=0.01).run()))
     try:
         for t, cohort in enumerate(cohorts):
             outcomes.append(await asyncio.wait_for(engine.round(t, cohort, patience), 600))
-            desk.verdicts[t] = frozenset(outcomes[-1][0].arrived.tolist())
+            answers.verdicts[t] = frozenset(outcomes[-1][0].arrived.tolist())
     finally:
         for task in tasks:
             task.cancel()
@@ -221,7 +223,7 @@ def opened(algorithm=None, **options):
     """An engine with a desk, an open round of two parties, and an upload that fits it."""
     algorithm, model = algorithm or FedAvg(**WORK), linear()
     engine = NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 2, "s")
-    desk = Desk(engine, **options)
+    answers = Answers(engine, **options)
     fields = {"study": "s", "round": 0, "number": 0, "n": 9.0, "gradients": 1, "signature": b""}
 
     async def upload(party, t=0, **changes):
@@ -229,9 +231,9 @@ def opened(algorithm=None, **options):
             await asyncio.sleep(0)
         right = {"attempt": engine.opened.attempt, "answers": engine.opened.letters[party].name}
         changed = {**fields, **right, "round": t, **changes}
-        return await desk.answer(party, Letter("upload", changed, [model.w]))
+        return await answers.answer(party, Letter("upload", changed, [model.w]))
 
-    return engine, desk, upload
+    return engine, answers, upload
 
 
 @pytest.mark.parametrize(
@@ -261,12 +263,12 @@ def test_h3_a_number_that_cannot_be_is_refused_and_the_round_goes_on(changes):
 @pytest.mark.parametrize("pending", [-(1 << 63), -1, 7, (1 << 63) - 1, (1 << 64) - 1])
 def test_a_party_may_ask_for_the_verdict_of_any_round_and_gets_its_work(pending):
     async def play():
-        engine, desk, _ = opened()
+        engine, answers, _ = opened()
         running = asyncio.create_task(engine.round(0, [0, 1]))
         while engine.opened is None:
             await asyncio.sleep(0)
         asks = Letter("next", {"study": "s", "pending": pending, "busy": None})
-        found = await desk.answer(1, asks)
+        found = await answers.answer(1, asks)
         running.cancel()
         return found is engine.opened.letters[1]
 
@@ -313,13 +315,13 @@ def test_a_party_has_as_many_points_in_every_round_also_after_a_restart():
 def test_a_letter_with_a_message_that_the_algorithm_has_not_leaves_a_seat_as_it_was(number):
     """`number = -1` was an IndexError and emptied the round that was open."""
     data = DATA.select(np.array([0]))
-    seat = Seat(FedAvg(**WORK), data, linear(), party=0, rounds=3)
-    sent, _ = seat.work(0, 0, [seat.model.w])
+    party_state = PartyState(FedAvg(**WORK), data, linear(), party=0, rounds=3)
+    sent, _ = party_state.work(0, 0, [party_state.model.w])
     for t in (0, 1):
         with pytest.raises(Refused, match="is none of the algorithm's"):
-            seat.work(t, number, [seat.model.w])
+            party_state.work(t, number, [party_state.model.w])
 
-    assert seat.work(0, 0, [seat.model.w])[0] is sent
+    assert party_state.work(0, 0, [party_state.model.w])[0] is sent
 
 
 # -- scores ----------------------------------------------------------------------------------------
@@ -340,13 +342,13 @@ def test_h3_scores_that_lack_the_studys_metric_or_cannot_be_are_refused(changes)
     """H3: scores without the study's metric ended the study."""
 
     async def play():
-        _, desk, _ = opened(metric="accuracy")
-        desk.points[0] = 3
-        running = asyncio.create_task(desk.evaluate(1, [0]))
+        _, answers, _ = opened(metric="accuracy")
+        answers.points[0] = 3
+        running = asyncio.create_task(answers.evaluate(1, [0]))
         await asyncio.sleep(0)
         with pytest.raises(Refused, match="the scores are not"):
-            await desk.answer(0, Letter("scores", {**SCORES, **changes}))
-        await desk.answer(0, Letter("scores", SCORES))
+            await answers.answer(0, Letter("scores", {**SCORES, **changes}))
+        await answers.answer(0, Letter("scores", SCORES))
         return await asyncio.wait_for(running, 600)
 
     assert list(asyncio.run(play())) == [0]
@@ -354,12 +356,12 @@ def test_h3_scores_that_lack_the_studys_metric_or_cannot_be_are_refused(changes)
 
 def test_a_site_without_test_points_sends_no_scores_and_one_that_diverged_undefined_ones():
     async def play():
-        _, desk, _ = opened(metric="accuracy")
-        running = asyncio.create_task(desk.evaluate(1, [0, 1]))
+        _, answers, _ = opened(metric="accuracy")
+        running = asyncio.create_task(answers.evaluate(1, [0, 1]))
         await asyncio.sleep(0)
-        await desk.answer(0, Letter("scores", {**SCORES, "metrics": {}, "points": 0}))
+        await answers.answer(0, Letter("scores", {**SCORES, "metrics": {}, "points": 0}))
         huge = {"accuracy": float("nan"), "loss": float("inf"), "rmse": 1e300}
-        await desk.answer(1, Letter("scores", {**SCORES, "metrics": huge}))
+        await answers.answer(1, Letter("scores", {**SCORES, "metrics": huge}))
         return await asyncio.wait_for(running, 600)
 
     found = asyncio.run(play())
@@ -369,13 +371,13 @@ def test_a_site_without_test_points_sends_no_scores_and_one_that_diverged_undefi
 
 def test_scores_of_own_models_are_there_where_parties_have_them():
     async def play():
-        _, desk, _ = opened(PeFLL(local_steps=1, size=4, hidden=5), metric="accuracy")
-        running = asyncio.create_task(desk.evaluate(1, [0]))
+        _, answers, _ = opened(PeFLL(local_steps=1, size=4, hidden=5), metric="accuracy")
+        running = asyncio.create_task(answers.evaluate(1, [0]))
         await asyncio.sleep(0)
         for own in (None, {}, {"loss": 1.0}):
             with pytest.raises(Refused, match="accuracy is missing"):
-                await desk.answer(0, Letter("scores", {**SCORES, "own": own}))
-        await desk.answer(0, Letter("scores", {**SCORES, "own": {"accuracy": 0.5}}))
+                await answers.answer(0, Letter("scores", {**SCORES, "own": own}))
+        await answers.answer(0, Letter("scores", {**SCORES, "own": {"accuracy": 0.5}}))
         return await asyncio.wait_for(running, 600)
 
     assert list(asyncio.run(play())) == [0]
@@ -388,15 +390,15 @@ def test_m1_an_evaluation_ends_with_its_deadline_whatever_a_member_says():
     """M1: "busy" letters held a study in its evaluation without an end."""
 
     async def play():
-        _, desk, _ = opened(silence=60.0, limit=0.2)
-        running = asyncio.create_task(desk.evaluate(1, [0, 1]))
+        _, answers, _ = opened(silence=60.0, limit=0.2)
+        running = asyncio.create_task(answers.evaluate(1, [0, 1]))
         await asyncio.sleep(0)
-        await desk.answer(0, Letter("scores", SCORES))
+        await answers.answer(0, Letter("scores", SCORES))
         said = 0
         while not running.done():
             said += 1
             busy = {"study": "s", "pending": -1, "busy": f"evaluates, {said}", "reached": said}
-            await desk.answer(1, Letter("next", busy))
+            await answers.answer(1, Letter("next", busy))
             await asyncio.sleep(0.01)
         return await running
 
@@ -409,8 +411,8 @@ def test_m1_the_deadline_of_a_study_bounds_its_evaluations(tmp_path):
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, _ = await members(one, tmp_path, text, 1)
-            one.roll.number(digest)
-            return one._sitting(digest, asyncio.get_running_loop())[0].desk._limit
+            one.registry.number(digest)
+            return one._server_study(digest, asyncio.get_running_loop())[0].answers._limit
 
     assert asyncio.run(play()) == 7.5
     assert Patience().limit == LONGEST
@@ -419,7 +421,7 @@ def test_m1_the_deadline_of_a_study_bounds_its_evaluations(tmp_path):
 @pytest.mark.parametrize("deadline", [None, 50.0])
 def test_m1_a_round_ends_although_a_member_goes_on_and_on(deadline):
     async def play():
-        engine, desk, _ = opened()
+        engine, answers, _ = opened()
         now, limit = 0.0, deadline or LONGEST
         engine.clock = lambda: now
         patience = Patience(deadline, silence=limit / 2)
@@ -430,7 +432,7 @@ def test_m1_a_round_ends_although_a_member_goes_on_and_on(deadline):
             assert not running.done()
             now += limit / 4
             busy = {"study": "s", "pending": -1, "busy": "trains", "reached": said}
-            await desk.answer(1, Letter("next", busy))
+            await answers.answer(1, Letter("next", busy))
             engine.opened.moved.set()  # have it look at the clock
             await asyncio.sleep(0.01)
         return await asyncio.wait_for(running, 600)
@@ -441,7 +443,7 @@ def test_m1_a_round_ends_although_a_member_goes_on_and_on(deadline):
 
 def test_words_that_change_are_no_progress():
     async def play():
-        engine, desk, _ = opened()
+        engine, answers, _ = opened()
         now = 0.0
         engine.clock = lambda: now
         running = asyncio.create_task(engine.round(0, [1], Patience(silence=10.0)))
@@ -450,7 +452,7 @@ def test_words_that_change_are_no_progress():
         for said in range(3):
             now += 4.0
             busy = {"study": "s", "pending": -1, "busy": f"trains, {said} gradients", "reached": 7}
-            await desk.answer(1, Letter("next", busy | ({} if said else {"reached": None})))
+            await answers.answer(1, Letter("next", busy | ({} if said else {"reached": None})))
             engine.opened.moved.set()
             await asyncio.sleep(0.01)
         now += 8.0  # 12 since the number grew, 8 since the words changed
@@ -515,7 +517,7 @@ def test_h3_a_study_with_a_member_that_lies_is_done_with_the_others(tmp_path, na
                     each.cancel()
                 with suppress(asyncio.CancelledError):
                     await asyncio.gather(*attending, return_exceptions=True)
-            return run, one.roll.study(digest).state
+            return run, one.registry.study(digest).state
 
     run, state = asyncio.run(play())
     assert state == "done"
@@ -533,13 +535,13 @@ def test_what_a_site_tells_at_approval_holds_in_every_round(tmp_path):
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, sites = await members(one, tmp_path, text, 2)
-            one.roll.number(digest)
-            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
-            return sitting.engine, [int(data.n.sum()) for _, data in sites], sites
+            one.registry.number(digest)
+            server_study, _ = one._server_study(digest, asyncio.get_running_loop())
+            return server_study.engine, [int(data.n.sum()) for _, data in sites], sites
 
     remote, counts, sites = asyncio.run(play())
     assert remote.engine.rows == {0: counts[0], 1: counts[1]}
-    assert remote.desk.points == {k: int(data.n_test.sum()) for k, (_, data) in enumerate(sites)}
+    assert remote.answers.points == {k: int(data.n_test.sum()) for k, (_, data) in enumerate(sites)}
 
 
 def test_low_a_site_that_claims_very_many_rows_makes_nobody_take_memory_for_them(tmp_path):
@@ -554,8 +556,8 @@ def test_low_a_site_that_claims_very_many_rows_makes_nobody_take_memory_for_them
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, sites = await members(one, tmp_path, text, 2)
-            decided = one.roll.decisions(digest)[0]
-            one.roll.decide(digest, "site-0", "approved", facts.to_json(), decided.signature)
+            decided = one.registry.decisions(digest)[0]
+            one.registry.decide(digest, "site-0", "approved", facts.to_json(), decided.signature)
             attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
             await asyncio.wait_for(one.run(digest), 600)
             for each in attending:
@@ -645,15 +647,15 @@ class Senders(Clinics):
             await link.close()
 
     def sums(self, k):
-        study = self.sites[k].shelf.read(self.digest)
+        study = self.sites[k].site_studies.read(self.digest)
         schema = ar.federation.binding.schema_of(study)
         return schema.read(self.path / "tables" / f"clinic-{k}.csv").sums()
 
     async def starts(self, one):
         self.home.start("clinics")
-        while self.digest not in one.sittings:
+        while self.digest not in one.server_studies:
             await asyncio.sleep(0.02)
-        return one.sittings[self.digest]
+        return one.server_studies[self.digest]
 
     async def made(self, one):
         path = path_of(self.home.path, self.digest)
@@ -693,7 +695,7 @@ def test_h3_a_wrong_scale_is_made_anew_without_the_sums_of_a_site(tmp_path, monk
             with clinics.home.occupied(), pytest.raises(ar.ArchipelError, match=said):
                 rescale(clinics.home, "clinics")
             clinics.home.stop("clinics")
-            while clinics.digest in one.sittings:
+            while clinics.digest in one.server_studies:
                 await asyncio.sleep(0.02)
             with pytest.raises(ar.ArchipelError, match="unknown site of this study 'clinic-9'"):
                 rescale(clinics.home, "clinics", ["clinic-9"])
@@ -702,18 +704,18 @@ def test_h3_a_wrong_scale_is_made_anew_without_the_sums_of_a_site(tmp_path, monk
             without = ["--without", "clinic-2", "--home", clinics.home.path]
             assert command(monkeypatch, "coordinator", "rescale", "clinics", *without) == 0
             assert "sums again without those of clinic-2" in capsys.readouterr().out
-            sitting = await clinics.starts(one)
+            server_study = await clinics.starts(one)
             letter = Letter("next", {**asking, "study": clinics.digest, "scale": digest(wrong)})
             # one that waits for work with the old scale, too: or else it never sends its sums
-            assert (await sitting.answer(0, letter)).kind == "rescaled"
+            assert (await server_study.answer(0, letter)).kind == "rescaled"
             assert (await clinics.asks(0)).kind == "wanted"
             assert (await clinics.asks(2, days)).kind == "wait"
-            assert "waits for sums since " in sitting.waiting
-            assert "0 of 2 sites have sent theirs" in sitting.waiting
+            assert "waits for sums since " in server_study.waiting
+            assert "0 of 2 sites have sent theirs" in server_study.waiting
             for k in (0, 1):
                 await clinics.asks(k, clinics.sums(k))
             right = await clinics.made(one)
-            assert (await sitting.answer(0, letter)).kind == "rescaled"
+            assert (await server_study.answer(0, letter)).kind == "rescaled"
             for k in range(3):  # whoever asks gets the scale that holds now
                 assert torch.equal((await clinics.asks(k)).arrays[0], right.mean)
             return wrong, right
@@ -756,13 +758,13 @@ def test_h3_the_sums_of_a_revoked_site_are_not_in_the_scale(tmp_path):
         async with clinics.coordinator() as one:
             for k in range(3):
                 await clinics.approves(k)
-            sitting = await clinics.starts(one)
+            server_study = await clinics.starts(one)
             for k in (0, 2):
                 await clinics.asks(k, clinics.sums(k))
             clinics.home.revoke("clinic-2", "it lied")
             await clinics.asks(1, clinics.sums(1))
             found = await clinics.made(one)
-            while sitting.presence()["clinic-2"] != "revoked: it lied":
+            while server_study.presence()["clinic-2"] != "revoked: it lied":
                 await asyncio.sleep(0.02)
             return found
 
@@ -782,19 +784,19 @@ def test_a_study_below_its_quorum_says_so_and_who_is_away_is_shown_as_what_it_is
             digest, sites = await members(one, tmp_path, text, 2)
             running = asyncio.create_task(one.run(digest))
             tasks = [asyncio.create_task(attend(*sites[0], digest))]
-            while digest not in one.sittings:
+            while digest not in one.server_studies:
                 await asyncio.sleep(0.02)
-            sitting = one.sittings[digest]
+            server_study = one.server_studies[digest]
             link = sites[1][0].link()
             await link.ask(Letter("away", {"study": digest, "reason": "too few rows"}))
             await link.close()
-            while "below quorum" not in sitting.waiting:
+            while "below quorum" not in server_study.waiting:
                 await asyncio.sleep(0.02)
-            said, presence = sitting.waiting, sitting.presence()
+            said, presence = server_study.waiting, server_study.presence()
             tasks.append(asyncio.create_task(attend(*sites[1], digest)))
             await asyncio.wait_for(running, 600)
             await asyncio.gather(*tasks)
-            return said, presence, sitting.waiting
+            return said, presence, server_study.waiting
 
     said, presence, after = asyncio.run(asyncio.wait_for(play(), 600))
     assert said.startswith("below quorum since 20")

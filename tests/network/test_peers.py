@@ -18,28 +18,29 @@ import archipel as ar
 from archipel import load_bundle
 from archipel.algorithms import DSGD
 from archipel.data.shadow import Facts
-from archipel.engines.network import contacts
-from archipel.engines.network.contacts import Left
+from archipel.engines.network import liveness as liveness
 from archipel.engines.network.grpc import GrpcLink
+from archipel.engines.network.in_process import Circle, meet
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.liveness import Left
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Report
-from archipel.engines.network.seat import Seat
 from archipel.engines.network.transport import Cut, Refused
-from archipel.engines.network.twin import Circle, meet
 from archipel.engines.plan import Plan
-from archipel.federation import port, rehearsal
+from archipel.federation import rehearsal
 from archipel.federation.audit import check
-from archipel.federation.authority import Authority, Invitation, verify
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.diary import Log
-from archipel.federation.home import Home
-from archipel.federation.peer import PeerSite
+from archipel.federation.certificates import Authority, Invitation, verify
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.coordinator.server_study import Adjourned
+from archipel.federation.peer import port
+from archipel.federation.peer.peer import PeerSite
+from archipel.federation.peer.record import Log
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.roster import Signed
-from archipel.federation.site import signed
-from archipel.federation.sitting import Adjourned
+from archipel.federation.site.site import signed
 from archipel.graphs import topology
-from archipel.study import Study
+from archipel.study.file import Study
 
 ONE = Plan("one", 1, 1)
 
@@ -102,7 +103,7 @@ def loop_time(monkeypatch):
             clock = LoopTime()
             clocks[circle] = clock, asyncio.create_task(clock.runs())
         peer = begin(circle, k)
-        peer.contacts.clock = clocks[circle][0]
+        peer.liveness.clock = clocks[circle][0]
         return peer
 
     monkeypatch.setattr(Circle, "begin", begun)
@@ -329,8 +330,8 @@ def test_gossip_keeps_the_sum_whatever_is_lost_and_whoever_is_killed(seed):
     gossips, states = run(play())
     started = []
     for k in range(5):
-        seat = Seat(Averaging(), data.select(np.array([k])), model, party=k)
-        started.append(seat.alone(0, lambda x: x)[0].state)
+        party_state = PartyState(Averaging(), data.select(np.array([k])), model, party=k)
+        started.append(party_state.alone(0, lambda x: x)[0].state)
     for i in range(2):  # what came after a peer's last mix of the second vector is still pending
         total = sum(
             state[i] + (gossips[k].pending.get(1, 0) if i else 0) for k, state in enumerate(states)
@@ -502,7 +503,7 @@ def test_a_peer_that_only_says_it_trains_holds_nobody(name, asynchronous, liar):
 
 def test_without_a_deadline_there_is_a_limit(monkeypatch):
     """M2: a study need not name a deadline for its peers to be safe."""
-    monkeypatch.setattr(contacts, "LIMIT", 0.2)
+    monkeypatch.setattr(liveness, "LIMIT", 0.2)
     data, model = problem()
 
     async def play():
@@ -687,7 +688,7 @@ def test_a_revoked_peer_is_neither_heard_nor_waited_for():
         def watch(k, report):
             if report.round == 5 and k not in dropped and k != 2:
                 dropped.append(k)
-                circle.up[k].contacts.drop(2)
+                circle.up[k].liveness.drop(2)
 
         circle.watch = watch
         for k in range(5):
@@ -731,14 +732,14 @@ def test_nothing_leaves_a_peer_in_a_pause():
         Held.gate.set()
         peer = circle.begin(0)
         Held.gate.clear()
-        peer.contacts.paused = lambda: bool(paused)
+        peer.liveness.paused = lambda: bool(paused)
 
         async def hear(letter):
             sent.append(letter)
             raise Cut("heard.")
 
-        peer.contacts.links[1].ask = hear
-        peer.contacts.every = 0.01
+        peer.liveness.links[1].ask = hear
+        peer.liveness.every = 0.01
         fields = {"study": "twin", "round": 0, "number": 0, "signature": b""}
         asked = peer.answer(1, Letter("vector", fields, [torch.zeros(51).double()]))
         asking = asyncio.create_task(asked)  # held until it has trained
@@ -749,7 +750,7 @@ def test_nothing_leaves_a_peer_in_a_pause():
         Held.gate.set()
         with pytest.raises(Cut, match="paused"):
             await asking
-        beats = asyncio.create_task(peer.contacts.beat(lambda: [1], peer.told))
+        beats = asyncio.create_task(peer.liveness.beat(lambda: [1], peer.told))
         await asyncio.sleep(0.2)
         beats.cancel()
         await circle.end(0)
@@ -805,8 +806,8 @@ async def attend(site, data, digest):
 
 @asynccontextmanager
 async def coordinator(path):
-    home = Home(path) if (path / "coordinator.json").exists() else None
-    home = home or Home.create(path, "test", f"localhost:{_free_port()}")
+    home = CoordinatorFolder(path) if (path / "coordinator.json").exists() else None
+    home = home or CoordinatorFolder.create(path, "test", f"localhost:{_free_port()}")
     one = Coordinator(home)
     await one.up(home.address)
     try:
@@ -830,14 +831,16 @@ def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
     vectors = simulated(*study.parts(), topology("ring", 4), 5)
     for k, (site, data) in enumerate(peers):
         folder = site.home / "studies" / digest
-        seat, _ = site._seat(digest, data)
-        seat.restore(safetensors.torch.load_file(folder / "peer" / "own.safetensors"))
-        torch.testing.assert_close(seat.own.state, vectors[k], rtol=1e-6, atol=1e-6)
-        scores = seat.score(seat.mine(), 5)
+        party_state, _ = site._party_state(digest, data)
+        party_state.restore(safetensors.torch.load_file(folder / "peer" / "own.safetensors"))
+        torch.testing.assert_close(party_state.own.state, vectors[k], rtol=1e-6, atol=1e-6)
+        scores = party_state.score(party_state.mine(), 5)
         assert scores["accuracy"] == pytest.approx(float(expected.parties["accuracy"][k]), abs=1e-6)
         assert scores["loss"] == pytest.approx(float(expected.parties["loss"][k]), rel=1e-5)
         model = safetensors.torch.load_file(folder / "model.safetensors")
-        for name, tensor in seat.model.to_module(seat.own.state, None).state_dict().items():
+        for name, tensor in (
+            party_state.model.to_module(party_state.own.state, None).state_dict().items()
+        ):
             assert torch.equal(model[name], tensor)
         bundle = load_bundle(folder / "bundle")
         assert bundle.about.party == site.name and bundle.columns[0] == "age"
@@ -886,7 +889,7 @@ def test_peers_need_no_coordinator_once_they_have_the_roster(tmp_path):
             digest, peers = await gathered(one, tmp_path, text)
             tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
             running = asyncio.create_task(one.run(digest))
-            while len([site for site, _ in peers if site.fellows.begun()]) < 4:
+            while len([site for site, _ in peers if site.members.begun()]) < 4:
                 await asyncio.sleep(0.01)
         with suppress(Adjourned):  # it went down, maybe in the midst of a round
             await running
@@ -948,7 +951,7 @@ def test_only_members_are_answered_and_only_for_themselves(tmp_path):
             assert verify(first.identity.public, answer["signature"], signed(answer))
             running.cancel()
             task.cancel()
-            one.sittings[digest].engine.adjourn()
+            one.server_studies[digest].engine.adjourn()
             await asyncio.gather(task, running, return_exceptions=True)
             return digest, first, one.home
 
@@ -962,12 +965,12 @@ def test_only_members_are_answered_and_only_for_themselves(tmp_path):
     for bad in (forged, other):
         path.write_bytes(bad.to_json())
         with pytest.raises(ar.ArchipelError, match="not signed by the federation's authority"):
-            asyncio.run(site.fellows.roster(None, digest))
+            asyncio.run(site.members.roster(None, digest))
     mine, other = roster.peers
     moved = mine._replace(facts={**mine.facts, "address": "x:1"})
     path.write_bytes(replace(roster, peers=(moved, other)).sign(home.authority).to_json())
     with pytest.raises(ar.ArchipelError, match="another number, address, certificate or key"):
-        asyncio.run(site.fellows.roster(None, digest))
+        asyncio.run(site.members.roster(None, digest))
 
 
 def test_a_log_that_was_cut_goes_on(tmp_path):
@@ -1011,7 +1014,10 @@ def test_a_process_that_is_killed_goes_on_where_it_was(tmp_path):
                 await one.approved(digest, k + 1)
             running = asyncio.create_task(one.run(digest))
             for victim, after in ((2, 10), (0, 30)):
-                while digest not in one.sittings or one.sittings[digest].runs[0].done < after:
+                while (
+                    digest not in one.server_studies
+                    or one.server_studies[digest].runs[0].done < after
+                ):
                     await asyncio.sleep(0.02)
                 processes[victim].kill()  # -9
                 await processes[victim].wait()

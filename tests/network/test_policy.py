@@ -14,17 +14,19 @@ import archipel as ar
 from archipel import metrics
 from archipel.data.federation import Federation
 from archipel.data.scaling import Scaling, Sums
-from archipel.engines.network.attend import Attendance, Rescaled
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.seat import Seat
+from archipel.engines.network.party_loop import PartyLoop, Rescaled
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.transport import Refused
-from archipel.federation import approval, binding, duty
-from archipel.federation.policy import Policy, Standing, Withheld, _coarse
-from archipel.federation.site import Rows
-from archipel.federation.sums import Releases
-from archipel.losses import LOSSES
+from archipel.federation import approval
+from archipel.federation.site import binding
+from archipel.federation.site import service as service
+from archipel.federation.site.policy import Policy, Standing, Withheld, _coarse
+from archipel.federation.site.site import Rows
+from archipel.federation.site.sums import Releases
 from archipel.models import MODELS
-from archipel.parts import build_model
+from archipel.models.losses import LOSSES
+from archipel.runs.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
 
@@ -45,7 +47,7 @@ def patients(train=60, test=40, features=13, seed=0, ill=None):
 
 def seat_of(data, rules=None, algorithm=None, rounds=30, **options):
     model, algorithm = build_model("logistic", data, None, 0), algorithm or ar.Scaffold(lr=0.1)
-    return Seat(algorithm, data, model, party=0, rounds=rounds, rules=rules, **options)
+    return PartyState(algorithm, data, model, party=0, rounds=rounds, rules=rules, **options)
 
 
 # -- scores ----------------------------------------------------------------------------------------
@@ -54,12 +56,12 @@ def seat_of(data, rules=None, algorithm=None, rounds=30, **options):
 def test_a_restart_does_not_let_models_be_scored_again():
     """C2: what was scored was not kept, so any junk answer let every round be scored again."""
     data = patients()
-    seat = seat_of(data, Policy())
-    w = seat.model.w
-    seat.may_score(3, b"model after 3", [w])
+    party_state = seat_of(data, Policy())
+    w = party_state.model.w
+    party_state.may_score(3, b"model after 3", [w])
 
     again = seat_of(data, Policy())
-    again.restore(seat.state())
+    again.restore(party_state.state())
 
     with pytest.raises(Refused, match="another model was scored after round 3"):
         again.may_score(3, b"crafted", [w])
@@ -70,7 +72,7 @@ def test_a_restart_does_not_let_models_be_scored_again():
 
 def test_what_was_scored_is_kept_before_a_score_leaves():
     """C2: a site killed after its answer left must know that it answered."""
-    seat, kept, sent = seat_of(patients(), Policy()), [], []
+    party_state, kept, sent = seat_of(patients(), Policy()), [], []
 
     class Link:
         most = pieces = 0
@@ -82,24 +84,28 @@ def test_what_was_scored_is_kept_before_a_score_leaves():
                 assert "scored.answer" in kept[-1]
                 return Letter("thanks")
             done = Letter("done", {"study": "s", "rounds": 30})
-            work = Letter("evaluate", {"study": "s", "round": 2}, [seat.model.w], header=b"h")
+            work = Letter(
+                "evaluate", {"study": "s", "round": 2}, [party_state.model.w], header=b"h"
+            )
             return done if "scores" in sent else work
 
-    asyncio.run(Attendance(seat, Link(), "s", keep=lambda: kept.append(seat.state())).run())
+    asyncio.run(
+        PartyLoop(party_state, Link(), "s", keep=lambda: kept.append(party_state.state())).run()
+    )
 
     assert sent == ["next", "scores", "next"]
 
 
 def test_only_models_that_the_study_evaluates_are_scored_and_no_more_than_allowed():
-    seat = seat_of(patients(), Policy(scores=3), rounds=30, evaluate_every=5)
-    w = seat.model.w
+    party_state = seat_of(patients(), Policy(scores=3), rounds=30, evaluate_every=5)
+    w = party_state.model.w
     for t in (5, 10, 15):
-        seat.may_score(t, b"%d" % t, [w])
+        party_state.may_score(t, b"%d" % t, [w])
 
     with pytest.raises(Refused, match="the study scores no model after round 17"):
-        seat.may_score(17, b"x", [w])
+        party_state.may_score(17, b"x", [w])
     with pytest.raises(Refused, match="3 models were scored, and this site scores no more"):
-        seat.may_score(20, b"x", [w])
+        party_state.may_score(20, b"x", [w])
 
 
 def reconstruct(oracle, u, b, features, scale=3e4, nudge=0.02):
@@ -129,10 +135,10 @@ def test_a_handful_of_scored_models_gives_back_no_record(seed):
     u, b, record = _alone(x, y, seed)
     ill, count = float((y == 1).sum()), len(x)
 
-    def attack(seat):
+    def attack(party_state):
 
-        def tell(w, seat=seat):
-            return seat.told(seat.learnt([w]), 1).get("loss", float("nan"))
+        def tell(w, party_state=party_state):
+            return party_state.told(party_state.learnt([w]), 1).get("loss", float("nan"))
 
         seen = reconstruct(tell, u, b, 13)
         # what class 1 adds between the two planes, which the coordinator knows from the far ones
@@ -241,10 +247,12 @@ def test_rounding_at_random_is_right_on_the_whole():
 
 
 def test_few_test_rows_are_not_scored_for_others():
-    seat = seat_of(patients(test=9), Policy())
+    party_state = seat_of(patients(test=9), Policy())
 
-    assert seat.told(seat.learnt([seat.model.w]), 1) == {}
-    assert "accuracy" in seat.score(seat.learnt([seat.model.w]), 1)  # for the site itself
+    assert party_state.told(party_state.learnt([party_state.model.w]), 1) == {}
+    assert "accuracy" in party_state.score(
+        party_state.learnt([party_state.model.w]), 1
+    )  # for the site itself
 
 
 # -- uploads ---------------------------------------------------------------------------------------
@@ -263,24 +271,24 @@ def test_few_test_rows_are_not_scored_for_others():
 )
 def test_an_upload_of_few_records_does_not_leave(algorithm):
     """H2, E1: FedSGD with a batch of one gave 20 exact records from 20 uploads."""
-    seat = seat_of(patients(), Policy(counts=True), algorithm)
-    sent = [leaf.clone() for leaf in leaves(seat.anatomy.sent)]
+    party_state = seat_of(patients(), Policy(counts=True), algorithm)
+    sent = [leaf.clone() for leaf in leaves(party_state.anatomy.sent)]
 
     with pytest.raises(Withheld, match=r"computed from . records: this site's policy wants 8"):
-        seat.work(0, 0, sent)
+        party_state.work(0, 0, sent)
 
-    assert seat.pending == -1
-    assert seat.turn is None or not seat.turn.outbox
+    assert party_state.pending == -1
+    assert party_state.turn is None or not party_state.turn.outbox
 
 
 def test_an_upload_of_all_rows_leaves():
-    seat = seat_of(patients(), Policy(), ar.FedSGD(lr=0.1))
-    arrays, _ = seat.work(0, 0, [seat.model.w])
+    party_state = seat_of(patients(), Policy(), ar.FedSGD(lr=0.1))
+    arrays, _ = party_state.work(0, 0, [party_state.model.w])
     assert arrays[0].isfinite().all()
 
 
 def test_a_peer_sends_no_vector_of_few_records():
-    seat = seat_of(patients(), Policy(), ar.DSGD(lr=0.1, batch_size=2))
+    party_state = seat_of(patients(), Policy(), ar.DSGD(lr=0.1, batch_size=2))
     sent = []
 
     def mixing(x):
@@ -288,27 +296,27 @@ def test_a_peer_sends_no_vector_of_few_records():
         return x
 
     with pytest.raises(Withheld, match="computed from 2 records"):
-        seat.alone(0, mixing)
+        party_state.alone(0, mixing)
 
     assert not sent
 
 
 def test_a_policy_that_changes_holds_at_once(tmp_path):
-    seat = seat_of(patients(), Standing(tmp_path), ar.FedSGD(lr=0.1))
-    seat.work(0, 0, [seat.model.w])
-    seat.verdict(0, True)
+    party_state = seat_of(patients(), Standing(tmp_path), ar.FedSGD(lr=0.1))
+    party_state.work(0, 0, [party_state.model.w])
+    party_state.verdict(0, True)
     Policy(least_rows=1000).write(tmp_path)
 
     with pytest.raises(Withheld, match="60 training rows: this site's policy wants 1000"):
-        seat.work(1, 0, [seat.model.w])
+        party_state.work(1, 0, [party_state.model.w])
 
 
 def test_a_policy_that_cannot_be_read_lets_nothing_leave(tmp_path):
     (tmp_path / "policy.toml").write_text("least_rows = many")
-    seat = seat_of(patients(), Standing(tmp_path), ar.FedSGD(lr=0.1))
+    party_state = seat_of(patients(), Standing(tmp_path), ar.FedSGD(lr=0.1))
 
     with pytest.raises(ar.ArchipelError, match=r"policy.toml.*nothing leaves before"):
-        seat.work(0, 0, [seat.model.w])
+        party_state.work(0, 0, [party_state.model.w])
 
 
 # -- sums ------------------------------------------------------------------------------------------
@@ -422,52 +430,52 @@ def test_a_scale_that_has_nothing_to_do_with_the_data_is_refused(mean, scale):
     own = Sums.of(torch.randn(100, 1, dtype=torch.float64) * 10 + 60)
     fair = own.scaling()
     letter = Letter("scaling", {"study": "s"}, list(fair))
-    assert torch.equal(duty._checked(letter, own).mean, fair.mean)
+    assert torch.equal(service._checked(letter, own).mean, fair.mean)
 
     absurd = Scaling(*(torch.tensor([each], dtype=torch.float64) for each in (mean, scale)))
     with pytest.raises(Refused, match="the scale is none"):
-        duty._checked(Letter("scaling", {"study": "s"}, list(absurd)), own)
+        service._checked(Letter("scaling", {"study": "s"}, list(absurd)), own)
 
 
 @pytest.mark.parametrize("number", [1e30, float("nan"), float("-inf")])
 def test_a_model_that_is_absurd_is_neither_trained_nor_scored(number):
-    seat = seat_of(patients(), Policy(), ar.FedSGD(lr=0.1))
-    absurd = torch.full_like(seat.model.w, number)
+    party_state = seat_of(patients(), Policy(), ar.FedSGD(lr=0.1))
+    absurd = torch.full_like(party_state.model.w, number)
 
     with pytest.raises(Refused, match="not finite, or beyond 1e"):
-        seat.work(0, 0, [absurd])
+        party_state.work(0, 0, [absurd])
     with pytest.raises(Refused, match="not finite, or beyond 1e"):
-        seat.may_score(1, b"absurd", [absurd])
+        party_state.may_score(1, b"absurd", [absurd])
 
 
 def test_a_column_that_is_constant_here_takes_the_scale_of_the_others():
     own = Sums.of(torch.zeros(100, 1, dtype=torch.float64))
     others = Scaling(torch.tensor([0.3]).double(), torch.tensor([0.46]).double())
 
-    duty._checked(Letter("scaling", {"study": "s"}, list(others)), own)
+    service._checked(Letter("scaling", {"study": "s"}, list(others)), own)
 
 
 def test_a_site_that_counted_in_no_round_yet_takes_a_scale_made_anew_a_few_times(tmp_path):
     site, text = made_site(tmp_path / "ulm"), study_text()
-    digest = site.shelf.put(text)
-    path = site.shelf.folder(digest) / "state.safetensors"
-    seat = seat_of(patients(), None, ar.FedSGD(lr=0.1))
-    seat.work(0, 0, [seat.model.w])
+    digest = site.site_studies.put(text)
+    path = site.site_studies.folder(digest) / "state.safetensors"
+    party_state = seat_of(patients(), None, ar.FedSGD(lr=0.1))
+    party_state.work(0, 0, [party_state.model.w])
     for _ in range(3):
-        path.write_bytes(safetensors.torch.save(seat.state()))
-        assert not site.shelf.has_counted(digest)
+        path.write_bytes(safetensors.torch.save(party_state.state()))
+        assert not site.site_studies.has_counted(digest)
 
         site.rescaled(digest)
 
         again = seat_of(patients(), None, ar.FedSGD(lr=0.1))
         again.restore(safetensors.torch.load_file(path))
         assert again.turn is None
-        again.work(0, 0, [seat.model.w])  # once more, on the new scale
+        again.work(0, 0, [party_state.model.w])  # once more, on the new scale
     with pytest.raises(Refused, match="its scale was made anew 3 times"):
         site.rescaled(digest)
-    seat.verdict(0, True)
-    path.write_bytes(safetensors.torch.save(seat.state()))
-    assert site.shelf.has_counted(digest)  # from now on the scale that it has
+    party_state.verdict(0, True)
+    path.write_bytes(safetensors.torch.save(party_state.state()))
+    assert site.site_studies.has_counted(digest)  # from now on the scale that it has
 
 
 def test_a_site_hears_that_the_scale_was_made_anew():
@@ -479,7 +487,7 @@ def test_a_site_hears_that_the_scale_was_made_anew():
             return Letter("rescaled", {"study": "s"})
 
     with pytest.raises(Rescaled, match="made anew"):
-        asyncio.run(Attendance(seat_of(patients()), Link(), "s", scale="old").run())
+        asyncio.run(PartyLoop(seat_of(patients()), Link(), "s", scale="old").run())
 
 
 # -- studies ---------------------------------------------------------------------------------------
@@ -561,7 +569,7 @@ def test_a_site_of_one_patient_takes_part_in_nothing(tmp_path):
     binding.bind(site.home / "data", study, table(tmp_path / "t.csv", 2))
 
     with pytest.raises(Withheld, match="this site's policy wants 20"):
-        asyncio.run(duty.data_of(site, None, approval.hash_of(text)))
+        asyncio.run(service.data_of(site, None, approval.hash_of(text)))
 
 
 @pytest.mark.parametrize(

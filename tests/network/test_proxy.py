@@ -6,7 +6,7 @@ from base64 import b64encode
 from contextlib import suppress
 from dataclasses import replace
 
-from archipel.federation.policy import Policy
+from archipel.federation.site.policy import Policy
 from network.processes import Drill, Process
 
 NOWHERE = "coordinator.invalid"  # a name that only the proxy knows

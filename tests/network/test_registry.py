@@ -18,14 +18,14 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation import approval
-from archipel.federation.coordinator import Coordinator, _why
-from archipel.federation.home import Home
-from archipel.federation.peer import PeerSite
-from archipel.federation.refusals import MOST
+from archipel.federation.coordinator.coordinator import Coordinator, _why
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.coordinator.refusals import MOST
+from archipel.federation.coordinator.status import overview, serve_metrics, status_of
+from archipel.federation.peer.peer import PeerSite
 from archipel.federation.rehearsal import _free_port
-from archipel.federation.status import overview, serve_metrics, status_of
-from archipel.runs import open_run
-from archipel.study import Study
+from archipel.runs.listing import open_run
+from archipel.study.file import Study
 from network.test_coming_and_going import Clinics, Gate, play
 from network.test_federation import attend, coordinator, joined, text_of
 from network.test_peers import STUDY as PEERS
@@ -78,14 +78,14 @@ def test_whoever_approves_first_the_result_is_the_simulations(tmp_path, algorith
                 site, data = await joined(one, tmp_path, NAMES[k]), fed.select(np.array([k]))
                 await approve(one, site, digest, data)
                 attending.append(asyncio.create_task(attend(site, data, digest)))
-            assert one.roll.seats(digest) == []  # nobody has a number before the start
+            assert one.registry.party_states(digest) == []  # nobody has a number before the start
             run = await asyncio.wait_for(one.run(digest), 600)
             await asyncio.gather(*attending)
-            return run, one.roll.seats(digest)
+            return run, one.registry.party_states(digest)
 
-    run, seats = asyncio.run(play())
+    run, party_states = asyncio.run(play())
     expected = study.run(None, baselines=False)
-    assert seats == NAMES
+    assert party_states == NAMES
     torch.testing.assert_close(run.vector, expected.vector, rtol=1e-6, atol=1e-6)
 
 
@@ -113,10 +113,10 @@ def test_late_sites_get_the_next_numbers_and_nobody_loses_one(tmp_path):
                 link = sites[name].link()
                 asked[name] = await sites[name].place(link, digest)
                 await link.close()
-            return one.roll.seats(digest), asked, sites["ulm"].shelf.party(digest)
+            return one.registry.party_states(digest), asked, sites["ulm"].site_studies.party(digest)
 
-    seats, asked, kept = asyncio.run(asyncio.wait_for(play(), 600))
-    assert seats == ["kiel", "ulm", "bonn", "aachen"]
+    party_states, asked, kept = asyncio.run(asyncio.wait_for(play(), 600))
+    assert party_states == ["kiel", "ulm", "bonn", "aachen"]
     assert asked == {"ulm": 1, "bonn": 2, "aachen": 3}
     assert kept == 1
 
@@ -134,9 +134,9 @@ def test_a_revoked_peer_is_in_no_roster_and_no_list_of_members(tmp_path):
             link = peers[0][0].link()
             _, members = await peers[0][0].fetch(link, digest)
             await link.close()
-            one.roll.number(digest)
-            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
-            return members, sitting.roster.read(one.home.authority.pem)
+            one.registry.number(digest)
+            server_study, _ = one._server_study(digest, asyncio.get_running_loop())
+            return members, server_study.roster.read(one.home.authority.pem)
 
     members, roster = asyncio.run(asyncio.wait_for(play(), 600))
     assert members == ["peer-0", "peer-2", "peer-3"]
@@ -174,13 +174,13 @@ def test_a_site_revoked_in_mid_study_is_out_of_it_and_shown_so(tmp_path):
                 await clinics.approves(k)
                 clinics.goes_up(k)
             clinics.home.start("clinics")
-            go, sitting = await gate.at(1), one.sittings[clinics.digest]
+            go, server_study = await gate.at(1), one.server_studies[clinics.digest]
             clinics.home.revoke("clinic-1", "stolen")
-            while sitting.engine.away.get(1) != "revoked: stolen":
+            while server_study.engine.away.get(1) != "revoked: stolen":
                 await asyncio.sleep(0.02)
             go.set()
             go = await gate.at(3)
-            shown.update(sitting.presence())
+            shown.update(server_study.presence())
             go.set()
             await clinics.done(one)
             await clinics.goes_down()
@@ -205,12 +205,12 @@ def test_nobody_comes_late_while_the_study_is_stopped_or_the_coordinator_was_res
             await clinics.approves(0)
             clinics.goes_up(0)
             clinics.home.start("clinics")
-            go, sitting = await gate.at(1), one.sittings[clinics.digest]
+            go, server_study = await gate.at(1), one.server_studies[clinics.digest]
             clinics.home.stop("clinics")
-            while not sitting.engine._adjourned:
+            while not server_study.engine._adjourned:
                 await asyncio.sleep(0.02)
             go.set()
-            while clinics.digest in one.sittings:
+            while clinics.digest in one.server_studies:
                 await asyncio.sleep(0.02)
             with pytest.raises(ArchipelError, match="takes no site after its first round"):
                 await clinics.approves(1)
@@ -228,8 +228,8 @@ def test_no_peer_comes_once_a_roster_is_signed_also_while_the_study_is_stopped(t
     async def main():
         async with coordinator(tmp_path / "c") as one:
             digest, peers = await gathered(one, tmp_path, PEERS, 3)
-            one.roll.number(digest)
-            one._sitting(digest, asyncio.get_running_loop())
+            one.registry.number(digest)
+            one._server_study(digest, asyncio.get_running_loop())
             invitation = one.home.invite("late")
             late = await PeerSite.join_as_peer(tmp_path / "late", invitation, "localhost:1")
             with pytest.raises(ArchipelError, match="its roster is signed"):
@@ -263,7 +263,7 @@ def test_a_study_for_some_sites_is_none_to_others(tmp_path):
                     sentences.append(str(refused.value).replace(study, "HASH"))
             await link.close()
             assert sentences[: len(asked)] == sentences[len(asked) :]
-            assert [d.site for d in one.roll.decisions(digest)] == ["ulm"]
+            assert [d.site for d in one.registry.decisions(digest)] == ["ulm"]
 
     def letters_of(site, study, data):
         for decision in ("approved", "rejected"):
@@ -307,7 +307,7 @@ def test_a_finished_model_is_for_those_who_took_part_or_are_named(tmp_path):
 
 def test_a_study_is_found_by_hash_or_by_a_name_that_only_it_has(tmp_path):
     """M8: a name never stands for a hash, nor for one of several studies."""
-    home = Home.create(tmp_path / "c", "t", "localhost:1")
+    home = CoordinatorFolder.create(tmp_path / "c", "t", "localhost:1")
     first = home.submit(text_of())
     second = home.submit(text_of(**{"study.rounds": 9}))
     both = f"{first[:12]} or {second[:12]}"
@@ -328,7 +328,7 @@ def test_a_study_is_found_by_hash_or_by_a_name_that_only_it_has(tmp_path):
 
 def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
     """E3: status, log and Prometheus say that it waits for sites, and for how many."""
-    monkeypatch.setattr("archipel.federation.notices._GRACE", 0.0)
+    monkeypatch.setattr("archipel.federation.coordinator.notices._GRACE", 0.0)
     policy = 'quorum = 2\non_missing = "wait"'
     clinics, gate, said = Clinics(tmp_path, rounds=4, policy=policy), Gate(2), []
     port = _free_port()
@@ -344,12 +344,12 @@ def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
                 clinics.goes_up(k)
             with clinics.home.occupied(), serve_metrics(one, f"127.0.0.1:{port}"):
                 clinics.home.start("clinics")
-                go, sitting = await gate.at(2), one.sittings[clinics.digest]
+                go, server_study = await gate.at(2), one.server_studies[clinics.digest]
                 assert f'stalled{{study="{clinics.digest[:12]}"}} 0.0' in await asyncio.to_thread(
                     scrape
                 )
                 clinics.sites[1].pause()
-                while sitting.engine.away.get(1) != "paused":
+                while server_study.engine.away.get(1) != "paused":
                     await asyncio.sleep(0.02)
                 go.set()
                 while not any("waits in round 3" in text for text in said):
@@ -381,7 +381,7 @@ def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
 
 def test_a_site_that_refuses_is_shown_with_its_reason_and_no_number_leaves(tmp_path, monkeypatch):
     """E3: not "away"; the sentence goes without values and names of this site."""
-    monkeypatch.setattr("archipel.federation.duty._AGAIN", 0.5)
+    monkeypatch.setattr("archipel.federation.site.service._AGAIN", 0.5)
     clinics = Clinics(tmp_path, rounds=2, policy='quorum = 2\non_missing = "wait"')
     rows = (tmp_path / "tables" / "clinic-1.csv").read_text().splitlines()
     shown = {}
@@ -396,8 +396,8 @@ def test_a_site_that_refuses_is_shown_with_its_reason_and_no_number_leaves(tmp_p
             clinics.home.start("clinics")
             while "refuses" not in shown.get("clinic-1", ""):
                 await asyncio.sleep(0.02)
-                if clinics.digest in one.sittings:
-                    shown.update(one.sittings[clinics.digest].presence())
+                if clinics.digest in one.server_studies:
+                    shown.update(one.server_studies[clinics.digest].presence())
             await clinics.goes_down()
 
     play(main())
@@ -421,7 +421,7 @@ def test_a_decision_that_is_told_twice_is_one(tmp_path):
             await site.tell(link)
             await link.close()
             await approve(one, site, digest, data)
-            return [d.decision for d in one.roll.history(digest)]
+            return [d.decision for d in one.registry.history(digest)]
 
     history = asyncio.run(asyncio.wait_for(main(), 600))
     assert history == ["approved", "withdrawn", "approved"]
@@ -452,32 +452,34 @@ def test_a_full_disk_is_told_with_what_helps():
 def test_a_second_federation_is_refused_by_a_database_that_has_one(tmp_path, server):
     """E8: founding there is refused, and nothing half-made stays behind."""
     url = server.address()
-    home = Home.create(tmp_path / "a", "a", "localhost:1", url)
+    home = CoordinatorFolder.create(tmp_path / "a", "a", "localhost:1", url)
 
     with pytest.raises(ArchipelError, match="holds another federation"):
-        Home.create(tmp_path / "b", "b", "localhost:2", url)
+        CoordinatorFolder.create(tmp_path / "b", "b", "localhost:2", url)
     assert not (tmp_path / "b").exists()
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    assert Home(tmp_path / "copy").invite("ulm").site == "ulm"
-    other = Home.create(tmp_path / "c", "c", "localhost:3", server.address())
+    assert CoordinatorFolder(tmp_path / "copy").invite("ulm").site == "ulm"
+    other = CoordinatorFolder.create(tmp_path / "c", "c", "localhost:3", server.address())
     moved = json.loads((other.path / "coordinator.json").read_text()) | {"database": home.database}
     (other.path / "coordinator.json").write_text(json.dumps(moved))
     with pytest.raises(ArchipelError, match="holds another federation"):
-        Home(other.path).invite("bonn")
+        CoordinatorFolder(other.path).invite("bonn")
     with pytest.raises(ArchipelError, match="holds another federation"):
-        Coordinator(Home(other.path))
+        Coordinator(CoordinatorFolder(other.path))
 
 
 def test_a_password_in_the_address_is_not_written_down(tmp_path, server):
     """E8: it is used once, to found the federation."""
     user, rest = server.address().split("@")
-    home = Home.create(tmp_path / "c", "a", "localhost:1", f"{user}:hidden@{rest}&password=hidden")
+    home = CoordinatorFolder.create(
+        tmp_path / "c", "a", "localhost:1", f"{user}:hidden@{rest}&password=hidden"
+    )
 
     files = [path for path in (tmp_path / "c").rglob("*") if path.is_file()]
     assert files and all(b"hidden" not in path.read_bytes() for path in files)
     assert home.invite("ulm").site == "ulm"
     with pytest.raises(ArchipelError) as refused:
-        Home.create(tmp_path / "d", "a", "localhost:1", "me:hidden@host")
+        CoordinatorFolder.create(tmp_path / "d", "a", "localhost:1", "me:hidden@host")
     assert "hidden" not in str(refused.value)
 
 
@@ -508,14 +510,14 @@ def test_a_finished_study_stays_for_those_who_ask_and_is_dropped_later(tmp_path,
             one.home.start("heart")
             await attend(site, data, digest)
             assert made == []  # the verdict came from the study as it was
-            monkeypatch.setattr("archipel.federation.coordinator._KEPT", 0.0)
-            while digest in one.sittings:
+            monkeypatch.setattr("archipel.federation.coordinator.coordinator._KEPT", 0.0)
+            while digest in one.server_studies:
                 await asyncio.sleep(0.02)
-            monkeypatch.setattr("archipel.federation.coordinator._KEPT", 60.0)
+            monkeypatch.setattr("archipel.federation.coordinator.coordinator._KEPT", 60.0)
             await asyncio.gather(*(site.personalise(digest, data) for _ in range(3)))
-            assert digest in one.sittings
-            monkeypatch.setattr("archipel.federation.coordinator._KEPT", 0.0)
-            while digest in one.sittings:
+            assert digest in one.server_studies
+            monkeypatch.setattr("archipel.federation.coordinator.coordinator._KEPT", 0.0)
+            while digest in one.server_studies:
                 await asyncio.sleep(0.02)
             stop.set()
             await serving

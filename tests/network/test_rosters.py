@@ -14,8 +14,8 @@ from archipel.data.shadow import Facts
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
-from archipel.federation import approval, fellows, peer, port
-from archipel.federation.authority import (
+from archipel.federation import approval
+from archipel.federation.certificates import (
     Authority,
     Identity,
     Invitation,
@@ -27,7 +27,9 @@ from archipel.federation.authority import (
     of_ones_own,
     pem_of,
 )
-from archipel.federation.peer import PeerSite
+from archipel.federation.peer import members as members
+from archipel.federation.peer import peer, port
+from archipel.federation.peer.peer import PeerSite
 from archipel.federation.roster import Member, Signed, check_address, make, sign_revoked
 from archipel.federation.roster import fingerprint as key_of
 from network.test_peers import STUDY, attend, coordinator, gathered, run
@@ -51,9 +53,9 @@ def begun(tmp_path_factory):
     async def play():
         async with coordinator(path / "c") as one:
             digest, found = await gathered(one, path, STUDY, 3)
-            one.roll.number(digest)
-            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
-            return digest, [site for site, _ in found], one.home, sitting.roster
+            one.registry.number(digest)
+            server_study, _ = one._server_study(digest, asyncio.get_running_loop())
+            return digest, [site for site, _ in found], one.home, server_study.roster
 
     return run(play(), 60)
 
@@ -64,20 +66,20 @@ def study(begun):
     digest, sites, home, signed = begun
     for name in ("peers.json", f"studies/{digest}/offered.json"):
         (sites[0].home / name).unlink(missing_ok=True)
-    (sites[0].shelf.folder(digest) / "roster.json").write_bytes(signed.to_json())
+    (sites[0].site_studies.folder(digest) / "roster.json").write_bytes(signed.to_json())
     return digest, sites, home, signed.read(home.authority.pem)
 
 
 def offer(site, digest, roster, home):
     """Have a roster that the coordinator signed be the one that the site has."""
-    path = site.shelf.folder(digest) / "roster.json"
+    path = site.site_studies.folder(digest) / "roster.json"
     path.write_bytes(roster.sign(home.authority).to_json())
 
 
 def accept(site, digest):
     """What the site says to its roster."""
     said = []
-    asyncio.run(site.fellows.roster(None, digest, said.append))
+    asyncio.run(site.members.roster(None, digest, said.append))
     return said
 
 
@@ -152,7 +154,7 @@ def test_a_roster_that_is_wrong_is_refused_in_a_sentence(study, change, why):
 
 def test_a_roster_of_another_form_is_refused_in_a_sentence(study):
     digest, (site, *_), home, _ = study
-    path = site.shelf.folder(digest) / "roster.json"
+    path = site.site_studies.folder(digest) / "roster.json"
     for what in ({"peers": [[1, 2]]}, {"peers": 7}, {}, {"peers": [[0, "a", "zz", {}, ""]]}):
         path.write_bytes(Signed.by(home.authority, b"archipel roster\n", what).to_json())
         with pytest.raises(ar.ArchipelError, match="another form than this Archipel knows"):
@@ -181,20 +183,20 @@ def peers_of(signed, digest):
 def test_where_keys_must_be_confirmed_none_is_taken_before(study, begun):
     digest, (site, second, third), _, _ = study
     careful, letter = PeerSite(site.home, confirm=True), peers_of(begun[3], digest)
-    (site.shelf.folder(digest) / "roster.json").unlink()
+    (site.site_studies.folder(digest) / "roster.json").unlink()
 
     def ask():
-        return asyncio.run(careful.fellows.roster(Line(letter), digest))
+        return asyncio.run(careful.members.roster(Line(letter), digest))
 
     with pytest.raises(ar.ArchipelError, match="nobody here has confirmed the key of peer-1, peer"):
         ask()
-    assert careful.fellows.begun() == []
+    assert careful.members.begun() == []
     for other in (second, third):
-        identity = careful.fellows.offered(other.name, anew=False)
+        identity = careful.members.offered(other.name, anew=False)
         assert identity == other.identity.public.hex()
-        careful.fellows.trust(other.name, identity)
+        careful.members.trust(other.name, identity)
     assert len(ask().peers) == 3
-    assert careful.fellows.begun() == [digest]
+    assert careful.members.begun() == [digest]
 
 
 def test_a_key_is_changed_by_somebody_who_says_so(study):
@@ -203,22 +205,22 @@ def test_a_key_is_changed_by_somebody_who_says_so(study):
     mine, second, third = roster.peers
     anew = member(1, "peer-1", digest)
     changed = replace(roster, peers=(mine, anew, third)).sign(home.authority)
-    (site.shelf.folder(digest) / "roster.json").unlink()
+    (site.site_studies.folder(digest) / "roster.json").unlink()
 
     def ask():
-        return asyncio.run(site.fellows.roster(Line(peers_of(changed, digest)), digest))
+        return asyncio.run(site.members.roster(Line(peers_of(changed, digest)), digest))
 
     with pytest.raises(ar.ArchipelError, match="another key for peer-1"):
         ask()
-    assert site.fellows.standing(anew, digest).startswith("another key, known since")
+    assert site.members.standing(anew, digest).startswith("another key, known since")
     with pytest.raises(ar.ArchipelError, match="only if it has joined anew, say --anew"):
-        site.fellows.offered("peer-1", anew=False)
+        site.members.offered("peer-1", anew=False)
     with pytest.raises(ar.ArchipelError, match="no roster that waits here has it"):
-        site.fellows.offered("nobody", anew=True)
-    site.fellows.trust("peer-1", site.fellows.offered("peer-1", anew=True))
+        site.members.offered("nobody", anew=True)
+    site.members.trust("peer-1", site.members.offered("peer-1", anew=True))
     assert ask().peers[1] == anew
-    assert site.fellows.standing(anew, digest).startswith("known since")
-    assert site.fellows.standing(second, digest).startswith("another key")
+    assert site.members.standing(anew, digest).startswith("known since")
+    assert site.members.standing(second, digest).startswith("another key")
 
 
 # -- certificates of ports -------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def test_a_members_certificate_stands_for_that_member_alone(tmp_path):
             ]
             for each in (task, running):
                 each.cancel()
-            one.sittings[digest].engine.adjourn()
+            one.server_studies[digest].engine.adjourn()
             await asyncio.gather(task, running, return_exceptions=True)
             return outcomes
 
@@ -313,7 +315,7 @@ def test_a_decision_is_signed_with_all_that_goes_with_it(tmp_path):
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, ((site, data), _) = await gathered(one, tmp_path, STUDY, 2)
-            facts = dict(site.shelf.decision(digest).facts)
+            facts = dict(site.site_studies.decision(digest).facts)
             signature = site.identity.sign(approval.statement(site.name, digest, "approved", facts))
             fields = {"study": digest, "decision": "approved", "signature": signature}
             link = site.link()
@@ -321,7 +323,7 @@ def test_a_decision_is_signed_with_all_that_goes_with_it(tmp_path):
                 with pytest.raises(Refused, match="not signed by the site"):
                     await link.ask(Letter("approve", {**fields, "facts": {**facts, **change}}))
             await link.close()
-            (kept,) = [d.facts for d in one.roll.history(digest) if d.site == site.name]
+            (kept,) = [d.facts for d in one.registry.history(digest) if d.site == site.name]
             return kept, facts, data
 
     kept, facts, data = run(play(), 60)
@@ -381,9 +383,9 @@ def test_a_revoked_peer_enters_no_roster(tmp_path):
         async with coordinator(tmp_path / "c") as one:
             digest, _ = await gathered(one, tmp_path, STUDY, 4)
             one.home.revoke("peer-2", "stolen")
-            one.roll.number(digest)
-            sitting, _ = one._sitting(digest, asyncio.get_running_loop())
-            return sitting.roster.read(one.home.authority.pem)
+            one.registry.number(digest)
+            server_study, _ = one._server_study(digest, asyncio.get_running_loop())
+            return server_study.roster.read(one.home.authority.pem)
 
     roster = run(play(), 60)
     assert [each.name for each in roster.peers] == ["peer-0", "peer-1", "peer-3"]
@@ -403,7 +405,7 @@ def test_peers_hear_who_was_revoked_and_keep_it(tmp_path, monkeypatch):
             while any(digest not in site._serving for site in sites):
                 await asyncio.sleep(0.01)
             one.home.revoke("peer-2", "stolen")
-            while not all(site.fellows.revoked(digest) for site in sites[:2]):
+            while not all(site.members.revoked(digest) for site in sites[:2]):
                 await asyncio.sleep(0.05)
             party = sites[0]._serving[digest][0]
             at = party.round
@@ -411,15 +413,15 @@ def test_peers_hear_who_was_revoked_and_keep_it(tmp_path, monkeypatch):
                 await asyncio.sleep(0.01)
             for each in (*tasks, running):
                 each.cancel()
-            one.sittings[digest].engine.adjourn()
+            one.server_studies[digest].engine.adjourn()
             await asyncio.gather(*tasks, running, return_exceptions=True)
-            gone = [j for j, contact in party.contacts.of.items() if contact.gone]
+            gone = [j for j, contact in party.liveness.of.items() if contact.gone]
             return digest, sites, gone
 
     digest, sites, gone = run(play(), 90)
     assert gone == [2]
     assert sites[0].trusted == {port.certificate(sites[1].home)}
-    assert PeerSite(sites[0].home).fellows.revoked(digest) == {"peer-2"}  # from the disk
+    assert PeerSite(sites[0].home).members.revoked(digest) == {"peer-2"}  # from the disk
     dropped = [entry for entry in sites[0].audit.entries() if entry.what == "dropped"]
     assert [entry.detail["peers"] for entry in dropped] == ["peer-2"]
 
@@ -442,15 +444,15 @@ def test_a_list_of_the_revoked_is_the_authoritys_and_of_one_study():
 def test_a_peer_sleeps_as_long_as_it_wants(study, begun, monkeypatch, seconds):
     """Low: a coordinator could have it sleep for ever."""
     digest, (site, *_), _, roster = study
-    (site.shelf.folder(digest) / "roster.json").unlink()
+    (site.site_studies.folder(digest) / "roster.json").unlink()
     slept = []
 
     async def sleep(seconds):
         slept.append(seconds)
 
-    monkeypatch.setattr(fellows.asyncio, "sleep", sleep)
+    monkeypatch.setattr(members.asyncio, "sleep", sleep)
     line = Line(Letter("wait", {"seconds": seconds}), peers_of(begun[3], digest))
-    found = asyncio.run(site.fellows.roster(line, digest))
+    found = asyncio.run(site.members.roster(line, digest))
 
     assert found == roster
     assert 0 < slept[0] <= 30

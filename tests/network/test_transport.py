@@ -6,8 +6,8 @@ import asyncio
 import pytest
 import torch
 
+from archipel.engines.network.in_memory import MemoryLink, MemoryStream
 from archipel.engines.network.letters import BadLetter, Letter, Sealed
-from archipel.engines.network.memory import MemoryLink, MemoryStream
 from archipel.engines.network.transport import Cut, Partials, Refused, give, take
 
 LARGE = Letter("thanks", {}, [torch.randn(900_000)])  # more than three pieces

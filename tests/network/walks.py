@@ -10,16 +10,17 @@ from dataclasses import fields, replace
 
 from archipel.algorithms import ALGORITHMS
 from archipel.data.shadow import Facts
-from archipel.engines.network.attend import Rescaled
+from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import KINDS, Letter
-from archipel.engines.network.memory import MemoryLink
+from archipel.engines.network.party_loop import Rescaled
 from archipel.engines.network.transport import Partials, Refused
 from archipel.errors import ArchipelError
-from archipel.federation import approval, binding
-from archipel.federation.duty import data_of
-from archipel.federation.rescale import rescale
-from archipel.federation.site import signed
-from archipel.federation.sitting import Adjourned
+from archipel.federation import approval
+from archipel.federation.coordinator.rescale import rescale
+from archipel.federation.coordinator.server_study import Adjourned
+from archipel.federation.site import binding
+from archipel.federation.site.service import data_of
+from archipel.federation.site.site import signed
 from network.liar import NOT_BEGUN, REAL, WHOLE, Lies, Teller, held_by
 from network.test_coming_and_going import STUDY, write_tables
 from network.test_federation import text_of
@@ -70,26 +71,26 @@ class Walk:
         self.attempts = {}  # round -> its first attempt
 
     @property
-    def sitting(self):
-        return self.one.sittings.get(self.digest)
+    def server_study(self):
+        return self.one.server_studies.get(self.digest)
 
     @property
     def liar(self):
         """The number of the member that lies."""
-        return list(self.sitting.sites).index(LIAR)
+        return list(self.server_study.sites).index(LIAR)
 
     def where(self):
         """The state that the coordinator is in, for the member that lies."""
-        sitting = self.sitting
-        if sitting is None:
+        server_study = self.server_study
+        if server_study is None:
             return NOT_BEGUN
-        if self.one.roll.place(self.digest, LIAR).decision != "approved":
+        if self.one.registry.place(self.digest, LIAR).decision != "approved":
             return "withdrawn"
-        desk, engine, me = sitting.desk, sitting.engine.engine, self.liar
-        if desk.rounds_done is not None:
+        answers, engine, me = server_study.answers, server_study.engine.engine, self.liar
+        if answers.rounds_done is not None:
             return "done"
-        if desk._scored is not None:
-            return "evaluation" if desk._lacks(me) else "scored"
+        if answers._scored is not None:
+            return "evaluation" if answers._lacks(me) else "scored"
         opened = engine.opened
         if opened is None:
             return "closed"
@@ -101,32 +102,38 @@ class Walk:
 
     def place(self):
         """What is open at the coordinator, or that all is done."""
-        sitting = self.sitting
-        if sitting is None:
+        server_study = self.server_study
+        if server_study is None:
             return None
-        (run,), desk = sitting.runs, sitting.desk
-        return sitting, run.done, sitting.engine.engine.opened, desk._scored, desk.rounds_done
+        (run,), answers = server_study.runs, server_study.answers
+        return (
+            server_study,
+            run.done,
+            server_study.engine.engine.opened,
+            answers._scored,
+            answers.rounds_done,
+        )
 
     def waited_for(self):
         """Whose letters the study waits for."""
-        if self.sitting is None:
+        if self.server_study is None:
             return set()
-        desk, engine = self.sitting.desk, self.sitting.engine.engine
-        if desk._scored is not None:
-            return {k for k in range(engine.parties) if desk._lacks(k)}
+        answers, engine = self.server_study.answers, self.server_study.engine.engine
+        if answers._scored is not None:
+            return {k for k in range(engine.parties) if answers._lacks(k)}
         return set() if engine.opened is None else set(engine.opened.waits_for)
 
     def time_passes(self):
         """Some seconds are over."""
         self.ahead += 10.0
-        desk, opened = self.sitting.desk, self.sitting.engine.engine.opened
-        desk._came.set()
+        answers, opened = self.server_study.answers, self.server_study.engine.engine.opened
+        answers._came.set()
         if opened is not None:
             opened.moved.set()
 
     async def go(self):
         """Play it to its end; return the run."""
-        self.one.reception._kept.clear()  # a minute has passed since the last walk
+        self.one.enrolment._kept.clear()  # a minute has passed since the last walk
         for site, data in self.sites.values():
             link = MemoryLink(site.name, self.one.answer, Partials())
             await site.fetch(link, self.digest)
@@ -148,7 +155,7 @@ class Walk:
             member.report()
         assert not member.teller.faults
         assert all(after <= before + _SLACK for before, after in member.held), member.held
-        self.one.sittings.pop(self.digest)
+        self.one.server_studies.pop(self.digest)
         return run
 
     def facts(self, data):
@@ -170,11 +177,11 @@ class Walk:
         while True:
             running = asyncio.create_task(self.one.run(self.digest))
             await asyncio.sleep(0)
-            self.sitting.engine.engine.clock = lambda: time.monotonic() + self.ahead
+            self.server_study.engine.engine.clock = lambda: time.monotonic() + self.ahead
             try:
                 return await running
             except Adjourned:
-                before = self.one.sittings.pop(self.digest)
+                before = self.one.server_studies.pop(self.digest)
                 before.engine.engine.bell.ring()  # sites ask again, 20 seconds earlier
                 self.stopped()
 
@@ -184,7 +191,7 @@ class Walk:
     def stop(self):
         """The operator stops the study in the middle of something, and starts it again."""
         self.restarts -= 1
-        self.sitting.engine.adjourn()
+        self.server_study.engine.adjourn()
 
 
 class Tables(Walk):
@@ -213,9 +220,9 @@ class Tables(Walk):
         return member
 
     def where(self):
-        sitting = self.sitting
-        if sitting is not None and sitting._scale.made is None:
-            sent = list(sitting.sites).index(LIAR) in sitting._scale.sent
+        server_study = self.server_study
+        if server_study is not None and server_study._scale.made is None:
+            sent = list(server_study.sites).index(LIAR) in server_study._scale.sent
             return "no scale, sums sent" if sent else "no scale"
         return super().where()
 
@@ -232,12 +239,12 @@ class Tables(Walk):
             except Refused as no:
                 assert "the scale is none of this site's columns" in str(no)
                 self.refusals += 1
-                if self.sitting is not None and LIAR not in self.sitting._scale.without:
-                    self.sitting.engine.adjourn()
+                if self.server_study is not None and LIAR not in self.server_study._scale.without:
+                    self.server_study.engine.adjourn()
                 await asyncio.sleep(0.1)
 
     def stopped(self):
-        is_member = self.one.roll.place(self.digest, LIAR).decision == "approved"
+        is_member = self.one.registry.place(self.digest, LIAR).decision == "approved"
         try:
             rescale(self.one.home, self.digest, [LIAR] if is_member else [])
         except ArchipelError as no:
@@ -345,7 +352,7 @@ class Member:
     async def _approves(self):
         """Approve again, first with facts that are none, now and then."""
         right = self.walk.facts(self.data)
-        self.walk.one.reception._kept.clear()
+        self.walk.one.enrolment._kept.clear()
         for _ in range(self.draws.randrange(2)):
             name = self.draws.choice(["n", "n_test", "classes", "task"])
             wrong = self.draws.choice([*REAL, *WHOLE, "text", 77])
@@ -363,7 +370,7 @@ class Member:
                 await walk.attend(self.site, self)
                 break
             await self._approves()
-            if walk.sitting is not None:
+            if walk.server_study is not None:
                 await self.dawdles()
             await asyncio.sleep(0.02)
         self.right["model"] = Letter("model", {"study": walk.digest})

@@ -6,13 +6,14 @@ import threading
 import numpy as np
 
 from archipel.data.shadow import Facts
-from archipel.federation import binding, duty
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.home import Home
-from archipel.federation.policy import Policy
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.rehearsal import _free_port
-from archipel.federation.site import Site
-from archipel.runs import open_run
+from archipel.federation.site import binding
+from archipel.federation.site import service as service
+from archipel.federation.site.policy import Policy
+from archipel.federation.site.site import Site
+from archipel.runs.listing import open_run
 
 STUDY = """# every byte of it is approved, this line too
 [study]
@@ -80,7 +81,7 @@ async def _approve(home, folder, digest, k, counts):
     Policy.open().write(site.home)
     link = site.link()
     text, _ = await site.fetch(link, digest)
-    study, table = site.shelf.read(digest), folder / f"{NAMES[k]}.csv"
+    study, table = site.site_studies.read(digest), folder / f"{NAMES[k]}.csv"
     write_table(table, k)
     binding.bind(site.home / "data", study, table)
     facts = binding.facts(binding.records(site.home / "data", study), counts)
@@ -96,7 +97,7 @@ async def _play(folder, home, digest, tell, pause):
     one = Coordinator(home, silence=60.0)
     await one.up(home.address)
     sites = [await _approve(home, folder, digest, k, told) for k, told in enumerate(tell)]
-    up = [asyncio.create_task(duty.up(site, stop, lambda text: None)) for site in sites]
+    up = [asyncio.create_task(service.up(site, stop, lambda text: None)) for site in sites]
     running = asyncio.create_task(one.run(digest, gate))
     if pause:
         go = await gate.at(PAUSE[0])
@@ -104,7 +105,7 @@ async def _play(folder, home, digest, tell, pause):
         go.set()
         go = await gate.at(PAUSE[1])
         sites[-1].resume()
-        while len(sites) - 1 not in one.sittings[digest].engine.asked:
+        while len(sites) - 1 not in one.server_studies[digest].engine.asked:
             await asyncio.sleep(0.02)
         go.set()
     run = await running
@@ -116,7 +117,7 @@ async def _play(folder, home, digest, tell, pause):
 
 def study_between_sites(folder, algorithm="fedavg", tell=(False,) * 4, pause=False, rounds=6):
     """Play a study; return its run as it went, as its folder tells it, its hash, and the sites."""
-    home = Home.create(folder / "coordinator", "test", f"localhost:{_free_port()}")
+    home = CoordinatorFolder.create(folder / "coordinator", "test", f"localhost:{_free_port()}")
     digest = home.submit(STUDY.format(algorithm=algorithm, rounds=rounds).encode())
     played = _play(folder, home, digest, tell, pause)
     run, sites = asyncio.run(asyncio.wait_for(played, 120))

@@ -7,9 +7,9 @@ import torch
 
 from archipel.algorithms import FedAvg
 from archipel.data import About, Federation
-from archipel.engines.evaluation import Evaluation
-from archipel.participation import Cohort
-from archipel.run import Run, Spent
+from archipel.engines.local.evaluation import Evaluation
+from archipel.runs.participation import Cohort
+from archipel.runs.run import Run, Spent
 
 CAUSES = ("dropped out", "too slow", "away", "diverged", "not needed", "on [bold]strike[/bold]")
 

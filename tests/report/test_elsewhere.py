@@ -21,18 +21,18 @@ from rich.console import Console
 
 import archipel as ar
 from archipel.data.shadow import Facts, shadow
-from archipel.engines.evaluation import ALIKE, SITES, WEIGHTED
-from archipel.exchange import has_personal
-from archipel.history import absent
-from archipel.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
-from archipel.participation import Cohort
+from archipel.engines.local.evaluation import ALIKE, SITES, WEIGHTED
+from archipel.exchange.anatomy import has_personal
+from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report.export import contents
 from archipel.report.figures import curve, lines_of
 from archipel.report.frame import Pace, Series, Still, standing
 from archipel.report.html import render
 from archipel.report.live import render as picture
 from archipel.report.words import over
-from archipel.runs import open_run
+from archipel.runs.history import absent
+from archipel.runs.listing import open_run
+from archipel.runs.participation import Cohort
 from archipel.store.folder import Folder
 from archipel.store.journal import EVALUATIONS, ROSTER, RUNS
 from report.between_sites import NAMES, rows_of, study_between_sites
@@ -186,7 +186,7 @@ def test_the_hash_is_that_of_the_bytes_that_sites_approved(study):
     went, read, digest, sites = study
     files = contents(read)
 
-    assert all(site.shelf.has_approved(digest) for site in sites)
+    assert all(site.site_studies.has_approved(digest) for site in sites)
     assert read.study_hash == went.study_hash == read.to_json()["study_hash"] == digest
     assert hashlib.sha256(files["study.toml"]).hexdigest() == digest
     assert read.to_json()["resolved_hash"] is None

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import archipel as ar
-from archipel.engines.evaluation import Evaluation
-from archipel.participation import Cohort
+from archipel.engines.local.evaluation import Evaluation
 from archipel.report.figures import figures, lines_of, save_figures
 from archipel.report.grid import bin_sizes, participation
 from archipel.report.plots import alone_and_together, curve_and_spread
 from archipel.report.style import ORANGE, styled
+from archipel.runs.participation import Cohort
 
 PLAN = ar.Plan("stacked", 16, 1)
 

@@ -13,7 +13,7 @@ import torch
 import archipel as ar
 from archipel.data import About
 from archipel.report.html import render, write
-from archipel.run import Spent
+from archipel.runs.run import Spent
 from archipel.store.journal import Event
 
 PLAN = ar.Plan("stacked", 16, 1)

@@ -21,7 +21,7 @@ from rich.console import Console
 from archipel.algorithms import FedAvg
 from archipel.report.frame import Clock, Pace, Still, lines
 from archipel.report.live import LiveView, live_view, picture, render
-from archipel.simulation import simulate
+from archipel.runs.simulation import simulate
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

@@ -12,10 +12,10 @@ from rich.console import Console
 import archipel as ar
 from archipel.cli import main
 from archipel.errors import ArchipelError, clean
-from archipel.participation import Cohort
 from archipel.report.export import contents, export
 from archipel.report.style import short
 from archipel.report.tables import Cell, Column, Table, text_cell
+from archipel.runs.participation import Cohort
 
 NAMES = ['=HYPERLINK("http://evil","x")', "@SUM(1)", "\x1b]0;pwned\x07", "\t-1\r+2\udc80"]
 

@@ -12,7 +12,7 @@ from archipel.errors import ArchipelError
 from archipel.report.frame import Pace, Still
 from archipel.report.notebook import NotebookView, figure
 from archipel.report.style import styled
-from archipel.simulation import simulate
+from archipel.runs.simulation import simulate
 
 
 class Page:

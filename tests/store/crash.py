@@ -13,7 +13,7 @@ import torch
 import archipel as ar
 from archipel.store.folder import Folder
 from archipel.store.journal import Journal
-from archipel.study import Study
+from archipel.study.file import Study
 
 
 def study(algorithm):

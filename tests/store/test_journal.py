@@ -11,18 +11,18 @@ import sqlalchemy as sa
 import torch
 
 import archipel as ar
-from archipel import recording
-from archipel.engines.evaluation import Evaluation
+from archipel.engines.local.evaluation import Evaluation
 from archipel.errors import RunFailed
-from archipel.participation import Cohort
-from archipel.parts import build_model
-from archipel.recording import Recorder
 from archipel.report.export import contents
-from archipel.run import Spent
-from archipel.simulation import Loop, _entry
+from archipel.runs import recording
+from archipel.runs.participation import Cohort
+from archipel.runs.parts import build_model
+from archipel.runs.recording import Recorder
+from archipel.runs.run import Spent
+from archipel.runs.simulation import Loop, _entry
 from archipel.store.folder import Folder
 from archipel.store.journal import ROSTER, ROUNDS, RUNS
-from archipel.store.roll import Roll
+from archipel.store.registry import Registry
 
 ROW = {"description": {"objects": {}}, "hash": "0"}
 HEART = ar.load("heart_disease")  # cleveland, hungarian, switzerland, va
@@ -360,8 +360,8 @@ def test_a_connection_that_was_lost_is_made_again(tmp_path, server):
 def test_the_roll_and_runs_share_a_database(tmp_path, server):
     database = server.address()
     begin(tmp_path / "before", HEART, database)
-    with Roll.open(database) as roll:
-        roll.submit("heart", b"text")
+    with Registry.open(database) as registry:
+        registry.submit("heart", b"text")
         begin(tmp_path / "beside", HEART, database)
 
     for name in ("before", "beside"):

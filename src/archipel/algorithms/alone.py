@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archipel.core import Party, Vector
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from torch import ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.limits import above_zero, at_least, largest
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate, rate
+from archipel.training.limits import above_zero, at_least, largest
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate, rate
 
 
 class Own(NamedTuple):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from torch import ones_like, where, zeros_like
 
 from archipel.core import Party, Uploads, Vector
-from archipel.limits import at_least
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.limits import at_least
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 
 class Own(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archipel.core import Party, Vector
-from archipel.schedules import Rate, rate
+from archipel.training.schedules import Rate, rate
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from archipel.core import Blueprint, Party, Uploads, Vector
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 from archipel.vector import join
 
 

@@ -19,9 +19,9 @@ from torch import zeros_like
 
 from archipel.core import Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.limits import above_zero, largest
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.limits import above_zero, largest
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 
 class Shared(NamedTuple):

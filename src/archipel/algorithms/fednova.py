@@ -23,8 +23,8 @@ from torch import Tensor
 
 from archipel.core import Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 
 class Upload(NamedTuple):

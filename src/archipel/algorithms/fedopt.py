@@ -17,8 +17,8 @@ from torch import full_like, sign, zeros_like
 
 from archipel.core import Party, Uploads, Vector
 from archipel.errors import unknown
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 SERVER_OPTIMISERS = ("sgd", "momentum", "adagrad", "adam", "yogi")
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from torch import Tensor, ones_like, where, zeros_like
 
 from archipel.core import Blueprint, Party, Uploads, Vector
-from archipel.descent import tuned
-from archipel.limits import tuning
-from archipel.networks import head_of
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.models.networks import head_of
+from archipel.training.descent import tuned
+from archipel.training.limits import tuning
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 from archipel.vector import join
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from archipel.core import Party, Uploads, Vector
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from archipel.core import Blueprint, Descent, Party, Uploads, Vector
-from archipel.descent import tuned
-from archipel.limits import at_least, tuning
-from archipel.networks import head_of
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.models.networks import head_of
+from archipel.training.descent import tuned
+from archipel.training.limits import at_least, tuning
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 from archipel.vector import join
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archipel.core import Party, Uploads, Vector
-from archipel.schedules import Rate, rate
+from archipel.training.schedules import Rate, rate
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archipel.core import Party, Uploads, Vector
-from archipel.descent import tuned
-from archipel.limits import tuning
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.descent import tuned
+from archipel.training.limits import tuning
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch import Tensor, cdist, finfo, inf, log, softmax, where, zeros
 
 from archipel.core import Blueprint, Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.limits import above_zero, at_least
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate
+from archipel.training.limits import above_zero, at_least
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate
 
 
 @dataclass(frozen=True)

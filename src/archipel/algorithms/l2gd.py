@@ -26,8 +26,8 @@ from torch import Tensor, as_tensor, float64, where
 
 from archipel.core import Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.limits import at_least, largest, tuning
-from archipel.schedules import Rate, rate
+from archipel.training.limits import at_least, largest, tuning
+from archipel.training.schedules import Rate, rate
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from typing import NamedTuple
 from torch import cat, clamp, enable_grad, lerp, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
-from archipel.descent import tuned
 from archipel.errors import ArchipelError
-from archipel.limits import above_zero, at_least, tuning
-from archipel.networks import Embedding, Kind, Perceptron, first_weights, pull_back
-from archipel.optimisers import SGD, Adam, Moments, Optimiser
-from archipel.schedules import Rate, rate
+from archipel.models.networks import Embedding, Kind, Perceptron, first_weights, pull_back
+from archipel.training.descent import tuned
+from archipel.training.limits import above_zero, at_least, tuning
+from archipel.training.optimisers import SGD, Adam, Moments, Optimiser
+from archipel.training.schedules import Rate, rate
 from archipel.vector import clip, norm
 
 CUT, FAR = 10, 100  # standard deviations; times the usual length of an embedding

@@ -21,8 +21,8 @@ from torch import finfo, where
 
 from archipel.core import Batch, Party, Uploads, Vector
 from archipel.errors import unknown
-from archipel.limits import above_zero, at_least
-from archipel.schedules import Rate, rate
+from archipel.training.limits import above_zero, at_least
+from archipel.training.schedules import Rate, rate
 from archipel.vector import norm
 
 

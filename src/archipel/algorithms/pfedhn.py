@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from torch import enable_grad, ones_like, where
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
-from archipel.limits import above_zero, at_least, optimisers
-from archipel.networks import Perceptron, first_weights, pull_back
-from archipel.optimisers import SGD, Optimiser
-from archipel.schedules import Rate, rate
+from archipel.models.networks import Perceptron, first_weights, pull_back
+from archipel.training.limits import above_zero, at_least, optimisers
+from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.schedules import Rate, rate
 from archipel.vector import clip
 
 

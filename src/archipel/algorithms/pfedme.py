@@ -20,8 +20,8 @@ from torch import where
 
 from archipel.core import Batch, Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.limits import above_zero, at_least, largest, tuning
-from archipel.schedules import Rate, rate
+from archipel.training.limits import above_zero, at_least, largest, tuning
+from archipel.training.schedules import Rate, rate
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import zeros_like
 
 from archipel.core import Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.schedules import Rate
+from archipel.training.schedules import Rate
 
 
 class Shared(NamedTuple):

@@ -13,16 +13,17 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from archipel import metrics, models, plugins
+from archipel import metrics, models
 from archipel.bundle import files
 from archipel.bundle.manifest import Manifest, NetworkPart
 from archipel.data import looks, tables
 from archipel.data.features import Points
 from archipel.data.looks import is_number
 from archipel.errors import ArchipelError, clean
-from archipel.loading import made
-from archipel.losses import LOSSES, default_loss, weighted
-from archipel.model import Model
+from archipel.models.losses import LOSSES, default_loss, weighted
+from archipel.models.model import Model
+from archipel.study import plugins
+from archipel.study.loading import made
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from archipel import metrics, models, plugins
+from archipel import metrics, models
 from archipel.bundle import files
 from archipel.bundle.applying import outputs
 from archipel.bundle.card import card
@@ -25,15 +25,16 @@ from archipel.data.federation import Federation
 from archipel.data.rows import ranges
 from archipel.data.schema import Column, Schema
 from archipel.errors import ArchipelError
-from archipel.exchange import has_personal, is_peer
-from archipel.losses import LOSSES, Weighted
-from archipel.model import Model
+from archipel.exchange.anatomy import has_personal, is_peer
+from archipel.exchange.statistics import keep_own
+from archipel.models.losses import LOSSES, Weighted
+from archipel.models.model import Model
 from archipel.plain import plain
-from archipel.run import Run
-from archipel.simulation import Loop
-from archipel.statistics import keep_own
+from archipel.runs.run import Run
+from archipel.runs.simulation import Loop
 from archipel.store.folder import Folder
-from archipel.study import Study
+from archipel.study import plugins
+from archipel.study.file import Study
 
 AVERAGED = "averaged over the parties of each round, as the model is"
 

@@ -63,7 +63,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("ARCHIPEL_DEBUG"):
             raise
-        from archipel.plugins import reason
+        from archipel.study.plugins import reason
 
         said = f"archipel: failed: {reason(error)} (ARCHIPEL_DEBUG=1 shows where)."
         print(one_line(said), file=sys.stderr)

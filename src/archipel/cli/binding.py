@@ -53,11 +53,11 @@ def add(
       archipel site data add heart patients.csv --sep ";" --decimal ,
     """
     from archipel.data.dialect import Written
-    from archipel.federation import binding
+    from archipel.federation.site import binding
 
     site = site_at(home)
     digest, _ = known(site, study)
-    described = site.shelf.read(digest)
+    described = site.site_studies.read(digest)
     written = Written.of(sep, decimal, encoding)
     report = binding.bind(
         site.home / "data", described, file, written,
@@ -76,10 +76,10 @@ def show_data(study: Study, home: Where = HOME, as_json: o.Json = False) -> None
     Example:
       archipel site data show heart
     """
-    from archipel.federation import binding
+    from archipel.federation.site import binding
 
     site = site_at(home)
-    described = site.shelf.read(site.shelf.find(study))
+    described = site.site_studies.read(site.site_studies.find(study))
     found = binding.find(site.home / "data", described)
     report = binding.report(site.home / "data", described)
     show_report(found.file, described, report, as_json)
@@ -93,8 +93,8 @@ def list_data(home: Where = HOME, as_json: o.Json = False) -> None:
     Example:
       archipel site data list
     """
-    from archipel.federation import binding
+    from archipel.federation.site import binding
 
     site = site_at(home)
-    studies = {each: site.shelf.read(each) for each in site.shelf.known()}
+    studies = {each: site.site_studies.read(each) for each in site.site_studies.known()}
     show_bound(binding.bound(site.home / "data"), studies, as_json)

@@ -20,8 +20,8 @@ from archipel.errors import unknown
 
 if TYPE_CHECKING:
     from archipel.comparison import Comparison
-    from archipel.run import Run
-    from archipel.study import Study
+    from archipel.runs.run import Run
+    from archipel.study.file import Study
 
 Algorithms = Annotated[
     list[str] | None,

@@ -23,7 +23,7 @@ from archipel.cli.logs import (
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
-    from archipel.federation.home import Home
+    from archipel.federation.coordinator.folder import CoordinatorFolder
 
 app = typer.Typer(
     help="The coordinator of a federation between institutions.",
@@ -36,10 +36,10 @@ Study = Annotated[str, typer.Argument(help="A study's name, or the beginning of 
 _HOME = Path("coordinator")
 
 
-def _home(path: Path) -> Home:
-    from archipel.federation.home import Home
+def _home(path: Path) -> CoordinatorFolder:
+    from archipel.federation.coordinator.folder import CoordinatorFolder
 
-    return Home(path)
+    return CoordinatorFolder(path)
 
 
 @app.command()
@@ -58,11 +58,11 @@ def init(
     Example:
       archipel coordinator init --name cardio --address fl.hospital.org:8443
     """
-    from archipel.federation.authority import fingerprint
-    from archipel.federation.home import Home
+    from archipel.federation.certificates import fingerprint
+    from archipel.federation.coordinator.folder import CoordinatorFolder
     from archipel.store.database import PASSWORD, has_password
 
-    made = Home.create(home, name, address, database)
+    made = CoordinatorFolder.create(home, name, address, database)
     words = fingerprint(made.authority.pem)
     if as_json:
         o.print_json({"home": str(home), "name": name, "address": address, "fingerprint": words})
@@ -96,7 +96,7 @@ def invite(
     """
     from datetime import timedelta
 
-    from archipel.federation.authority import write_secret
+    from archipel.federation.certificates import write_secret
 
     if out is not None and not out.absolute().parent.is_dir():
         raise ArchipelError(f"--out '{out}': there is no such folder; make it, or name another.")
@@ -211,13 +211,13 @@ def sites(home: Where = _HOME, as_json: o.Json = False) -> None:
     Example:
       archipel coordinator sites
     """
-    from archipel.federation.status import read_status
+    from archipel.federation.coordinator.status import read_status
 
     where = _home(home)
     now = read_status(where)
     seen, versions = ({}, {}) if now is None else (now["sites"], now["versions"])
-    with where.roll() as roll:
-        members, invited = roll.sites(), roll.invitations()
+    with where.registry() as registry:
+        members, invited = registry.sites(), registry.invitations()
     names = {each.name for each in members}
     rows: list[dict[str, Any]] = [
         {
@@ -275,7 +275,7 @@ def status(
       archipel coordinator status
       archipel coordinator status --check --json
     """
-    from archipel.federation.status import overview
+    from archipel.federation.coordinator.status import overview
 
     found = overview(_home(home))
     if as_json:
@@ -379,8 +379,8 @@ def up(
     """
     import asyncio
 
-    from archipel.federation.coordinator import Coordinator
-    from archipel.federation.status import keep_status, serve_metrics
+    from archipel.federation.coordinator.coordinator import Coordinator
+    from archipel.federation.coordinator.status import keep_status, serve_metrics
 
     where = _home(home)
 
@@ -454,7 +454,7 @@ def rescale(
     Example:
       archipel coordinator rescale heart --without cleveland
     """
-    from archipel.federation import rescale as scales
+    from archipel.federation.coordinator import rescale as scales
 
     found = scales.rescale(_home(home), study, without or [])
     if as_json:

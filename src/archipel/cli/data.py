@@ -40,7 +40,7 @@ def data(
       archipel data mnist --partition dirichlet:0.3 --parties 20 --plot labels.png
       archipel data patients.csv --set data.by=hospital --set data.target=died
     """
-    from archipel.loading import account_of
+    from archipel.study.loading import account_of
 
     is_study = what.endswith(".toml")
     study = o.study_of_flags(

@@ -22,7 +22,7 @@ from archipel.cli.logs import say
 from archipel.errors import ArchipelError
 
 if TYPE_CHECKING:
-    from archipel.federation.site import Site
+    from archipel.federation.site.site import Site
 
 
 def review(study: Study, home: Where = HOME, as_json: o.Json = False) -> None:
@@ -34,8 +34,8 @@ def review(study: Study, home: Where = HOME, as_json: o.Json = False) -> None:
     """
     site = site_at(home)
     digest, members = known(site, study)
-    described, text = site.shelf.read(digest), _review(site, digest, members)
-    site.shelf.review(digest, text)
+    described, text = site.site_studies.read(digest), _review(site, digest, members)
+    site.site_studies.review(digest, text)
     if as_json:
         o.print_json({"study": digest, "name": described.name, "members": members, "text": text})
         return
@@ -46,11 +46,11 @@ def review(study: Study, home: Where = HOME, as_json: o.Json = False) -> None:
 
 def _review(site: Site, digest: str, members: list[str]) -> str:
     """What approving means, with the rows of the table that is bound, if one is."""
-    from archipel.federation import binding
+    from archipel.federation.site import binding
 
-    described = site.shelf.read(digest)
+    described = site.site_studies.read(digest)
     empty = binding.schema_of(described).empty()
-    return site.review(site.shelf.text(digest), empty, members, rows_of(site, digest))
+    return site.review(site.site_studies.text(digest), empty, members, rows_of(site, digest))
 
 
 def _print(text: str) -> None:
@@ -76,8 +76,9 @@ def approve(
       archipel site approve heart
       archipel site approve 3f9a01c27be4 --yes
     """
-    from archipel.exchange import is_peer
-    from archipel.federation import approval, binding
+    from archipel.exchange.anatomy import is_peer
+    from archipel.federation import approval
+    from archipel.federation.site import binding
 
     if yes and not (approval.looks_like_hash(study) and len(study) >= 12):
         raise ArchipelError(
@@ -87,14 +88,14 @@ def approve(
     site = site_at(home)
     fetched(site)
     digest = _reviewed(site, study)
-    described = site.shelf.read(digest)
+    described = site.site_studies.read(digest)
     records, policy = binding.records(site.home / "data", described), site.policy
     rows = rows_of(site, digest)
     policy.refuse(site.exposure(described, records.schema.empty(), rows))
     if not yes:
         _print(_review(site, digest, known(site, digest)[1]))
         typer.confirm(f"Take part in exactly this study, hash {digest[:12]}?", abort=True, err=True)
-    site.decide(site.shelf.text(digest), "approved", binding.facts(records, policy.counts))
+    site.decide(site.site_studies.text(digest), "approved", binding.facts(records, policy.counts))
     command = "archipel peer up" if is_peer(described.algorithm_object) else "archipel site up"
     said = f"Study {described.name} is approved, hash {digest}."
     tell(site, said, f"It runs while '{command}' does.", as_json)
@@ -104,17 +105,19 @@ def _reviewed(site: Site, study: str) -> str:
     """The study that is meant and was reviewed here; others of its name are said."""
     from archipel.federation import approval
 
-    shelf = site.shelf
-    named = [each for each in shelf.known() if shelf.name(each) == study]
-    before = [each for each in named if shelf.reviewed(each)]
+    site_studies = site.site_studies
+    named = [each for each in site_studies.known() if site_studies.name(each) == study]
+    before = [each for each in named if site_studies.reviewed(each)]
     if not approval.looks_like_hash(study) and len(named) > 1 and before:
         for each in named:
             if each != before[-1]:
                 say(f"Another study is called {study}, hash {each[:12]}; it differs:", err=True)
-                for line in approval.difference(shelf.text(before[-1]), shelf.text(each)):
+                for line in approval.difference(
+                    site_studies.text(before[-1]), site_studies.text(each)
+                ):
                     say(f"  {line}", err=True)
-    digest = shelf.find(study)
-    if not shelf.reviewed(digest):
+    digest = site_studies.find(study)
+    if not site_studies.reviewed(digest):
         raise ArchipelError(
             f"study '{study}': was not reviewed here; read 'archipel site review {digest[:12]}' "
             "first."
@@ -131,8 +134,8 @@ def reject(study: Study, home: Where = HOME, as_json: o.Json = False) -> None:
     """
     site = site_at(home)
     digest, _ = known(site, study)
-    site.decide(site.shelf.text(digest), "rejected")
-    name = site.shelf.name(digest) or digest[:12]
+    site.decide(site.site_studies.text(digest), "rejected")
+    name = site.site_studies.name(digest) or digest[:12]
     tell(site, f"Study {name} is rejected, hash {digest}.", "", as_json)
 
 
@@ -141,7 +144,7 @@ def tell(site: Site, decided: str, then: str, as_json: bool) -> None:
     say(decided, err=as_json)
     told = asking(site, site.tell)
     if as_json:
-        known = {each: site.shelf.decision(each) for each in site.shelf.known()}
+        known = {each: site.site_studies.decision(each) for each in site.site_studies.known()}
         decisions = {each: found.decision for each, found in known.items() if found is not None}
         o.print_json({"decisions": decisions, "told": told})
         return

@@ -20,7 +20,7 @@ from archipel.errors import RunFailed
 
 if TYPE_CHECKING:
     from archipel.demo import Gain
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 _DIES_AFTER = 17  # rounds
 
@@ -47,7 +47,7 @@ def demo(
       archipel demo --kill
     """
     from archipel.demo import Paced, measure, study
-    from archipel.runs import resume
+    from archipel.runs.listing import resume
     from archipel.store.folder import reserve
 
     err = Console(stderr=True)
@@ -93,7 +93,7 @@ def _kill(path: Path, err: Console) -> None:
 def _compare(run: Run, err: Console) -> bool:
     """Run the same study without the kill, and look for a difference."""
     from archipel.demo import study
-    from archipel.simulation import simulate
+    from archipel.runs.simulation import simulate
 
     options = study().options()
     options["plan"] = run.plan

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from archipel.federation.site import Site
+    from archipel.federation.site.site import Site
 
 T = TypeVar("T")
 Where = Annotated[Path, typer.Option("--home", help="The site's folder.")]
@@ -27,7 +27,7 @@ _PATIENCE = 10.0  # seconds that a command waits for the coordinator
 
 def site_at(path: Path) -> Site:
     """The site of a folder."""
-    from archipel.federation.site import Site
+    from archipel.federation.site.site import Site
 
     return Site(path)
 
@@ -75,7 +75,7 @@ def asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
 def readable(site: Site, study: str) -> bool | str:
     """Whether this Archipel can take part in a study, or why not."""
     try:
-        site.shelf.gist(study)
+        site.site_studies.gist(study)
     except ArchipelError as error:
         return str(error)
     return True
@@ -95,7 +95,7 @@ def known(site: Site, name: str) -> tuple[str, list[str]]:
     """The hash of a study that was fetched, if it could be, and who approved it."""
     members: list[str] = []
     fetched(site)
-    found = site.shelf.find(name)
+    found = site.site_studies.find(name)
 
     async def ask(link: Any) -> None:
         members.extend((await site.fetch(link, found))[1])
@@ -106,11 +106,11 @@ def known(site: Site, name: str) -> tuple[str, list[str]]:
 
 def rows_of(site: Site, digest: str) -> Any:
     """Training and test rows of the table that is bound for a study; None before one is."""
-    from archipel.federation import binding
-    from archipel.federation.site import Rows
+    from archipel.federation.site import binding
+    from archipel.federation.site.site import Rows
 
     try:
-        records = binding.records(site.home / "data", site.shelf.read(digest))
+        records = binding.records(site.home / "data", site.site_studies.read(digest))
     except ArchipelError:
         return None
     test = int(records.is_test.sum())

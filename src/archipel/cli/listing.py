@@ -81,9 +81,9 @@ def show(
 
 def _added_file(name: str) -> Path:
     """The file with an algorithm or model of an installed package, or of the user's own."""
-    from archipel import plugins
     from archipel.cli import outline
     from archipel.errors import ArchipelError, unknown
+    from archipel.study import plugins
 
     known = {*outline.names("algorithm"), *outline.names("model")}
     if name not in known and plugins.file_of(name) is None:
@@ -98,8 +98,8 @@ def _added_file(name: str) -> Path:
 
 
 def _rows(kind: Kind) -> list[tuple[str, str]]:
-    from archipel import plugins
     from archipel.cli import outline
+    from archipel.study import plugins
 
     if kind is Kind.wire:
         return []

@@ -16,7 +16,7 @@ from archipel.cli import options as o
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
-    from archipel.federation.home import Home
+    from archipel.federation.coordinator.folder import CoordinatorFolder
 
 AnchorFile = Annotated[
     Path | None,
@@ -90,9 +90,9 @@ def show_anchors(path: Path, name: str | None, as_json: bool) -> None:
         say("None yet: they come with the rounds of a study.")
 
 
-def show_evidence(home: Home, study: str, verify: bool, as_json: bool) -> None:
+def show_evidence(home: CoordinatorFolder, study: str, verify: bool, as_json: bool) -> None:
     """What sites signed in a study, or whether they did."""
-    from archipel.federation.evidence import Evidence
+    from archipel.federation.coordinator.evidence import Evidence
 
     digest, keys = home.keys(study)
     found = Evidence(home.evidence)

@@ -39,8 +39,8 @@ def new(
       archipel new mine --data patients.csv --set data.by=hospital --set data.target=died
     """
     from archipel.store.files import write
-    from archipel.study import Study
-    from archipel.template import template
+    from archipel.study.file import Study
+    from archipel.study.template import template
 
     if not re.fullmatch(r"\w[\w.-]{0,79}", name.removesuffix(".toml")):
         raise ArchipelError(f"'{name}': name a study with letters, digits, '-', '_' and '.'.")

@@ -15,8 +15,8 @@ import typer
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
-    from archipel.plugins import Kind
-    from archipel.study import Study
+    from archipel.study.file import Study
+    from archipel.study.plugins import Kind
 
 
 def _names(kind: Kind) -> Callable[[str], list[str]]:
@@ -108,7 +108,7 @@ def study_of_flags(
 ) -> Study:
     """The study of a file or an algorithm's name, with what the flags say."""
     from archipel.comparison.design import value_of
-    from archipel.study import Study, changed
+    from archipel.study.file import Study, changed
 
     flags: dict[str, Any] = {
         "data.partition": partition,

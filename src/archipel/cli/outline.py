@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import archipel
-from archipel.plugins import Kind, added
+from archipel.study.plugins import Kind, added
 
 _ROOT = Path(archipel.__file__).parent
 

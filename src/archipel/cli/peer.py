@@ -17,8 +17,8 @@ from archipel.cli.site import join_with
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
-    from archipel.federation.fellows import Fellows
-    from archipel.federation.site import Site
+    from archipel.federation.peer.members import Members
+    from archipel.federation.site.site import Site
 
 app = typer.Typer(
     help="A peer: a site that learns with others directly, in studies without a server. "
@@ -78,7 +78,7 @@ def up(
     """
     import asyncio
 
-    from archipel.federation import peer
+    from archipel.federation.peer import peer
 
     site = peer.PeerSite(home, silence, stays=True, confirm=confirm)
 
@@ -91,13 +91,13 @@ def up(
     asyncio.run(main())
 
 
-def _site(home: Path) -> tuple[Site, Fellows]:
+def _site(home: Path) -> tuple[Site, Members]:
     """The peer of a folder, and whom it knows."""
-    from archipel.federation.fellows import Fellows
+    from archipel.federation.peer.members import Members
 
     site = site_at(home)
     site.assure_listens()
-    return site, Fellows(site, confirm=False)
+    return site, Members(site, confirm=False)
 
 
 @app.command()
@@ -128,9 +128,9 @@ def roster(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
     """
     from archipel.federation.roster import fingerprint
 
-    site, fellows = _site(home)
-    digest = site.shelf.find(study)
-    found = fellows.known(digest)
+    site, members = _site(home)
+    digest = site.site_studies.find(study)
+    found = members.known(digest)
     if found is None:
         raise ArchipelError(
             f"study = '{study}': has no roster here yet; it comes while 'archipel peer up' runs, "
@@ -141,12 +141,12 @@ def roster(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
             "peer": each.name,
             "address": each.address,
             "fingerprint": fingerprint(each.identity),
-            "known": fellows.standing(each, digest),
+            "known": members.standing(each, digest),
         }
         for each in found.peers
     ]
     if as_json:
-        o.print_json({"study": digest, "accepted": digest in fellows.begun(), "peers": rows})
+        o.print_json({"study": digest, "accepted": digest in members.begun(), "peers": rows})
         return
     shown = table("peer", "address", "fingerprint", "known")
     for row in rows:
@@ -173,14 +173,14 @@ def trust(
     """
     from archipel.federation.roster import fingerprint
 
-    _, fellows = _site(home)
-    identity = fellows.offered(name, anew)
+    _, members = _site(home)
+    identity = members.offered(name, anew)
     words = None if identity is None else fingerprint(identity)
     if words is not None:
         say(f"Fingerprint  {words}", err=as_json)
         if not yes and not typer.confirm(f"Has {name} read you the same words?", err=as_json):
             raise ArchipelError(f"peer = '{name}': not trusted; the words must be the same.")
-    fellows.trust(name, identity)
+    members.trust(name, identity)
     if as_json:
         o.print_json({"peer": name, "fingerprint": words})
         return

@@ -40,7 +40,7 @@ def show_policy(home: Where = HOME, as_json: o.Json = False) -> None:
     """
     from dataclasses import asdict
 
-    from archipel.federation.policy import Policy, about
+    from archipel.federation.site.policy import Policy, about
 
     found, careful = asdict(site_at(home).policy), asdict(Policy())
     if as_json:
@@ -92,11 +92,11 @@ def check_policy(study: Study, home: Where = HOME, as_json: o.Json = False) -> N
     Example:
       archipel site policy check heart
     """
-    from archipel.federation import binding
+    from archipel.federation.site import binding
 
     site = site_at(home)
     digest, _ = known(site, study)
-    described = site.shelf.read(digest)
+    described = site.site_studies.read(digest)
     empty = binding.schema_of(described).empty()
     rules = site.policy.judge(site.exposure(described, empty, rows_of(site, digest)))
     met = all(rule.met for rule in rules)

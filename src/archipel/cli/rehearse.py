@@ -42,7 +42,7 @@ def rehearse(
 
     from archipel.federation.rehearsal import rehearse as play
     from archipel.store.folder import reserve
-    from archipel.study import Study
+    from archipel.study.file import Study
 
     path = reserve(out, Study.read(study).name)
     try:

@@ -14,7 +14,7 @@ from archipel.cli import options as o
 from archipel.cli.watching import watching
 
 if TYPE_CHECKING:
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 
 def run(
@@ -74,7 +74,7 @@ def resume(name: o.RunName = "last", out: o.Out = Path("runs"), as_json: o.Json 
     from archipel.cli.compare import progress
     from archipel.cli.compare import tell as tell_comparison
     from archipel.comparison import find_comparison, resume_comparison
-    from archipel.runs import resume as go_on
+    from archipel.runs.listing import resume as go_on
 
     compared = find_comparison(name, out)
     if compared is not None:

@@ -17,7 +17,7 @@ from archipel.cli import options as o
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 
 def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
@@ -27,7 +27,7 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
     Example:
       archipel runs
     """
-    from archipel.runs import list_runs
+    from archipel.runs.listing import list_runs
 
     listed = list_runs(out)
     if as_json:
@@ -79,7 +79,7 @@ def report(
       archipel report heart-001 --to heart.html --figures figures/
     """
     from archipel.report.figures import save_figures
-    from archipel.runs import open_run
+    from archipel.runs.listing import open_run
 
     run = open_run(name, out)
     assert run.folder is not None
@@ -120,7 +120,7 @@ def export(
       archipel export last --bundle heart-model
     """
     from archipel.report.export import export as write
-    from archipel.runs import open_run
+    from archipel.runs.listing import open_run
 
     if bundle is None and party is not None:
         raise ArchipelError(f"--party {party}: say --bundle FOLDER as well.")

@@ -27,7 +27,7 @@ from archipel.cli.logs import AnchorFile, say, show, show_anchors, show_audit, t
 from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
-    from archipel.federation.site import Site
+    from archipel.federation.site.site import Site
 
 app = typer.Typer(
     help="A site: an institution that takes part with data of its own.",
@@ -61,8 +61,8 @@ def join(
 
 def join_with(token: str, home: Path, yes: bool, as_json: bool, listens: str = "") -> None:
     """Join once somebody has compared the fingerprint; a peer listens somewhere."""
-    from archipel.federation.authority import Invitation, fingerprint
-    from archipel.federation.site import Site
+    from archipel.federation.certificates import Invitation, fingerprint
+    from archipel.federation.site.site import Site
 
     if token == "-" and not yes:
         raise ArchipelError(
@@ -121,11 +121,11 @@ def studies(home: Where = HOME, as_json: o.Json = False) -> None:
 
     answered = asking(site, ask)
     rows = []
-    for each in site.shelf.known():
-        found = site.shelf.decision(each)
+    for each in site.site_studies.known():
+        found = site.site_studies.decision(each)
         rows.append(
             {
-                "study": site.shelf.name(each) or "(no name that can be read)",
+                "study": site.site_studies.name(each) or "(no name that can be read)",
                 "hash": each,
                 "state": states.get(each) or _reached(site, each),
                 "readable": readable(site, each),
@@ -151,12 +151,12 @@ def studies(home: Where = HOME, as_json: o.Json = False) -> None:
 
 def _reached(site: Site, study: str) -> str:
     """The state of a study while the coordinator is silent: between peers it may well go on."""
-    from archipel.federation import diary
+    from archipel.federation.peer import record as diary
 
-    done = diary.reached(site.shelf.folder(study))
+    done = diary.reached(site.site_studies.folder(study))
     if done is None:
         return "unknown"
-    return f"between peers, this one at round {done} of {site.shelf.gist(study).rounds}"
+    return f"between peers, this one at round {done} of {site.site_studies.gist(study).rounds}"
 
 
 app.command()(deciding.review)
@@ -207,9 +207,9 @@ def leave(
       archipel site leave heart
     """
     site = site_at(home)
-    left = site.shelf.approved() if study is None else [site.shelf.find(study)]
+    left = site.site_studies.approved() if study is None else [site.site_studies.find(study)]
     site.leave(left)
-    names = ", ".join(f"{site.shelf.name(each)} ({each[:12]})" for each in left)
+    names = ", ".join(f"{site.site_studies.name(each)} ({each[:12]})" for each in left)
     said = f"Left: {names}. Nothing of this site leaves for it any more."
     if not left:
         said = "Nothing was approved, so there is nothing to leave."
@@ -228,16 +228,16 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
     sent = site.sent()
     rows = [
         {
-            "study": site.shelf.name(each),
+            "study": site.site_studies.name(each),
             "hash": each,
             "rounds": len(sent[each].rounds) if each in sent else 0,
-            "of": site.shelf.gist(each).rounds if readable(site, each) is True else None,
+            "of": site.site_studies.gist(each).rounds if readable(site, each) is True else None,
             "bytes": sent[each].bytes if each in sent else 0,
             "epsilon": None,
             "lacks": site.lacks(each, sent),
         }
-        for each in site.shelf.known()
-        if each in sent or site.shelf.has_approved(each) or site.lacks(each, sent)
+        for each in site.site_studies.known()
+        if each in sent or site.site_studies.has_approved(each) or site.lacks(each, sent)
     ]
     if as_json:
         o.print_json({"studies": rows})
@@ -298,14 +298,14 @@ def up(home: Where = HOME) -> None:
     """
     import asyncio
 
-    from archipel.federation import duty
+    from archipel.federation.site import service as service
 
     site = site_at(home)
 
     async def main() -> None:
         with site.at_work():  # says so before anything else is said
             timed(f"{site.name} is up" + (", and paused" if site.paused else ""))
-        await duty.up(site, stopping(), timed)
+        await service.up(site, stopping(), timed)
         timed("down")
 
     asyncio.run(main())
@@ -319,7 +319,7 @@ def personalise(study: Study, home: Where = HOME, as_json: o.Json = False) -> No
     Example:
       archipel site personalise heart
     """
-    from archipel.federation import duty
+    from archipel.federation.site import service as service
 
     site = site_at(home)
     digest, _ = known(site, study)
@@ -327,13 +327,13 @@ def personalise(study: Study, home: Where = HOME, as_json: o.Json = False) -> No
     async def main() -> dict[str, float]:
         link = site.link()
         try:
-            points = await duty.data_of(site, link, digest)
+            points = await service.data_of(site, link, digest)
         finally:
             await link.close()
         return await site.personalise(digest, points)
 
     scores = run(main())
-    path = site.shelf.folder(digest) / "model.safetensors"
+    path = site.site_studies.folder(digest) / "model.safetensors"
     bundle = path.with_name("bundle")
     if as_json:
         told = str(bundle) if bundle.is_dir() else None

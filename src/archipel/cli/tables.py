@@ -16,8 +16,8 @@ from archipel.errors import clean
 if TYPE_CHECKING:
     from archipel.data.schema import Report
     from archipel.data.summary import Summary
-    from archipel.federation.binding import Bound
-    from archipel.study import Study
+    from archipel.federation.site.binding import Bound
+    from archipel.study.file import Study
 
 _SEPARATORS = {"\t": "tabs"}
 _DECIMALS = {".": "decimal points", ",": "decimal commas"}
@@ -57,7 +57,7 @@ def _cells(column: Summary) -> list[str]:
 
 def show_bound(bound: Sequence[Bound], studies: Mapping[str, Study], as_json: bool) -> None:
     """Which table is bound to which studies."""
-    from archipel.federation.binding import schema_of
+    from archipel.federation.site.binding import schema_of
 
     hashes = {study: schema_of(read).hash for study, read in studies.items() if read.data.schema}
     rows = [

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 
 class View(Protocol):

@@ -15,13 +15,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from archipel import fields, plugins
 from archipel.algorithms import ALGORITHMS
 from archipel.core import Algorithm
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange import is_peer
-from archipel.sections import About
-from archipel.study import Study
+from archipel.exchange.anatomy import is_peer
+from archipel.study import fields, plugins
+from archipel.study.file import Study
+from archipel.study.sections import About
 
 Settings = dict[str, Any]
 

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from archipel import baselines
 from archipel.algorithms.fedavg import FedAvg
 from archipel.comparison.design import Design, Entry, chosen
 from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
-from archipel.engines.evaluation import Evaluation
-from archipel.engines.pool import Pool, cores, each_block
+from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.local.pool import Pool, cores, each_block
 from archipel.errors import RunFailed
-from archipel.history import spread
 from archipel.metrics import PRIMARY, larger_is_better
 from archipel.plain import plain
-from archipel.study import Study
+from archipel.runs import baselines
+from archipel.runs.history import spread
+from archipel.study.file import Study
 from archipel.tree import nbytes
 
 Level = dict[str, Any]  # a Result's fields

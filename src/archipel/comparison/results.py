@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.history import Round, rounds_to
 from archipel.metrics import larger_is_better
 from archipel.report.tables import Table, as_text, html
+from archipel.runs.history import Round, rounds_to
 
 if TYPE_CHECKING:
     from pandas import DataFrame

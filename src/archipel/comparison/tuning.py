@@ -13,12 +13,12 @@ from archipel.comparison.design import Settings, chosen
 from archipel.comparison.results import RANKS
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import has_personal, is_peer
+from archipel.exchange.anatomy import has_personal, is_peer
 from archipel.metrics import larger_is_better
-from archipel.model import Model
-from archipel.run import Run
-from archipel.simulation import Options, simulate, sweep
-from archipel.study import Study
+from archipel.models.model import Model
+from archipel.runs.run import Run
+from archipel.runs.simulation import Options, simulate, sweep
+from archipel.study.file import Study
 
 FRACTION = 0.2  # of the training points are validation points
 

@@ -22,16 +22,16 @@ from archipel.comparison.tuning import Choice, at_edge, choose
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
-from archipel.exchange import has_personal, is_peer
+from archipel.exchange.anatomy import has_personal, is_peer
 from archipel.metrics import PRIMARY
 from archipel.models import default_model
 from archipel.plain import plain
-from archipel.run import Run
-from archipel.sections import About
-from archipel.simulation import Loop, Options, Watch, simulate
+from archipel.runs.run import Run
+from archipel.runs.simulation import Loop, Options, Watch, simulate
 from archipel.store.files import write
 from archipel.store.folder import Folder, reserve, runs_in
-from archipel.study import Study, changed
+from archipel.study.file import Study, changed
+from archipel.study.sections import About
 
 FILE = "comparison.json"
 VERSION = 2

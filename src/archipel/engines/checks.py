@@ -11,9 +11,9 @@ from torch import Tensor
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
-from archipel.descent import work_of
 from archipel.errors import ArchipelError, unknown
-from archipel.model import Model
+from archipel.models.model import Model
+from archipel.training.descent import work_of
 
 
 def check_algorithm_fields(algorithm: Any) -> None:

@@ -15,12 +15,12 @@ from torch import Tensor
 from archipel import rng
 from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Vector
 from archipel.data.federation import Federation
-from archipel.descent import Work, checked_batch_size, work_of
 from archipel.engines.batches import Batches, Table
 from archipel.errors import ArchipelError
-from archipel.model import Model, Points, Steps, Way
+from archipel.models.model import Model, Points, Steps, Way
 from archipel.rng import Ints, Keys
-from archipel.schedules import rate
+from archipel.training.descent import Work, checked_batch_size, work_of
+from archipel.training.schedules import rate
 
 _PASS = 512  # points that statistics of one pass are taken of, at most
 _FULL = 256  # points per party at a time when a gradient runs over all of them

@@ -28,11 +28,11 @@ from torch import nn
 from archipel import rng
 from archipel.algorithms.fedavg import FedAvg
 from archipel.data.federation import Federation
+from archipel.engines.local.pool import cores
 from archipel.engines.party import LocalParty
-from archipel.engines.pool import cores
 from archipel.errors import ArchipelError
-from archipel.model import Model, OneByOne, Points, Vmapped, Way
-from archipel.stacked import Stacked
+from archipel.models.model import Model, OneByOne, Points, Vmapped, Way
+from archipel.models.stacked import Stacked
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 _BLOCK_BYTES = 64 << 20  # parameters of a block, at most

@@ -22,10 +22,10 @@ from torch import Tensor
 from archipel.core import Each
 from archipel.data.federation import Federation
 from archipel.engines.lines import Code, Line, Step, first_difference
+from archipel.engines.local.settings import Received, Settings
+from archipel.engines.local.share import stacked_leaves
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
-from archipel.engines.server import Received, Settings
-from archipel.engines.share import stacked_leaves
 from archipel.engines.standin import (
     SIZES,
     Quadratic,
@@ -37,8 +37,8 @@ from archipel.engines.standin import (
     standing,
 )
 from archipel.errors import ArchipelError
-from archipel.exchange import Side, examine, has_personal, is_peer
-from archipel.model import Model
+from archipel.exchange.anatomy import Side, examine, has_personal, is_peer
+from archipel.models.model import Model
 from archipel.tree import fill, leaves, tree_map
 
 _ROUNDS = 2  # in the second the parties' states differ

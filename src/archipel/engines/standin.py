@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archipel.data.about import About
 from archipel.data.federation import Federation
-from archipel.model import Model, Points, Steps
+from archipel.models.model import Model, Points, Steps
 from archipel.vector import ParamSpec
 
 SIZES = (3, 2)  # points of the two parties

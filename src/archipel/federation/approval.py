@@ -19,8 +19,8 @@ from archipel.errors import ArchipelError, clean, unknown
 
 if TYPE_CHECKING:
     from archipel.data.federation import Federation
-    from archipel.model import Model
-    from archipel.study import Study
+    from archipel.models.model import Model
+    from archipel.study.file import Study
 
 _MOST = 256 << 10  # bytes of a study
 _DOTS = 100  # in a line of it: a key of n parts takes a reader of TOML n^2 memory
@@ -50,8 +50,8 @@ def _is_short(text: bytes) -> bool:
 def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
     from archipel.metrics import METRICS
-    from archipel.sections import read_tables
-    from archipel.study import Study
+    from archipel.study.file import Study
+    from archipel.study.sections import read_tables
 
     if not _is_short(text):
         raise ArchipelError(
@@ -160,7 +160,7 @@ def difference(before: bytes, after: bytes) -> list[str]:
     return [
         clean(line)
         for line in difflib.unified_diff(old, new, lineterm="", n=0)
-        if not line.startswith(("@@", "---", "+++"))
+        if not line.startswith(("", "---", "+++"))
     ]
 
 

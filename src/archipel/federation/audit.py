@@ -31,9 +31,9 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from archipel.engines.pool import cores
+from archipel.engines.local.pool import cores
 from archipel.errors import ArchipelError, RunFailed
-from archipel.federation.authority import Identity, verify
+from archipel.federation.certificates import Identity, verify
 from archipel.store.files import sync
 
 Plain = str | int | float | bool | None

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from archipel.bundle.writing import AVERAGED, Source, write
 from archipel.data.features import Features
 from archipel.data.federation import Federation
-from archipel.engines.network.seat import Learnt, Seat
+from archipel.engines.network.party_state import Learnt, PartyState
 from archipel.errors import ArchipelError
-from archipel.exchange import is_peer
+from archipel.exchange.anatomy import is_peer
+from archipel.exchange.statistics import keep_own
 from archipel.federation import scale
-from archipel.federation.binding import schema_of
-from archipel.run import Run
-from archipel.statistics import keep_own
+from archipel.federation.site.binding import schema_of
+from archipel.runs.run import Run
 from archipel.store.folder import Folder
-from archipel.study import Study
+from archipel.study.file import Study
 
 if TYPE_CHECKING:
-    from archipel.federation.site import Site
+    from archipel.federation.site.site import Site
 
 _TOGETHER = (
     "Every site's rows stayed at the site. The coordinator saw each site's updates of the model, "
@@ -79,36 +79,38 @@ def of_run(run: Run, party: str | None = None) -> Source:
 
 
 def of_site(
-    site: Site, study: str, seat: Seat, data: Federation, model: Learnt, rounds: int
+    site: Site, study: str, party_state: PartyState, data: Federation, model: Learnt, rounds: int
 ) -> Path | None:
     """Write the bundle of the model that a site uses after so many rounds; return its folder.
 
     None where the site predicts by more than a model: its rows go into no bundle.
     """
-    described, algorithm = site.shelf.read(study), seat.algorithm
+    described, algorithm = site.site_studies.read(study), party_state.algorithm
     if hasattr(algorithm, "predict"):
         return None
     peer = is_peer(algorithm)
-    own = peer or seat.has_personal
-    has_own_buffers = bool(len(seat.model.running)) and (own or keep_own(algorithm, seat.model))
-    statistics = AVERAGED if len(seat.model.running) else ""
+    own = peer or party_state.has_personal
+    has_own_buffers = bool(len(party_state.model.running)) and (
+        own or keep_own(algorithm, party_state.model)
+    )
+    statistics = AVERAGED if len(party_state.model.running) else ""
     source = Source(
         described,
-        site.shelf.text(study),
+        site.site_studies.text(study),
         study,
         data,
-        seat.model,
+        party_state.model,
         *model,
         f"{site.name}'s own model" if own else "the model that sites share",
         f"{site.name} and others; how many points is not told here",
         rounds,
         f"{site.name}'s own test points",
-        seat.score(model, rounds),
+        party_state.score(model, rounds),
         party=site.name if own or has_own_buffers else None,
         statistics=f"{site.name}'s own" if has_own_buffers else statistics,
         together=_AMONG_PEERS if peer else _TOGETHER,
     )
-    folder = site.shelf.folder(study) / "bundle"
+    folder = site.site_studies.folder(study) / "bundle"
     write(source, folder, again=True)
     return folder
 

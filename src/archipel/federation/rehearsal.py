@@ -20,24 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from archipel import sections
 from archipel.data import frames
 from archipel.data.dialect import Written
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange import is_peer
-from archipel.federation import binding
-from archipel.federation.authority import Invitation
-from archipel.federation.coordinator import Coordinator
-from archipel.federation.duty import data_of
-from archipel.federation.home import Home
-from archipel.federation.peer import PeerSite
-from archipel.federation.policy import Policy
-from archipel.federation.site import Site
-from archipel.run import Run
-from archipel.simulation import Watch
-from archipel.study import Study
+from archipel.exchange.anatomy import is_peer
+from archipel.federation.certificates import Invitation
+from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.peer.peer import PeerSite
+from archipel.federation.site import binding
+from archipel.federation.site.policy import Policy
+from archipel.federation.site.service import data_of
+from archipel.federation.site.site import Site
+from archipel.runs.run import Run
+from archipel.runs.simulation import Watch
+from archipel.study import sections
+from archipel.study.file import Study
 
 
 def party_of(study: Study, k: int, sites: int) -> Federation:
@@ -72,7 +72,7 @@ async def rehearse(
         names = [f"site-{k:0{len(str(sites - 1))}}" for k in range(sites)]
     tables = _tables(study, fed.names or [], out)
     port = _free_port()
-    home = Home.create(out / "coordinator", study.name, f"localhost:{port}")
+    home = CoordinatorFolder.create(out / "coordinator", study.name, f"localhost:{port}")
     coordinator = Coordinator(home, say=say, silence=silence)
     await coordinator.up(f"localhost:{port}")
     processes: list[asyncio.subprocess.Process] = []
@@ -156,12 +156,16 @@ async def _site(given: dict[str, Any]) -> None:
         text, _ = await site.fetch(link, digest)
         if given["table"]:
             written = Written(*given["written"])
-            binding.bind(home / "data", site.shelf.read(digest), Path(given["table"]), written)
-            facts = binding.facts(binding.records(home / "data", site.shelf.read(digest)), True)
+            binding.bind(
+                home / "data", site.site_studies.read(digest), Path(given["table"]), written
+            )
+            facts = binding.facts(
+                binding.records(home / "data", site.site_studies.read(digest)), True
+            )
         else:
             data = party_of(Study.read(given["study"]), given["party"], given["sites"])
             facts = Facts.of(data)
-        if not site.shelf.has_approved(digest):
+        if not site.site_studies.has_approved(digest):
             site.decide(text, "approved", facts)
         await site.tell(link)
         if given["table"]:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from archipel.errors import ArchipelError
 from archipel.federation import approval
-from archipel.federation.authority import (
+from archipel.federation.certificates import (
     Authority,
     host_and_port,
     in_words,

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 
-from archipel.engines.evaluation import SITES
+from archipel.engines.local.evaluation import SITES
 from archipel.errors import ArchipelError
-from archipel.history import absent
 from archipel.report.tables import text_cell
+from archipel.runs.history import absent
 from archipel.store.files import write
 
 if TYPE_CHECKING:
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 
 def export(run: Run, target: Path) -> list[str]:

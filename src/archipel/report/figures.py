@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.data.plot import draw as draw_data
-from archipel.history import absent
 from archipel.metrics import larger_is_better
 from archipel.report import grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
-from archipel.run import Run
+from archipel.runs.history import absent
+from archipel.runs.run import Run
 from archipel.scorecard.words import metric_name, number
 from archipel.store import files
 

@@ -12,15 +12,15 @@ from rich.cells import cell_len, set_cell_size
 from rich.filesize import decimal
 
 from archipel.errors import clean
-from archipel.history import absent
 from archipel.metrics import SHARES, larger_is_better
-from archipel.participation import kind
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
+from archipel.runs.history import absent
+from archipel.runs.participation import kind
 from archipel.scorecard.words import metric_name, number
 
 if TYPE_CHECKING:
-    from archipel.participation import Cohort
-    from archipel.run import Run, Spent
+    from archipel.runs.participation import Cohort
+    from archipel.runs.run import Run, Spent
 
 # readable on dark and on light, told apart by everybody
 TOGETHER, ALONE, POOLED, NEW, BAD = "#2b8cc4", "#d9770a", "#1f9e77", "#b5609b", "#d64545"

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from archipel.errors import ArchipelError
-from archipel.history import Round
+from archipel.runs.history import Round
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from archipel.comparison import Comparison, Result
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 _PARTS = {  # of an evaluation, and how its columns begin
     "metrics": "",

@@ -13,9 +13,9 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
-from archipel.participation import kind
 from archipel.report.style import AMBER, GREY, INK, ORANGE, PINK, RULE, SKY, bare, short
-from archipel.run import Run
+from archipel.runs.participation import kind
+from archipel.runs.run import Run
 
 PARTIES, ROUNDS = 60, 300  # cells of their own up to here
 APART = 80  # rounds with a gap between

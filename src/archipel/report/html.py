@@ -20,12 +20,12 @@ from markupsafe import Markup, escape
 from torch import nn
 
 from archipel.errors import clean
-from archipel.exchange import is_peer
-from archipel.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
+from archipel.exchange.anatomy import is_peer
+from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report import words
 from archipel.report.figures import figures
 from archipel.report.svg import inline
-from archipel.run import Run
+from archipel.runs.run import Run
 from archipel.scorecard import Row, Scorecard, scorecard
 from archipel.scorecard.words import duration, metric_name, number, plural, size
 from archipel.store import files

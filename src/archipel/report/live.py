@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from archipel.report.notebook import NotebookView
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 _PER_SECOND = 8  # drawings, at most
 _SHARE = 0.01  # of the time, at most, goes into drawing

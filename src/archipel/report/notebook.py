@@ -18,7 +18,6 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from archipel.errors import ArchipelError
-from archipel.participation import kind
 from archipel.report.frame import (
     ALONE,
     CAUSES,
@@ -36,13 +35,14 @@ from archipel.report.frame import (
     title,
 )
 from archipel.report.style import GREY, short, styled
+from archipel.runs.participation import kind
 from archipel.scorecard.words import number
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from archipel.participation import Cohort
-    from archipel.run import Run
+    from archipel.runs.participation import Cohort
+    from archipel.runs.run import Run
 
 _PER_SECOND = 2  # drawings, at most
 _SHARE = 0.1  # of the time, at most, goes into drawing

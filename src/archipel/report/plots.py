@@ -17,7 +17,7 @@ from archipel.report.style import BLUE, GREEN, GREY, ORANGE, bare, short, styled
 from archipel.scorecard.words import metric_name
 
 if TYPE_CHECKING:
-    from archipel.run import Run
+    from archipel.runs.run import Run
 
 _NAMED = 12  # parties with a line each, at most
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from archipel.data.federation import Federation
-from archipel.engines.evaluation import ALIKE, SITES, WEIGHTED
-from archipel.exchange import has_personal, is_peer
-from archipel.history import absent
+from archipel.engines.local.evaluation import ALIKE, SITES, WEIGHTED
+from archipel.exchange.anatomy import has_personal, is_peer
 from archipel.report.figures import lines_of
-from archipel.run import Run
+from archipel.runs.history import absent
+from archipel.runs.run import Run
 from archipel.scorecard import Efficacy, Scorecard
 from archipel.scorecard.words import difference, duration, metric_name, number, plural, size
 

@@ -2,7 +2,7 @@
 """What a run was worth and what it cost.
 
 >>> from archipel.algorithms import FedAvg
->>> from archipel.simulation import simulate
+>>> from archipel.runs.simulation import simulate
 >>> card = scorecard(simulate(FedAvg(lr=0.1), "heart_disease", rounds=2, workers=1))
 >>> card.efficiency.bytes_up == 2 * 4 * 28 * 4  # rounds, parties, parameters, bytes of one
 True

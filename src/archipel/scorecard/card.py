@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from archipel import metrics
-from archipel.leaving import Outgoing
+from archipel.exchange.leaving import Outgoing
 from archipel.plain import plain
 
 if TYPE_CHECKING:

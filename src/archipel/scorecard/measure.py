@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from archipel.exchange import Anatomy, has_personal, is_peer
-from archipel.history import absent, spread
-from archipel.leaving import Outgoing, outgoing
+from archipel.exchange.anatomy import Anatomy, has_personal, is_peer
+from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.metrics import larger_is_better
-from archipel.model import Model
-from archipel.participation import kind
-from archipel.run import Run
+from archipel.models.model import Model
+from archipel.runs.history import absent, spread
+from archipel.runs.participation import kind
+from archipel.runs.run import Run
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
     KWH_PER_GB,

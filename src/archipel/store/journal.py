@@ -214,7 +214,7 @@ class Journal:
             METADATA.create_all(connection)
         else:
             from archipel.store.database import take_turn, upgrade
-            from archipel.store.roll import TABLES
+            from archipel.store.registry import TABLES
 
             take_turn(connection)
             upgrade(connection, TABLES)

@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel import statistics
 from archipel.core import Each, ServerAlgorithm
-from archipel.engines.local import Outcome
+from archipel.engines.local.engine import Outcome
+from archipel.engines.local.settings import Received
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed
-from archipel.engines.network.step import Spoilt, Steps, Upload
+from archipel.engines.network.server import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
-from archipel.engines.server import Received
 from archipel.errors import ArchipelError, clean
-from archipel.exchange import Anatomy, Ask, Message, broadcast
-from archipel.model import Model
-from archipel.participation import DIVERGED
+from archipel.exchange import statistics
+from archipel.exchange.anatomy import Anatomy, Ask, Message, broadcast
+from archipel.models.model import Model
 from archipel.rng import Ints
+from archipel.runs.participation import DIVERGED
 from archipel.tree import fill, first, fits, leaves, tree_map
 
 _WORDS = 80  # characters of what a party says that it does

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.core import Vector
-from archipel.engines.network.contacts import At, Contacts, Left, Over, Place, Words, why_not
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.liveness import At, Left, Liveness, Over, Place, Words, why_not
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
@@ -48,15 +48,15 @@ class Gossip:
         self,
         party: int,
         topology: Topology,
-        contacts: Contacts,
+        liveness: Liveness,
         words: Words,
         keep: Callable[[], None],
         seed: int,
     ) -> None:
         """`keep` writes this and the peer's state to the disk, at once."""
         self.party, self.seed = party, seed
-        self.graph = Place(topology, party, contacts.of)
-        self.contacts, self.words, self._keep = contacts, words, keep
+        self.graph = Place(topology, party, liveness.of)
+        self.liveness, self.words, self._keep = liveness, words, keep
         self.at: At = (0, 0)
         self.missing: dict[int, str] = {}
         self.up = self.down = 0
@@ -84,7 +84,7 @@ class Gossip:
     async def mix(self, x: Vector) -> Vector:
         """Average with one neighbour that is there; add what others averaged in the meantime."""
         t, number = self.at
-        if self.contacts.left:
+        if self.liveness.left:
             raise Left("the peer leaves.")
         if number == 0:
             await self._company()
@@ -94,9 +94,9 @@ class Gossip:
             self._pursue(at)
         there = []
         for j in self.graph.neighbours(t):
-            if self.contacts.silent(j):
+            if self.liveness.silent(j):
                 self.missing[j] = "silent"
-            elif self.contacts.of[j].at[0] < self.words.rounds:
+            elif self.liveness.of[j].at[0] < self.words.rounds:
                 there.append(j)
         busy = {j for (_, n), (j, _) in self._questions.items() if n == number}
         there = [j for j in there if j not in busy]
@@ -111,14 +111,14 @@ class Gossip:
 
     async def _company(self) -> None:
         """Wait until somebody is there to learn with."""
-        contacts, rounds = self.contacts, self.words.rounds
+        liveness, rounds = self.liveness, self.words.rounds
         while around := self.around():
-            unfinished = [j for j in around if contacts.of[j].at[0] < rounds]
-            if not contacts.alone(unfinished):
+            unfinished = [j for j in around if liveness.of[j].at[0] < rounds]
+            if not liveness.alone(unfinished):
                 return
             if len(unfinished) < len(around):
                 raise Over("all others are done or away.")
-            await contacts.moved(contacts.every)
+            await liveness.moved(liveness.every)
 
     def _take(self, number: int, x: Tensor) -> Tensor:
         change = self.pending.pop(number, None)
@@ -141,17 +141,17 @@ class Gossip:
 
     async def _ask(self, at: At) -> None:
         """Ask until there is an answer, and past the deadline a last time."""
-        contacts, (i, x) = self.contacts, self._questions[at]
+        liveness, (i, x) = self.liveness, self._questions[at]
         letter, pause = self.words.vector(at, x), 0.05
-        until = contacts.clock() + contacts.limit
-        while not contacts.left and not contacts.silent(i):
-            left, answer = until - contacts.clock(), None
+        until = liveness.clock() + liveness.limit
+        while not liveness.left and not liveness.silent(i):
+            left, answer = until - liveness.clock(), None
             try:
                 if left > 0:
-                    asking = contacts.links[i].ask(letter)
+                    asking = liveness.links[i].ask(letter)
                     answer = await asyncio.wait_for(asking, min(left, _ANSWER))
                 else:
-                    answer = await contacts.insist(i, self.words.beat(at, "gossips", at))
+                    answer = await liveness.insist(i, self.words.beat(at, "gossips", at))
                 change = None
                 if answer is not None:
                     self.words.place(answer)
@@ -172,13 +172,13 @@ class Gossip:
         """Make the change that a question brought, if it did, on the disk as well."""
         i, x = self._questions.pop(at)
         if answer is not None:
-            self.contacts.note(i, answer)
+            self.liveness.note(i, answer)
         if change is not None:
             self.up += x.numel() * x.element_size()
             self.down = self.up
             self._add(at[1], change)
         self._keep()
-        self.contacts.ring()
+        self.liveness.ring()
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Move half of the way to peer j; it gets the other half."""
@@ -193,7 +193,7 @@ class Gossip:
             raise Refused(f"round {t + 1}: a later question was answered already.")
         if t <= self._given_up.get((j, number), -1):
             raise Refused(f"round {t + 1}: the question was given up.")
-        if self.contacts.paused():
+        if self.liveness.paused():
             raise Cut("this peer is paused.")
         if number not in self.public or self.at[0] >= self.words.rounds:
             return self.told(j)
@@ -217,7 +217,7 @@ class Gossip:
         """Whether all that this peer asked is answered, or whom it asked is away."""
         for at in self._questions:
             self._pursue(at)
-        return all(self.contacts.silent(j) for j, _ in self._questions.values())
+        return all(self.liveness.silent(j) for j, _ in self._questions.values())
 
     def end(self, own: Any) -> Any:
         """The own state with the changes that came after the last mix."""

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from archipel.core import Vector
-from archipel.engines.network.contacts import SILENCE, Contacts, Over, Words
 from archipel.engines.network.gossip import Gossip
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.rounds import Behind, Rounds, Store
-from archipel.engines.network.seat import Seat
+from archipel.engines.network.liveness import SILENCE, Liveness, Over, Words
+from archipel.engines.network.party_state import PartyState
+from archipel.engines.network.peer_rounds import Behind, Rounds, Store
 from archipel.engines.network.transport import Link, Refused
 from archipel.errors import RunFailed
 from archipel.graphs import Topology
@@ -42,7 +42,7 @@ class Peer:
 
     def __init__(
         self,
-        seat: Seat,
+        party_state: PartyState,
         topology: Topology,
         links: Mapping[int, Link],
         words: Words,
@@ -61,20 +61,20 @@ class Peer:
         `deadline` is how long another is waited for in an exchange, in seconds. Without `counts`
         nobody is told of gradients, whose number is that of points.
         """
-        self.seat, self.words, self._store, self._report = seat, words, store, report
+        self.party_state, self.words, self._store, self._report = party_state, words, store, report
         self._every, self._counts = evaluate_every, counts
         self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
-        self.contacts = Contacts(links, silence, deadline, paused)
-        party, contacts = seat.party, self.contacts
+        self.liveness = Liveness(links, silence, deadline, paused)
+        party, liveness = party_state.party, self.liveness
         self.mixing: Rounds | Gossip = (
-            Gossip(party, topology, contacts, words, self._keep, seat.seed)
+            Gossip(party, topology, liveness, words, self._keep, party_state.seed)
             if asynchronous
-            else Rounds(party, topology, contacts, words, store)
+            else Rounds(party, topology, liveness, words, store)
         )
         kept = store.kept()
         self.round = 0  # that the own state on the disk is from before
         if "own" in kept:
-            seat.restore(kept["own"])
+            party_state.restore(kept["own"])
             self.round = int(kept["own"]["round"])
         self.mixing.restore(kept, (self.round, 0))
 
@@ -85,28 +85,28 @@ class Peer:
     @property
     def is_alone(self) -> bool:
         """Whether nobody is there that has rounds to go."""
-        contacts, around = self.contacts, self.mixing.around()
-        unfinished = [j for j in around if contacts.of[j].at[0] < self.words.rounds]
-        return not self.done and contacts.alone(unfinished)
+        liveness, around = self.liveness, self.mixing.around()
+        unfinished = [j for j in around if liveness.of[j].at[0] < self.words.rounds]
+        return not self.done and liveness.alone(unfinished)
 
     @property
     def most(self) -> int:
         """Bytes of the largest letter that a peer may send."""
-        vectors = [self.seat.model.w, *self.seat.mixed]
+        vectors = [self.party_state.model.w, *self.party_state.mixed]
         return (1 << 16) + max(x.numel() * x.element_size() for x in vectors)
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Answer a letter of peer j, whom TLS has told apart."""
-        if j not in self.contacts.of:
+        if j not in self.liveness.of:
             raise Refused("not a peer of this study.")
-        if self.contacts.of[j].gone:
+        if self.liveness.of[j].gone:
             raise Refused("revoked: this peer goes on without it.")
         t, number = self.words.place(letter)
         if letter["study"] != self.words.study:
             raise Refused("a letter of another study.")
         if letter.kind == "vector":
             self.words.check(j, letter)
-        self.contacts.note(j, letter)
+        self.liveness.note(j, letter)
         if letter.kind == "vector":
             return await self.mixing.answer(j, letter)
         is_last = letter.fields.get("gave_up") == [t, number]
@@ -114,7 +114,7 @@ class Peer:
 
     def told(self, j: int) -> Letter:
         letter = self.mixing.told(j)
-        me, doing = self.seat.me, letter["doing"]
+        me, doing = self.party_state.me, letter["doing"]
         if self.done:
             doing = "done"
         elif doing == "trains" and me is not None:
@@ -131,42 +131,42 @@ class Peer:
 
     async def run(self) -> Any:
         """Take part until the rounds are done; return the own state."""
-        beats = asyncio.create_task(self.contacts.beat(self.mixing.around, self.told))
+        beats = asyncio.create_task(self.liveness.beat(self.mixing.around, self.told))
         try:
             while not self.done:
                 await self._one()
             await self._part()
-            self.seat.own.state = self.mixing.end(self.seat.own.state)
+            self.party_state.own.state = self.mixing.end(self.party_state.own.state)
             self._keep()
-            return self.seat.own.state
+            return self.party_state.own.state
         finally:
-            self.contacts.leave()
+            self.liveness.leave()
             beats.cancel()
             await asyncio.gather(beats, return_exceptions=True)
 
     async def _part(self) -> None:
         """Say that this peer is done, and stay until nobody needs it any more."""
-        contacts, rounds = self.contacts, self.words.rounds
-        until = contacts.clock() + contacts.limit + contacts.silence  # whatever they say
+        liveness, rounds = self.liveness, self.words.rounds
+        until = liveness.clock() + liveness.limit + liveness.silence  # whatever they say
         unaware = dict.fromkeys(self.mixing.around(), 0)  # how often they were told in vain
         while True:
             asked = list(unaware)
-            heard = await asyncio.gather(*(contacts.tell(j, self.told(j)) for j in asked))
+            heard = await asyncio.gather(*(liveness.tell(j, self.told(j)) for j in asked))
             for j, yes in zip(asked, heard, strict=True):
                 unaware[j] += 1
-                has_left = contacts.of[j].at[0] >= rounds and unaware[j] >= _TRIES
-                if yes or has_left or contacts.silent(j):
+                has_left = liveness.of[j].at[0] >= rounds and unaware[j] >= _TRIES
+                if yes or has_left or liveness.silent(j):
                     del unaware[j]
-            if (not unaware and self.mixing.settled()) or contacts.clock() >= until:
+            if (not unaware and self.mixing.settled()) or liveness.clock() >= until:
                 return
-            await contacts.moved(0.2 if unaware else contacts.every)
+            await liveness.moved(0.2 if unaware else liveness.every)
 
     async def _one(self) -> None:
         """One round, or the jump to where the others are."""
         t, mixing = self.round, self.mixing
         mixing.begin(t)
         try:
-            own, gradients = await asyncio.to_thread(self.seat.alone, t, self._mix())
+            own, gradients = await asyncio.to_thread(self.party_state.alone, t, self._mix())
         except (Behind, Over) as ahead:
             rounds = self.words.rounds
             self.round = min(ahead.round, rounds) if isinstance(ahead, Behind) else rounds
@@ -177,7 +177,7 @@ class Peer:
             return
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(own.state)):
             raise RunFailed(f"round {t + 1}: the model is no longer finite: lower lr.")
-        self.seat.own = own
+        self.party_state.own = own
         told = (dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
         self.round = t + 1
         mixing.begin(self.round)
@@ -188,7 +188,7 @@ class Peer:
         """Report the last round, with the metrics of the model now where they are due."""
         t, metrics = self.round, None
         if t % self._every == 0 or self.done:
-            metrics = await asyncio.to_thread(self.seat.told, self.seat.mine(), t)
+            metrics = await asyncio.to_thread(self.party_state.told, self.party_state.mine(), t)
         self._report(Report(t, metrics, missing, gradients, up, down))
 
     def _mix(self) -> Callable[[Vector], Vector]:
@@ -204,5 +204,9 @@ class Peer:
         return mix
 
     def _keep(self) -> None:
-        state = {**self.seat.state(), **self.mixing.state(), "round": torch.tensor(self.round)}
+        state = {
+            **self.party_state.state(),
+            **self.mixing.state(),
+            "round": torch.tensor(self.round),
+        }
         self._store.keep("own", state)

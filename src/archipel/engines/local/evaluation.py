@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of every party, computed by the workers a run of parties at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel import metrics
+from archipel.data.federation import Federation
+from archipel.data.rows import ranges
+from archipel.engines.local import personal
+from archipel.engines.local.pool import Pool
+from archipel.engines.local.share import Job, Memory, bounds
+from archipel.rng import Ints
+
+_CHUNK_BYTES = 64 << 20  # outputs kept at a time
+
+
+ALL_POINTS = "all test points at once"
+WEIGHTED = "sites, weighted by test points"  # a mean of their metrics: nobody has all points
+ALIKE = "sites, each the same"
+SITES = "sites"  # a mean of which the weights are not on record
+
+
+class Evaluation(NamedTuple):
+    """Metrics of each party `[K]` (NaN where it has no such points) and over all of them."""
+
+    parties: dict[str, Tensor]
+    pooled: dict[str, float]  # training parties
+    new: dict[str, float]  # new parties; empty where there are none
+    costs: personal.Costs | None = None  # of the models of their own that parties made
+    over: str = ALL_POINTS  # what `pooled` is taken over
+
+
+def chunk_of(data: Federation, output: Tensor) -> int:
+    """Points evaluated between two looks at their outputs: at least the largest party's."""
+    if data.about.elsewhere:  # none is evaluated here, and a party may claim any number of them
+        return 1
+    ends = data.offsets[1:][np.append(heads(data)[1:], len(data.n)) - 1]
+    largest = int(ends.diff(prepend=ends.new_zeros(1)).max())
+    point = max(1, output.numel() * output.element_size())
+    return max(largest, min(len(data.x), _CHUNK_BYTES // point))
+
+
+def heads(data: Federation) -> Ints:
+    """The first party of each that is scored by itself: of the folds of a party, the first."""
+    return np.flatnonzero((data.stands | data.virtual).numpy())
+
+
+def evaluate(
+    pool: Pool,
+    job: Job,
+    memory: Memory,
+    split: str,
+    own: bool,
+    training: int,
+    server: personal.Server | None = None,
+    common: bool = True,
+) -> Evaluation:
+    """Score the vector in `memory`, or with `own` each party's model, at every party.
+
+    The first `training` parties are pooled as such, the rest as new ones. A `server` helps parties
+    that make models of their own. `common` has every party use the buffers in `memory` with the
+    vector, and not those that it keeps. Folds of a party are scored together, where its first is.
+    """
+    data, loss, chosen = job.data, job.model.loss_function, job.model.metrics
+    unit = data.features.target
+    starts, stops = bounds(data, split)
+    sizes = stops - starts
+    do = "own outputs" if own or (job.own_statistics and not common) else "outputs"
+    scored: list[dict[str, Tensor]] = []
+    kept: list[tuple[Tensor, Tensor]] = []
+    costs = None if server is None else personal.Costs(data.parties)
+    means = chosen is None or not {*chosen.names} - {*metrics.MEANS}
+    keep = not means or memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
+    first = heads(data)
+    for lo, hi in _chunks(sizes, job.chunk, first):
+        ends = np.cumsum(sizes[lo:hi])
+        if server is None or costs is None:
+            _outputs(pool, do, split, own, lo, hi, ends)
+        else:
+            if (data.n[lo:hi] == 0).any():  # nothing to make a model of: the shared one
+                _outputs(pool, "outputs", split, False, lo, hi, ends)
+            personal.outputs(pool, job, split, server, costs, lo, ends)
+        outputs = memory.outputs[: int(ends[-1])]
+        y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
+        alone = first[(first >= lo) & (first < hi)] - lo
+        offsets = torch.from_numpy(np.concatenate([[0], ends])[np.append(alone, hi - lo)])
+        found = metrics.score(data.task, outputs, y, offsets, loss, chosen, unit)
+        scored.append({name: _spread(values, alone, hi - lo) for name, values in found.items()})
+        if keep:
+            kept.append((outputs.clone(), y))
+    parties = {name: torch.cat([part[name] for part in scored]) for name in scored[0]}
+    if keep:
+        outputs, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
+
+    def pooled(group: slice) -> dict[str, float]:
+        points = sizes[group]
+        if points.sum() == 0:
+            return {}
+        if keep:
+            before = int(sizes[: group.start].sum())
+            part = slice(before, before + int(points.sum()))
+            return metrics.pool(data.task, outputs[part], y[part], loss, chosen, unit)
+        weights = torch.from_numpy(points[points > 0] / points.sum())
+        return {  # many outputs per point: what is a mean over points
+            name: float((values[group][points > 0] * weights).sum())
+            for name, values in parties.items()
+            if name in metrics.MEANS
+        }
+
+    return Evaluation(
+        parties,
+        pooled(slice(0, training)),
+        pooled(slice(training, data.parties)),
+        costs,
+    )
+
+
+def _outputs(pool: Pool, do: str, split: str, own: bool, lo: int, hi: int, ends: Ints) -> None:
+    """Have the workers write the outputs for parties lo..hi-1, each a run of parties."""
+    workers, total = len(pool), int(ends[-1]) if hi > lo else 0
+    cuts = [int(np.searchsorted(ends, total * i / workers, side="left")) for i in range(workers)]
+    cuts = [0, *cuts[1:], hi - lo]
+    befores = np.concatenate([[0], ends])
+    pool.run(
+        [
+            {
+                "do": do,
+                "split": split,
+                "models": own,
+                "first": lo + a,
+                "last": lo + b,
+                "at": int(befores[a]),
+            }
+            for a, b in pairwise(cuts)
+        ]
+    )
+
+
+def _spread(values: Tensor, at: Ints, parties: int) -> Tensor:
+    """Put values where the parties are that they belong to, and NaN elsewhere."""
+    if len(at) == parties:
+        return values
+    spread = values.new_full((parties,), torch.nan)
+    spread[torch.from_numpy(at)] = values
+    return spread
+
+
+def _chunks(sizes: Ints, most: int, first: Ints) -> list[tuple[int, int]]:
+    """Cut parties into runs of at most so many points, the folds of a party together."""
+    ends, cuts = np.cumsum(sizes), np.append(first[1:], len(sizes))  # where a run may end
+    chunks, lo = [], 0
+    while lo < len(sizes):
+        before = ends[lo - 1] if lo else 0
+        fits = cuts[(cuts > lo) & (ends[cuts - 1] <= before + most)]
+        hi = int(fits[-1] if len(fits) else cuts[cuts > lo][0])
+        chunks.append((lo, hi))
+        lo = hi
+    return chunks

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parties that make models of their own, for evaluation: at a worker, and at the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.core import Each, Vector
+from archipel.engines.local.pool import Json, Pool, shares
+from archipel.errors import ArchipelError
+from archipel.exchange.anatomy import Message
+from archipel.rng import Ints
+from archipel.tree import leaves, tree_map
+
+if TYPE_CHECKING:
+    from archipel.engines.local.share import Block, Job, Memory, Share
+
+
+class Making:
+    """A worker's parties between two questions to the server, until they have their models."""
+
+    def __init__(self, share: Share, job: Job, memory: Memory) -> None:
+        self._share, self._job, self._memory = share, job, memory
+        self._blocks: list[Block] = []
+        self._places: dict[int, int] = {}  # where each party's outputs go
+
+    def handle(self, message: Json) -> Json:
+        """Go on to the next question; with a model, write its outputs for the party's points."""
+        number = int(message["number"])
+        if number == 0:
+            self._blocks = self._share.cut(message)
+            self._places = dict(zip(message["ids"], message["at"], strict=True))
+        spent = []
+        for block in self._blocks:
+            began, before = time.thread_time(), block.me.spent.copy()
+            models = self.advance(block, number)
+            seconds = time.thread_time() - began  # without what is done with the model
+            gradients = (block.me.spent - before).tolist()
+            spent.append((block.ids.tolist(), gradients, seconds))
+            if models is not None:
+                self._predict(block, models.expand(len(block.ids), self._job.model.p), message)
+        return {"spent": spent}
+
+    def advance(self, block: Block, number: int) -> Vector | None:
+        """The models of the block's parties, or None while they wait for the server."""
+        job, memory = self._job, self._memory
+        algorithm: Any = job.algorithm
+        if number == 0:
+            started = algorithm.personal(block.me, memory.shared, self._share.own(block.ids))
+            if not isinstance(started, Generator):
+                return cast(Vector, started)
+            block.steps, advice = started, None
+        else:
+            advice = memory.advice[number - 1]
+            if job.anatomy.personal[number - 1].each:
+                advice = tree_map(lambda leaf: leaf[block.places], advice)
+        assert block.steps is not None
+        try:
+            asked = block.steps.send(advice)
+        except StopIteration as end:
+            return cast(Vector, end.value)
+        form = job.anatomy.personal[number].upload
+        found = [
+            leaf.detach().expand(len(block.ids), *one.shape)
+            for leaf, one in zip(leaves(asked), leaves(form), strict=True)
+        ]
+        for store, rows in zip(leaves(memory.asked[number]), found, strict=True):
+            store[block.places] = rows
+        return None
+
+    def _predict(self, block: Block, models: Vector, message: Json) -> None:
+        data, outputs = self._job.data, self._memory.outputs
+        for i, k in enumerate(block.ids.tolist()):
+            start, stop = data.test_from[k], data.offsets[k + 1]
+            if message["split"] == "train":
+                start, stop = data.offsets[k], data.test_from[k]
+            x, at, own = data.x[start:stop], self._places[k], message["split"] == "train"
+            if len(x) == 0:
+                continue
+            buffers = block.me.buffers_for(i, models[i])
+            if hasattr(self._job.algorithm, "predict"):
+                me = self._share.one_party(k, block.me.round, buffers)
+                outputs[at : at + len(x)] = self._job.algorithm.predict(me, models[i], x, own)
+                continue
+            outputs[at : at + len(x)] = self._share.one.outputs(models[i], x, buffers)
+
+
+def one(share: Share, job: Job, server: Server, k: int) -> tuple[Vector, Tensor | None]:
+    """The model of party k alone, and the statistics that go with it."""
+    making = Making(share, job, server.memory)
+    (block,) = share.cut({"ids": [k], "places": [0], "effort": [1.0], "t": server.t})
+    for number in range(len(job.anatomy.personal) + 1):
+        models = making.advance(block, number)
+        if models is not None:
+            w = models.detach().expand(1, job.model.p)[0].clone()
+            return w, block.me.buffers_for(0, w)
+        server.answer(number, 1)
+    raise AssertionError("a party asks as often as its anatomy says")
+
+
+class Server:
+    """Answers the parties' questions."""
+
+    def __init__(
+        self, algorithm: Any, shared: Any, memory: Memory, t: int, forms: Sequence[Message]
+    ) -> None:
+        self._algorithm, self._shared, self.memory, self.t = algorithm, shared, memory, t
+        self._forms = forms  # of questions and answers
+
+    def have_trained(self, ids: Ints) -> Any:
+        """Which of these parties ever took part, `[m]`."""
+        return self.memory.visited.numpy()[ids] > 0
+
+    def answer(self, number: int, count: int) -> None:
+        """Put the reply to question `number` of `count` parties where they read it."""
+        rows = tree_map(lambda leaf: leaf[:count], self.memory.asked[number])
+        reply = self._algorithm.advise(self._shared, _Asked(rows, count))
+        store, form = self.memory.advice[number], self._forms[number].reply
+        what = f"answer {number + 1} of {type(self._algorithm).__name__}.advise"
+        if isinstance(reply, Each):
+            put(what, store, reply.rows, form, (count,), slice(count))
+        else:
+            put(what, store, reply, form, ())
+
+
+def put(
+    what: str, store: Any, reply: Any, form: Any, lead: tuple[int, ...], at: Any = slice(None)
+) -> None:
+    """Put a reply where parties read it, if it has the form that it had before the first round."""
+    got = [tuple(leaf.shape) for leaf in leaves(reply)]
+    wanted = [(*lead, *leaf.shape) for leaf in leaves(form)]
+    if got != wanted:
+        raise ArchipelError(
+            f"{what} has shapes {[*map(list, got)]}, where before the first round they were "
+            f"{[*map(list, wanted)]}: give it the same size whoever takes part, or a row to each "
+            "with Each."
+        )
+    for target, leaf in zip(leaves(store), leaves(reply), strict=True):
+        target[at] = leaf
+
+
+class _Asked:
+    """What parties ask: each stands for itself, and none is more than another."""
+
+    def __init__(self, rows: Any, count: int) -> None:
+        self.sampled = self.parties = count
+        self._rows = rows
+
+    def mean(self, by_examples: bool = False) -> Any:
+        return tree_map(lambda leaf: leaf.mean(dim=0), self._rows)
+
+    def stack(self) -> Any:
+        return self._rows
+
+
+class Costs:
+    """What it took each party `[K]` to have a model of its own; NaN where it made none.
+
+    Parties that work together share the time in proportion to their gradients, or evenly.
+    """
+
+    def __init__(self, parties: int) -> None:
+        nothing = torch.full((parties,), torch.nan, dtype=torch.float64)
+        self.gradients, self.seconds = nothing.clone(), nothing  # of examples; on one core
+
+    def add(self, ids: Any, gradients: list[int], seconds: float) -> None:
+        work = torch.tensor(gradients, dtype=torch.float64)
+        share = work / work.sum() if work.sum() > 0 else torch.full_like(work, 1 / len(work))
+        for spent, more in ((self.gradients, work), (self.seconds, seconds * share)):
+            spent[ids] = spent[ids].nan_to_num() + more
+
+
+def outputs(
+    pool: Pool, job: Job, split: str, server: Server, costs: Costs, first: int, ends: Ints
+) -> None:
+    """Have parties first, first + 1, ... make their own models, and write their outputs."""
+
+    def run(messages: list[Json]) -> None:
+        for answer in pool.run(messages):
+            for spent in answer["spent"]:
+                costs.add(*spent)
+
+    before = np.concatenate([[0], ends[:-1]])
+    n = job.data.n.numpy()[first : first + len(ends)]
+    virtual = job.data.virtual.numpy()[first : first + len(ends)]
+    able = np.flatnonzero((n > 0) & ~virtual)  # nobody uses a virtual party's model
+    # those that trained and those that did not apart: what one does is not done for the other
+    trained = server.have_trained(first + able)
+    together = [
+        group[lo : lo + job.together]
+        for group in _by_size(n, able[trained], able[~trained])
+        for lo in range(0, len(group), job.together)
+    ]
+    for ids in together:
+        dealt = shares(n[ids].tolist(), len(pool))
+        messages = [
+            {
+                "do": "personal",
+                "number": 0,
+                "t": server.t,
+                "split": split,
+                "ids": (first + ids[share]).tolist(),
+                "places": share,
+                "effort": [1.0] * len(share),
+                "at": before[ids[share]].tolist(),
+            }
+            for share in dealt
+        ]
+        run(messages)
+        for number in range(len(job.anatomy.personal)):
+            began = time.thread_time()
+            server.answer(number, len(ids))
+            costs.add(first + ids, [0] * len(ids), time.thread_time() - began)
+            run([{"do": "personal", "number": number + 1, "split": split} for _ in dealt])
+
+
+def _by_size(n: Ints, *groups: Ints) -> list[Ints]:
+    """Each group in order of size, so that a block's points need little padding."""
+    return [group[np.argsort(-n[group], kind="stable")] for group in groups]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of a round on one machine: once for each setting of a sweep.
+
+Code at the parties sees a sweep's settings side by side, `[s, m, p]`, since that is where the work
+is. The server takes a few steps a round: it runs once per setting, with plain numbers as fields,
+and always sees vectors `[p]` and stacks `[|S|, p]`, as it does in a run of one setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from archipel.core import Blueprint, Each, Vector
+from archipel.errors import ArchipelError
+from archipel.exchange.anatomy import Ask, Side, broadcast, first_states, is_peer
+from archipel.tree import tree_map
+
+
+@dataclass
+class Received:
+    """The uploads of a round, as the server asked for them."""
+
+    sampled: int
+    parties: int
+    total_n: float
+    sums: Mapping[Ask, Any]
+    rows: Any
+
+    def mean(self, by_examples: bool = False) -> Any:
+        ask: Ask = "mean by examples" if by_examples else "mean"
+        if ask not in self.sums:
+            raise _unasked(f"mean(by_examples={by_examples})")
+        over = self.total_n if by_examples else self.sampled
+        return tree_map(lambda leaf: leaf / over, self.sums[ask])
+
+    def stack(self) -> Any:
+        if self.rows is None:
+            raise _unasked("stack()")
+        return self.rows
+
+
+def _unasked(call: str) -> ArchipelError:
+    return ArchipelError(
+        f"the server calls uploads.{call} now but not in the first round: ask for the same in "
+        "every round, since what the server sees is settled before the run."
+    )
+
+
+class Settings:
+    """An algorithm with the settings of a sweep: side by side for parties, apart for the server."""
+
+    def __init__(
+        self, algorithm: Any, values: Mapping[str, Sequence[float]], dtype: torch.dtype
+    ) -> None:
+        self.count = None if not values else len(next(iter(values.values())))
+        self.together, self.apart = algorithm, [algorithm]
+        if values:
+            fields = {
+                name: torch.tensor(list(value), dtype=dtype).view(-1, 1, 1)
+                for name, value in values.items()
+            }
+            self.together = replace(algorithm, **fields)
+            self.apart = [
+                replace(algorithm, **dict(zip(values, setting, strict=True)))
+                for setting in zip(*values.values(), strict=True)
+            ]
+
+    def split(self, tree: Any) -> list[Any]:
+        """What each setting has of a tree `[s, ...]`."""
+        if self.count is None:
+            return [tree]
+        return [tree_map(lambda leaf, a=a: leaf[a], tree) for a in range(self.count)]
+
+    def join(self, trees: Sequence[Any]) -> Any:
+        """The trees of all settings as one, `[s, ...]`."""
+        if self.count is None:
+            return trees[0]
+        return tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+    def first_states(self, w: Vector, blueprint: Blueprint) -> tuple[Any, Any]:
+        """Shared and own state before the first round; one of each per setting of a sweep."""
+        starts = [first_states(one, w, blueprint) for one in self.apart]
+        if is_peer(self.together):
+            return None, self.join(starts)
+        shared, own = (self.join(states) for states in zip(*starts, strict=True))
+        return shared, own
+
+    def broadcast(self, shared: Any) -> Any:
+        """What parties get of the shared state."""
+        pairs = zip(self.apart, self.split(shared), strict=True)
+        return self.join([broadcast(one, state) for one, state in pairs])
+
+    def serve(self, shared: Any, uploads: Received) -> Serving:
+        """Begin the server's part of a round with the first uploads."""
+        return Serving(self, shared, uploads)
+
+    def received(self, uploads: Received) -> list[Received]:
+        """What each setting's server gets."""
+        if self.count is None:
+            return [uploads]
+        sums = [
+            dict(zip(uploads.sums, each, strict=True))
+            for each in zip(*map(self.split, uploads.sums.values()), strict=True)
+        ] or [{}] * self.count
+        pairs = zip(sums, self.split(uploads.rows), strict=True)
+        return [replace(uploads, sums=part, rows=rows) for part, rows in pairs]
+
+
+class Serving:
+    """The servers of all settings in one round, message by message."""
+
+    def __init__(self, settings: Settings, shared: Any, uploads: Received) -> None:
+        self._settings = settings
+        parts = zip(settings.apart, settings.split(shared), settings.received(uploads), strict=True)
+        self._sides = [Side(one.server(state, part)) for one, state, part in parts]
+
+    def send(self, uploads: Received) -> None:
+        """Go on with the next uploads."""
+        for side, part in zip(self._sides, self._settings.received(uploads), strict=True):
+            side.send(part)
+
+    def said(self, last: bool) -> Any:
+        """The reply, or the shared state at last: `[s, ...]`, and `[s, m, ...]` in `Each`."""
+        values = [side.value for side in self._sides]
+        kinds = {type(value) for value in values}
+        if any(side.ended != last for side in self._sides) or (Each in kinds and len(kinds) > 1):
+            raise ArchipelError(
+                f"{type(self._settings.together).__name__}.server answers otherwise than before "
+                "the first round: give every round, and every setting of a sweep, the same number "
+                "of yields, and the same of them with Each."
+            )
+        if isinstance(values[0], Each):
+            return Each(self._settings.join([value.rows for value in values]))
+        return self._settings.join(values)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A federation in one process, letter by letter: the network engine, and peers, without one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from archipel.core import PeerAlgorithm, ServerAlgorithm
+from archipel.data.federation import Federation
+from archipel.engines.local.engine import Outcome
+from archipel.engines.network.answers import Answers
+from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.in_memory import MemoryLink
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.liveness import Words
+from archipel.engines.network.party_loop import PartyLoop
+from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.peers import Peer, Report
+from archipel.engines.network.transport import Cut, Partials
+from archipel.graphs import Topology
+from archipel.models.model import Model
+
+
+class Played(NamedTuple):
+    """What became of some rounds."""
+
+    engine: NetworkEngine
+    party_states: list[PartyState]  # one per party
+    outcomes: list[tuple[Outcome, dict[int, str]]]  # of every round, with who was missing
+    scores: dict[int, Letter]  # of every party, at the end
+
+
+async def play(
+    algorithm: ServerAlgorithm,
+    data: Federation,
+    model: Model,
+    cohorts: Sequence[Sequence[int]],
+    cuts: Sequence[tuple[float, float]] = (),
+    patience: Patience | None = None,
+) -> Played:
+    """Run rounds with these parties; each party's first streams are cut after so many bytes.
+
+    Every party has a copy of the model: they compute in threads, where a site is a process.
+    """
+    anatomy = anatomy_of(algorithm, data, model, 0, 0)
+    engine = NetworkEngine(algorithm, model, anatomy, data.training, "twin")
+    answers, partials = Answers(engine), Partials()
+
+    async def answer(who: str, letter: Letter) -> Any:
+        return await answers.answer(int(who), letter)
+
+    party_states, tasks, everybody = [], [], list(range(data.training))
+    for k in everybody:
+        party_states.append(
+            PartyState(algorithm, data.select(np.array([k])), copy.deepcopy(model), party=k)
+        )
+        link = MemoryLink(str(k), answer, partials)
+        link.cuts += cuts
+        tasks.append(
+            asyncio.create_task(PartyLoop(party_states[k], link, "twin", pause=0.01).run())
+        )
+    outcomes = []
+    try:
+        for t, cohort in enumerate(cohorts):
+            outcomes.append(await engine.round(t, cohort, patience))
+            answers.verdicts[t] = frozenset(outcomes[-1][0].arrived.tolist())
+        scores = await answers.evaluate(len(cohorts), everybody)
+        answers.end(len(cohorts))
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return Played(engine, party_states, outcomes, scores)
+
+
+class Disk:
+    """What would be on a peer's disk."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, Tensor]] = {}
+
+    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self._kept[name] = {key: tensor.clone() for key, tensor in tensors.items()}
+
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        return {name: dict(tensors) for name, tensors in self._kept.items()}
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._kept.pop(name, None)
+
+
+class Circle:
+    """Peers in one process; each may be ended at any moment and begun again."""
+
+    def __init__(
+        self,
+        algorithm: PeerAlgorithm,
+        data: Federation,
+        model: Model,
+        topology: Topology,
+        rounds: int,
+        *,
+        asynchronous: bool = False,
+        silence: float = 60.0,
+        deadline: float | None = None,
+        cuts: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        self._parts = (algorithm, data, model, topology)
+        self._rounds, self._asynchronous, self._silence = rounds, asynchronous, silence
+        self._cuts, self._deadline = cuts, deadline
+        count = data.training
+        self.disks = [Disk() for _ in range(count)]
+        self.up: dict[int, Peer] = {}
+        self.tasks: dict[int, asyncio.Task[Any]] = {}
+        self.reports: list[list[Report]] = [[] for _ in range(count)]
+        self.cut_off: set[int] = set()  # alive, but nobody reaches them nor they anybody
+        self.watch: Callable[[int, Report], None] = lambda k, report: None
+        self.fault: Callable[[int, int, Letter], None] = lambda k, j, letter: None  # may raise Cut
+
+    def begin(self, k: int) -> Peer:
+        """Start peer k from what is on its disk."""
+        algorithm, data, model, topology = self._parts
+        party_state = PartyState(
+            algorithm, data.select(np.array([k])), copy.deepcopy(model), party=k
+        )
+        links = {j: self._link(k, j) for j in range(data.training) if j != k}
+        peer = self.up[k] = Peer(
+            party_state, topology, links, Words("twin", self._rounds), self.disks[k],
+            asynchronous=self._asynchronous, silence=self._silence, deadline=self._deadline,
+            report=lambda report: self._reported(k, report),
+        )  # fmt: skip
+        self.tasks[k] = asyncio.create_task(peer.run())
+        return peer
+
+    def _reported(self, k: int, report: Report) -> None:
+        self.reports[k].append(report)
+        self.watch(k, report)
+
+    def _link(self, k: int, j: int) -> MemoryLink:
+        async def answer(who: str, letter: Letter) -> Letter:
+            if j not in self.up or {j, k} & self.cut_off:
+                raise Cut("nobody is there.")
+            reply = await self.up[j].answer(int(who), letter)
+            self.fault(k, j, reply)
+            return reply
+
+        link = MemoryLink(str(k), answer, Partials())
+        link.cuts += self._cuts
+        return link
+
+    async def end(self, k: int) -> None:
+        """Kill peer k."""
+        self.up.pop(k, None)
+        task = self.tasks.pop(k)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def done(self) -> list[Any]:
+        """Wait for all peers that are up, and return their own states."""
+        try:
+            states: list[Any] = await asyncio.gather(*(self.tasks[k] for k in sorted(self.tasks)))
+        finally:
+            for k in list(self.tasks):
+                await self.end(k)
+        return states
+
+
+async def meet(
+    algorithm: PeerAlgorithm,
+    data: Federation,
+    model: Model,
+    topology: Topology,
+    rounds: int,
+    cuts: Sequence[tuple[float, float]] = (),
+) -> list[Any]:
+    """The own states of peers after so many rounds."""
+    circle = Circle(algorithm, data, model, topology, rounds, cuts=cuts)
+    for k in range(data.training):
+        circle.begin(k)
+    return await circle.done()

@@ -1,0 +1,531 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site: its keys, its data, what it agreed to, and its part in the studies it approved.
+
+Everything is in the site's own folder and everything it decides is decided there: pausing, leaving
+and the audit log work without the coordinator. The site connects outwards only, and its data is
+read by its own process alone. What computes is imported where it is done: a pause works at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archipel.engines.network.grpc import Credentials, GrpcLink
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Cut, Refused
+from archipel.errors import ArchipelError
+from archipel.federation import approval
+from archipel.federation.anchors import Anchors
+from archipel.federation.audit import Anchor, Audit
+from archipel.federation.certificates import (
+    COORDINATOR,
+    RENEW,
+    Identity,
+    Invitation,
+    ends,
+    fingerprint,
+    new_key,
+    pem_of,
+    request,
+    write_secret,
+)
+from archipel.federation.peer import port
+from archipel.federation.site.policy import Policy, Standing
+from archipel.federation.site.studies import Decision, SiteStudies
+from archipel.store.files import locked, write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from archipel.data.federation import Federation
+    from archipel.data.shadow import Facts
+    from archipel.engines.network.party_state import PartyState
+    from archipel.exchange.anatomy import Anatomy
+    from archipel.federation.site.exposure import Exposure
+    from archipel.study.file import Study
+
+_RESCALED = 3  # times that a study's scale may be made anew
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+
+
+def signed(letter: Letter) -> bytes:
+    """What a site signs of an upload or of scores: all of it, so that it fits no other round."""
+    parts = [letter.kind]
+    parts += [f"{k}={letter.fields[k]!r}" for k in sorted(letter.fields) if k != "signature"]
+    arrays = [
+        f"{tag} {shape} {digest.hex()}"
+        for (tag, shape), digest in zip(letter.forms, letter.digests, strict=True)
+    ]
+    return "\n".join(["archipel letter", *parts, *arrays]).encode()
+
+
+class Rows(NamedTuple):
+    """Of a site's table."""
+
+    training: int
+    test: int
+
+
+class Left(ArchipelError):
+    """The site has taken its approval back."""
+
+
+@dataclass
+class Sent:
+    """What left a site for one study."""
+
+    uploads: int = 0
+    bytes: int = 0
+    rounds: set[int] = field(default_factory=set)
+
+    def add(self, detail: Mapping[str, Any]) -> None:
+        self.bytes += int(detail["bytes"])
+        if detail["kind"] in ("upload", "vector"):
+            self.uploads += 1
+            self.rounds.add(int(detail["round"]))
+
+
+class Site:
+    """A site's folder, and what the site does."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        try:
+            about = json.loads((home / "site.json").read_text())
+            self.name, self.address = str(about["name"]), str(about["address"])
+            self.federation = str(about["federation"])
+            self.listens = str(about.get("listens", ""))  # where a peer is asked
+            self.identity = Identity.read((home / "identity.key").read_bytes())
+        except FileNotFoundError:
+            raise ArchipelError(
+                f"home = '{home}': no site there; join with 'archipel site join TOKEN'."
+            ) from None
+        self.audit = Audit(home / "audit.jsonl", self.identity)
+        self.site_studies = SiteStudies(home / "studies")
+        self._fault = ""  # of the coordinator's log, as it was last said
+
+    def assure_listens(self) -> None:
+        """Refuse what only a peer can do."""
+        if not self.listens:
+            raise ArchipelError(
+                f"home = '{self.home}': a site that listens nowhere; join anew with 'archipel peer "
+                "join TOKEN --address HOST:PORT'."
+            )
+
+    # -- joining -----------------------------------------------------------------------------------
+
+    @classmethod
+    async def join(cls, home: Path, invitation: Invitation, listens: str = "") -> Site:
+        """Make keys here, and have the coordinator certify them; a peer listens somewhere."""
+        if (home / "site.json").exists():
+            raise ArchipelError(f"home = '{home}': a site has joined from there; name another.")
+        if invitation.expires < datetime.now(UTC):
+            raise ArchipelError(
+                f"the token expired at {invitation.expires:%Y-%m-%d %H:%M} UTC: ask for another."
+            )
+        home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)  # also where it was there
+        key, identity = new_key(), Identity.create()
+        link = GrpcLink(invitation.address, COORDINATOR, invitation.credentials)
+        fields = {
+            "site": invitation.site,
+            "secret": invitation.secret,
+            "request": request(key, invitation.site),
+            "identity": identity.public,
+        }
+        try:
+            answer = await asyncio.wait_for(link.ask(Letter("enrol", fields)), 30)
+        except (Cut, TimeoutError) as error:
+            silent = f"the coordinator at {invitation.address} does not answer; try again later."
+            raise ArchipelError(f"not joined: {str(error) or silent}") from None
+        finally:
+            await link.close()
+        if answer["authority"] != invitation.authority:
+            raise ArchipelError("the coordinator is not the one that the token names: do not join.")
+        write_secret(home / "site.pem", pem_of(key) + answer["certificate"])
+        write_secret(home / "identity.key", identity.pem)
+        write(home / "authority.pem", answer["authority"])
+        if listens:
+            port.make(home, invitation.site)
+        about = {
+            "name": invitation.site,
+            "address": invitation.address,
+            "federation": invitation.federation,
+            "listens": listens,
+        }
+        write(home / "site.json", json.dumps(about, indent=1).encode())
+        site = cls(home)
+        words = fingerprint(answer["authority"])
+        site.audit.append("joined", federation=invitation.federation, fingerprint=words)
+        return site
+
+    def credentials(self) -> Credentials:
+        """The site's TLS key and certificate, which lie in one file so that they always fit."""
+        key, begins, certificate = (self.home / "site.pem").read_bytes().partition(_CERTIFICATE)
+        return Credentials(key, begins + certificate, self.authority)
+
+    @property
+    def authority(self) -> bytes:
+        """The certificate that the federation is."""
+        return (self.home / "authority.pem").read_bytes()
+
+    def link(self) -> GrpcLink:
+        return GrpcLink(self.address, COORDINATOR, self.credentials())
+
+    async def renew(self, link: GrpcLink) -> bool:
+        """Ask for a new certificate where this one ends soon, with a new key."""
+        if ends(self.credentials().chain) - datetime.now(UTC) > RENEW:
+            return False
+        key = new_key()
+        answer = await link.ask(Letter("renew", {"request": request(key, self.name)}))
+        write_secret(self.home / "site.pem", pem_of(key) + answer["certificate"])
+        self.audit.append("renewed")
+        return True
+
+    # -- deciding ----------------------------------------------------------------------------------
+
+    async def studies(self, link: GrpcLink) -> dict[str, str]:
+        """Hash and state of the studies there are."""
+        fields = {"version": version("archipel"), "approved": sorted(self.site_studies.approved())}
+        return dict((await link.ask(Letter("hello", fields)))["studies"])
+
+    async def fetch(self, link: GrpcLink, study: str) -> tuple[bytes, list[str]]:
+        """The exact bytes of a study, checked against its hash and kept; who approved it so far."""
+        answer = await link.ask(Letter("study", {"study": study}))
+        text = answer["text"].encode()
+        if approval.hash_of(text) != study:
+            raise ArchipelError(
+                f"study {study[:12]}: the coordinator sent other bytes than its hash says; do not "
+                "approve, and tell the coordinator's operator."
+            )
+        self.site_studies.put(text)
+        members = [name for name in answer["members"].split(", ") if name]
+        return text, members
+
+    @property
+    def policy(self) -> Policy:
+        """This site's own rules, as they are now."""
+        return Policy.read(self.home)
+
+    def exposure(self, study: Study, data: Federation, rows: Rows | None = None) -> Exposure:
+        """What a study would make leave; `data` may be made up, of its form."""
+        return self._look(study, data, rows)[0]
+
+    def _look(
+        self, study: Study, data: Federation, rows: Rows | None
+    ) -> tuple[Exposure, Anatomy, list[Tensor]]:
+        from archipel.engines.checks import check_fit
+        from archipel.engines.network.party_state import anatomy_of
+        from archipel.federation.site.exposure import exposure
+
+        mixed: list[Tensor] = []
+        model = approval.model_of(study, data)
+        check_fit(model, data)
+        anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed, mixed)
+        counts = (None, None) if rows is None else rows
+        return exposure(study, model, data, anatomy, mixed, *counts), anatomy, mixed
+
+    def review(
+        self, text: bytes, data: Federation, members: Sequence[str], rows: Rows | None = None
+    ) -> str:
+        """What approving would mean; `rows` are those of the table that is bound."""
+        from archipel.federation.site.review import Review
+
+        study, digest = approval.read(text), approval.hash_of(text)
+        found, anatomy, mixed = self._look(study, data, rows)
+        approved = [each for each in self.site_studies.approved() if each != digest]
+        before = [each for each in approved if self.site_studies.name(each) == study.name]
+        changes = approval.difference(self.site_studies.text(before[-1]), text) if before else []
+        return Review(
+            study, digest, found, anatomy, self.policy, members, mixed, changes,
+            self.site_studies.namesakes(study.name, besides=digest),
+        ).text()  # fmt: skip
+
+    def decide(self, text: bytes, decision: str, facts: Facts | None = None) -> str:
+        """Approve, reject or leave these exact bytes: it holds from now on; return their hash.
+
+        `tell` has the coordinator know.
+        """
+        study = self.site_studies.put(text)
+        if decision == "approved":
+            approval.read(text)
+        told = {} if facts is None else facts.to_json()
+        if told and self.listens:
+            told |= {"address": self.listens, "certificate": port.certificate(self.home)}
+        self._decide(study, Decision(decision, told))
+        return study
+
+    def _decide(self, study: str, decision: Decision) -> None:
+        self.site_studies.decide(study, decision)
+        self.audit.append(decision.decision, study=study)
+
+    async def tell(self, link: GrpcLink) -> None:
+        """Tell the coordinator what was decided; a study it refuses to take is not told again."""
+        for study in self.site_studies.untold():
+            found = self.site_studies.decision(study)
+            assert found is not None
+            facts = dict(found.facts)
+            said = approval.statement(self.name, study, found.decision, facts)
+            fields = {
+                "study": study,
+                "decision": found.decision,
+                "facts": facts,
+                "signature": self.identity.sign(said),
+            }
+            try:
+                await link.ask(Letter("approve", fields))
+            except Refused as no:
+                self.site_studies.decide(study, found._replace(told=True, refused=str(no)))
+                raise
+            self.site_studies.told(study)
+
+    async def place(self, link: GrpcLink, study: str, patient: bool = True) -> int:
+        """This site's number in a study that it approved: given once, when the study starts."""
+        self._assure_approved(study)
+        pause = 1.0
+        while not self.site_studies.has_party(study):
+            if patient:
+                await self.may(link, study)
+            try:
+                answer = await link.ask(Letter("place", {"study": study}))
+            except Cut:
+                if not patient:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 30)
+                continue
+            if answer.kind == "seat":
+                self.site_studies.seated(study, answer["party"])
+            elif answer.kind != "wait":
+                raise Refused(f"a {answer.kind} is no answer to a site that asks for its number.")
+            elif not patient:
+                raise ArchipelError(f"study {study[:12]} has not started: this site has no number.")
+            else:
+                await asyncio.sleep(min(max(0.1, answer["seconds"]), 10.0))
+        return self.site_studies.party(study)
+
+    # -- always, also when nobody answers ----------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        return (self.home / "paused").exists()
+
+    def pause(self) -> None:
+        """Send nothing until `resume`."""
+        if not self.paused:
+            write(self.home / "paused", b"")
+            self.audit.append("paused")
+
+    def resume(self) -> None:
+        """End a pause."""
+        if self.paused:
+            (self.home / "paused").unlink()
+            self.audit.append("resumed")
+
+    def leave(self, studies: Sequence[str]) -> None:
+        """Take back the approval of studies: nothing of this site leaves for them any more."""
+        for study in studies:
+            self._decide(study, Decision("withdrawn", {}))
+
+    def sent(self) -> dict[str, Sent]:
+        """What left this site so far, by study, as its audit log says."""
+        found: dict[str, Sent] = {}
+        for entry in self.audit.entries():
+            if entry.what == "sent":
+                study = str(entry.detail["study"])
+                found.setdefault(study, Sent()).add(entry.detail)
+        return found
+
+    def lacks(self, study: str, sent: Mapping[str, Sent]) -> bool:
+        """Whether this site worked in a study in rounds of which its audit log names nothing.
+
+        What left in the round under way may not be there yet.
+        """
+        folder = self.site_studies.folder(study)
+        path = folder / "state.safetensors"
+        if not path.exists():
+            return study not in sent and any(folder.glob("peer/*.safetensors"))
+        return study not in sent or self.site_studies.last(study) > max(
+            sent[study].rounds, default=0
+        )
+
+    async def personalise(self, study: str, data: Federation) -> dict[str, float]:
+        """Get the model of a finished study, this site's own where the algorithm makes one.
+
+        It is written beside the approval, with a bundle to apply it with; returns its metrics on
+        this site's test points.
+        """
+        from safetensors.torch import save
+
+        from archipel.engines.network.party_loop import PartyLoop
+        from archipel.federation import bundles
+
+        if self.paused:
+            raise ArchipelError(
+                "this site is paused, and a model of its own may take questions computed from its "
+                "rows: say 'archipel site resume' first."
+            )
+        link = self.link()
+        try:
+            await self.place(link, study, patient=False)
+            party_state, path = self._party_state(study, data)
+            model, rounds = await PartyLoop(party_state, link, study, sign=self.sign).model()
+        finally:
+            await link.close()
+        module = party_state.model.to_module(*model)
+        tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+        write(path.with_name("model.safetensors"), save(tensors))
+        bundles.of_site(self, study, party_state, data, model, rounds)
+        self.audit.append("personalised", study=study, rounds=rounds)
+        return party_state.score(model, rounds, own=party_state.has_personal)
+
+    def _assure_approved(self, study: str) -> None:
+        if not self.site_studies.has_approved(study):
+            raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
+
+    def _party_state(self, study: str, data: Federation) -> tuple[PartyState, Path]:
+        """This site's seat in a study that it approved, as it was left, and where that lies."""
+        from safetensors.torch import load_file
+
+        from archipel.engines.network.party_state import PartyState
+
+        self._assure_approved(study)
+        described = self.site_studies.read(study)
+        rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
+        found, policy = self.exposure(described, data, rows), self.policy
+        policy.refuse(found)
+        model, party = approval.model_of(described, data), self.site_studies.party(study)
+        about = described.study
+        party_state = PartyState(
+            described.algorithm_object, data, model, party=party, seed=about.seed,
+            rounds=about.rounds, evaluate_every=about.evaluate_every,
+            rules=Standing(self.home, found, policy.counts),
+        )  # fmt: skip
+        path = self.site_studies.folder(study) / "state.safetensors"
+        if path.exists():
+            party_state.restore(load_file(path))
+        return party_state, path
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """One process of a site at a time; the system lets go of it however the process ends."""
+        with locked(self.home / "lock") as mine:
+            if not mine:
+                raise ArchipelError(
+                    f"home = '{self.home}': this site is at work in another process; stop that "
+                    "first."
+                )
+            yield
+
+    # -- taking part -------------------------------------------------------------------------------
+
+    def rescaled(self, study: str) -> None:
+        """The scale was made anew before this site counted: its open round is of the old one.
+
+        What was computed for that round may have left, so this is allowed a few times only.
+        """
+        before = sum(
+            entry.what == "rescaled" and entry.detail["study"] == study
+            for entry in self.audit.entries()
+        )
+        if before >= _RESCALED:
+            raise Refused(f"study {study[:12]}: its scale was made anew {before} times; leave it.")
+        self.audit.append("rescaled", study=study)
+        self.site_studies.drop_round(study)
+
+    def sign(self, letter: Letter) -> bytes:
+        """Write down that a letter leaves, how many numbers it has and its digest, and sign it."""
+        said = signed(letter)
+        size = sum(array.numel() * array.element_size() for array in letter.arrays)
+        maps = [value for value in letter.fields.values() if isinstance(value, dict)]
+        numbers = sum(array.numel() for array in letter.arrays) + sum(map(len, maps))
+        detail = {"kind": letter.kind, "study": letter["study"], "bytes": size}
+        detail |= {"numbers": numbers, "digest": sha256(said).hexdigest()}
+        if "round" in letter.fields:
+            detail["round"] = int(letter["round"]) + (letter.kind in ("upload", "vector"))
+        self.audit.append("sent", **detail)
+        return self.identity.sign(said)
+
+    def exchange(self, theirs: str | None, say: Callable[[str], None]) -> str:
+        """Keep the anchor of the coordinator's log, and return that of this site's."""
+        if theirs is not None:
+            kept = Anchors(self.home / "anchors.json")
+            if fault := kept.hear(COORDINATOR, Anchor.read(theirs)):
+                if fault != self._fault:
+                    say(f"{fault}: tell the coordinator's operator, and keep anchors.json")
+                    self.audit.append("anchor", of=COORDINATOR, fault=fault, anchor=theirs)
+                self._fault = fault
+            else:
+                kept.save()
+        return self.audit.head.text
+
+    async def away(self, link: GrpcLink, study: str, why: str) -> None:
+        """Have the coordinator know that this site does not work now, if it can be told."""
+        with suppress(ArchipelError, TimeoutError):
+            fields = {"study": study, "reason": why[:80]}
+            await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+
+    async def may(self, link: GrpcLink, study: str) -> None:
+        """Return when something may leave for a study: not in a pause, and never without approval.
+
+        The coordinator is told of a pause, if it can be.
+        """
+        if self.paused:
+            await self.away(link, study, "paused")
+        while self.paused:
+            await asyncio.sleep(0.5)
+        if not self.site_studies.has_approved(study):
+            raise Left(f"study {study[:12]}: this site has left it.")
+
+    async def decline(self, link: GrpcLink, study: str) -> None:
+        """Have the coordinator know that this site's own policy keeps it from taking part."""
+        with suppress(Cut, Refused, TimeoutError):
+            fields = {"study": study, "reason": "declined by the site's own policy"}
+            await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+
+    def tells_counts(self, study: str) -> bool:
+        """Whether numbers of rows leave for a study: they did on approval, and still may."""
+        decision = self.site_studies.decision(study)
+        return self.policy.counts and decision is not None and decision.facts.get("n", 0) > 0
+
+    async def attend(
+        self,
+        link: GrpcLink,
+        study: str,
+        data: Federation,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> int:
+        """Take part in an approved study until it is done; return its rounds."""
+        from safetensors.torch import save
+
+        from archipel.engines.network.party_loop import PartyLoop
+        from archipel.federation import scale
+
+        await self.place(link, study)
+        party_state, path = self._party_state(study, data)
+
+        def keep() -> None:
+            write(path, save(party_state.state()))
+
+        async def may() -> None:
+            await self.may(link, study)
+
+        attendance = PartyLoop(
+            party_state, link, study, sign=self.sign, keep=keep, say=say, may=may,
+            counts=self.tells_counts(study),
+            scale=scale.name_at(path.with_name("scale.safetensors")),
+            log=lambda theirs: self.exchange(theirs, say),
+        )  # fmt: skip
+        rounds = await attendance.run()
+        self.site_studies.end(study, rounds)
+        self.audit.append("done", study=study, rounds=rounds)
+        return rounds

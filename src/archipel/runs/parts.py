@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a run, made from names or taken as they are: federation, model, topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from archipel import data as datasets
+from archipel import models
+from archipel.data.federation import Federation
+from archipel.data.rows import ranges
+from archipel.errors import ArchipelError
+from archipel.graphs import Topology
+from archipel.graphs import topology as topology_of
+from archipel.models.losses import Loss, balanced, default_loss, weighted
+from archipel.models.losses import loss as loss_of
+from archipel.models.model import Model, Statistics
+from archipel.runs.participation import Away, absences
+
+ClassWeights = Sequence[float] | Literal["balanced"]
+
+
+def federation(
+    data: str | Federation, partition: str | None = None, parties: int | None = None, seed: int = 0
+) -> Federation:
+    """Return the federation itself, or load the dataset of that name."""
+    if isinstance(data, Federation):
+        if partition is not None:
+            return data.repartition(partition, parties or data.training, seed)
+        if parties is not None:
+            raise ArchipelError(
+                f"parties = {parties}: this federation has {data.parties}; say partition='iid' as "
+                "well to deal its points out anew."
+            )
+        return data
+    return datasets.load(data, partition=partition, parties=parties, seed=seed)
+
+
+def build_model(
+    model: str | nn.Module | Model | None,
+    fed: Federation,
+    loss: str | Loss | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    statistics: Statistics | None = None,
+    class_weights: ClassWeights | None = None,
+) -> Model:
+    """Return the model itself, a module with the task's loss, or a reference network by name."""
+    if isinstance(model, Model):
+        given = {"loss": loss, "statistics": statistics, "class_weights": class_weights}
+        for name, value in given.items():
+            if value is not None:
+                raise ArchipelError(
+                    f"{name} = {value!r}: the model has its own already; leave it out."
+                )
+        return model
+    if model is None:
+        model = models.default_model(fed.task, fed.shape)
+    if isinstance(model, str):
+        model = models.build(model, fed.shape, fed.classes or 1, seed, **(options or {}))
+        if fed.x.is_floating_point():
+            model = model.to(fed.x.dtype)
+    minimised = loss_of(default_loss(fed.task) if loss is None else loss)
+    if class_weights is not None:
+        minimised = weighted(minimised, _weights(class_weights, fed), fed.task, fed.classes)
+    return Model(model, minimised, statistics or "averaged")
+
+
+def _weights(given: ClassWeights, fed: Federation) -> Sequence[float]:
+    """A weight for each class: as given, or of the training points of all training parties."""
+    if not isinstance(given, str):
+        return given
+    if given != "balanced":
+        raise ArchipelError(f'class_weights = "{given}": say "balanced", or give numbers.')
+    if fed.task != "classification":
+        return [1.0]
+    if fed.about.elsewhere:
+        raise ArchipelError(
+            'class_weights = "balanced": how many points each class has is known to the sites '
+            "alone, and they do not tell; agree on numbers and give them, [1.0, 5.0]."
+        )
+    rows = ranges(fed.offsets[: fed.training].numpy(), fed.test_from[: fed.training].numpy())
+    return balanced(fed.y[torch.from_numpy(rows)].bincount(minlength=fed.classes).tolist())
+
+
+def build_topology(topology: str | Topology | None, fed: Federation, seed: int) -> Topology | None:
+    """Return the topology itself, or the one of that name over the training parties."""
+    if topology is None or isinstance(topology, Topology):
+        return topology
+    if not isinstance(topology, str):
+        raise ArchipelError(f"topology = {topology!r}: give a name such as 'ring'.")
+    return topology_of(topology, fed.training, seed)
+
+
+def build_away(away: Mapping[str, str] | None, fed: Federation) -> Away:
+    """Return who is away in which rounds, by number, from `{"Cleveland": "11-20"}`."""
+    return {fed.index(name): absences(rounds) for name, rounds in (away or {}).items()}

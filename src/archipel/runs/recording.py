@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a run into its folder while it goes on, and reads it back.
+
+A checkpoint is written to the side first; the journal's transaction then names it and holds all
+that happened up to it. Whatever moment a process is killed at, the journal and the checkpoint it
+names agree, and the rounds after it are computed again, to the same bits.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.data.federation import Federation
+from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.local.pool import cores
+from archipel.engines.plan import Plan
+from archipel.errors import BelowQuorum
+from archipel.rng import Ints
+from archipel.runs.participation import Cohort
+from archipel.runs.run import Description, Run, Spent
+from archipel.store.files import now
+from archipel.store.folder import Folder
+from archipel.store.journal import Event
+
+State = Callable[[], Mapping[str, Tensor]]
+
+_MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
+_MAKING = "making "  # before the name of what a party's own model cost it
+_SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
+
+
+def environment(study: Description | None, device: str = "cpu") -> dict[str, str]:
+    """What the numbers may depend on besides the study, and where its paths begin."""
+    return {
+        "folder": str(Path.cwd() if study is None else study.base),
+        "archipel": version("archipel"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": str(cores()),
+        "device": device,
+    }
+
+
+def create(
+    path: Path,
+    run: Run,
+    row: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    database: str | None = None,
+) -> Folder:
+    """Make the folder of a run that is about to begin, its journal there or in a database."""
+    row = {
+        **row,
+        "plan": asdict(run.plan),
+        "environment": run.environment,
+        "rounds": run.rounds,
+        "summary": _summary(run),
+    }
+    return Folder.create(path, row, _roster(run.data), files, database)
+
+
+def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:
+    """What the journal says of the parties, from the first of these on."""
+    sizes: Iterable[tuple[int, int]] = (told or (-1, -1) for told in data.about.counts[first:])
+    if not data.about.elsewhere:
+        sizes = zip(data.n[first:].tolist(), data.n_test[first:].tolist(), strict=True)
+    for k, (n, n_test) in enumerate(sizes, first):
+        yield {
+            "party": k,
+            "name": data.name(k),
+            "training_points": n,
+            "test_points": n_test,
+            "trains": k < data.training,
+        }
+
+
+def plan_of(folder: Folder) -> Plan:
+    """How the run was computed: another plan would give other last bits."""
+    return Plan(**folder.journal.row()["plan"])
+
+
+def has_baselines(folder: Folder) -> bool:
+    """Whether what the run is compared with was trained, or could not be."""
+    return folder.journal.row()["baselines"] is not None
+
+
+class Recorder:
+    """Keeps a run's folder up to date, at a small share of its time."""
+
+    def __init__(self, folder: Folder, run: Run, state: State, every: float) -> None:
+        self._folder, self._run, self._state, self._every = folder, run, state, every
+        self._rounds: list[dict[str, Any]] = []
+        self._metrics: list[tuple[int, str, Tensor]] = []
+        self._roster = folder.journal.parties()
+        self._entries = len(run.history)
+        self._events = len(run.events)
+        self._notes = sum(event.kind == "note" for event in run.events)
+        self._saved, self._cost = time.perf_counter(), 0.0
+        self.rounds = run.done  # on the disk
+        folder.forget_checkpoints(but=run.done)
+
+    def event(self, kind: str, text: str) -> None:
+        self._run.events.append(Event(now(), self._run.done, kind, text))
+
+    def joined(self) -> None:
+        """The run's data has more parties now, after those it had; numbers stay.
+
+        The next commit enters them in the roster.
+        """
+        _pad(self._run)
+
+    def baselines(self) -> None:
+        """Write down what the run is compared with."""
+        found = self._run.baselines
+        self._metrics += [
+            (0, f"{name} {metric}", values)
+            for name, scores in found.items()
+            for metric, values in scores.parties.items()
+        ]
+        self._metrics += [
+            (0, f"elsewhere {metric}", values) for metric, values in self._run.elsewhere.items()
+        ]
+        pooled = {name: {"pooled": e.pooled, "new": e.new} for name, e in found.items()}
+        self._take_notes()
+        self._commit({"baselines": pooled})
+
+    def round(self, spent: Spent) -> None:
+        """Take down the last round; it is on the disk from the next checkpoint on.
+
+        With a checkpoint every 0 seconds that is now: parties elsewhere may be told of it.
+        """
+        run = self._run
+        self._rounds.append(
+            {
+                "round": run.done,
+                **_cohort_to_json(run.participation[-1]),
+                "gradients": spent.gradients,
+                "bytes_up": spent.up,
+                "bytes_down": spent.down,
+            }
+        )
+        self._take_notes()
+        if not self._every:
+            self.save()
+
+    def evaluated(self) -> None:
+        """Take down the last evaluation."""
+        run = self._run
+        if run.data.parties > _MANY:  # the last evaluation's are kept
+            self._metrics = [each for each in self._metrics if each[0] == 0]
+        made = {f"{_MAKING}{name}": values for name, values in run.making.items()}
+        by_party = {**run.parties, **made}
+        self._metrics += [(run.done, name, values) for name, values in by_party.items()]
+
+    def save_in_time(self) -> None:
+        """Save, if the last time was long enough ago."""
+        pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
+        if time.perf_counter() - self._saved >= pause:
+            self.save()
+
+    def save(self, **row: Any) -> None:
+        """Write a checkpoint, then the journal up to it, then forget the checkpoint before."""
+        began, run = time.perf_counter(), self._run
+        if self._rounds or run.done == 0:
+            self._folder.save_checkpoint(run.done, self._state())
+        self._commit({"done": run.done, "seconds": run.seconds, "summary": _summary(run), **row})
+        self.rounds = run.done
+        self._folder.forget_checkpoints(but=run.done)
+        self._saved = time.perf_counter()
+        self._cost = self._saved - began
+
+    def end(self, state: str, text: str, scorecard: Mapping[str, Any] | None = None) -> None:
+        """Write the last checkpoint, the model and how it ended."""
+        run = self._run
+        run.state = state
+        self._take_notes()
+        self.event(state, text)
+        if run.done and run.vector.numel():  # peers keep their models to themselves
+            facts = {"run": run.name, "round": str(run.done), "algorithm": repr(run.algorithm)}
+            if (unit := run.data.features.target) is not None:  # of the network's output
+                facts |= {"mean": repr(float(unit.mean)), "scale": repr(float(unit.scale))}
+            self._folder.save_model(run.weights, facts)
+        self.save(state=state, ended=now(), scorecard=scorecard)
+
+    def fail(self, error: BaseException) -> None:
+        """Say why a run ended early; in the middle of a round the last checkpoint stays."""
+        if isinstance(error, BelowQuorum):  # between two rounds
+            self.save()
+        self._run.state = "failed"
+        event = Event(now(), self._run.done, "failed", str(error) or type(error).__name__)
+        self._run.events.append(event)
+        self._folder.journal.commit({"state": "failed", "ended": now()}, events=[event])
+
+    def _take_notes(self) -> None:
+        """Make an event of every new note."""
+        for note in self._run.notes[self._notes :]:
+            self.event("note", note)
+        self._notes = len(self._run.notes)
+
+    def _commit(self, row: Mapping[str, Any]) -> None:
+        run = self._run
+        self._folder.journal.commit(
+            row,
+            self._rounds,
+            run.history[self._entries :],
+            self._metrics,
+            run.events[self._events :],
+            keep_last=run.data.parties > _MANY,
+            joined=_roster(run.data, self._roster),
+        )
+        self._roster = run.data.parties
+        self._rounds, self._metrics = [], []
+        self._entries, self._events = len(run.history), len(run.events)
+
+
+def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
+    """Put a run back to its last checkpoint; return that, empty before the first round."""
+    journal = folder.journal
+    row = journal.row()
+    run.folder, run.state, run.seconds = folder.path, row["state"], row["seconds"]
+    run.environment = row["environment"]
+    run.uploaded |= {int(k): n for k, n in row["summary"].get("uploaded", {}).items()}
+    run.history, run.events = journal.entries(), journal.events()
+    rounds = journal.rounds()
+    known = {"all": np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)}  # of version 1
+    run.participation = [_cohort_of_json(each, known) for each in rounds]
+    run.spent = Spent(
+        *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
+    )
+    run.notes = [event.text for event in run.events if event.kind == "note"]
+    if run.history:
+        found = journal.party_metrics(run.history[-1]["round"])
+        run.parties = {name: v for name, v in found.items() if not name.startswith(_MAKING)}
+        run.making = _after(_MAKING, found)
+    parties = journal.party_metrics(0)
+    for name, level in (row["baselines"] or {}).items():
+        by_metric = _after(f"{name} ", parties)
+        run.baselines[name] = Evaluation(by_metric, level["pooled"], level["new"])
+    run.elsewhere = _after("elsewhere ", parties)
+    _pad(run)
+    return folder.load_checkpoint(row["done"]) if row["done"] else {}
+
+
+def _after(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def _pad(run: Run) -> None:
+    """Give NaN to parties that joined after something was measured."""
+    count = run.data.parties
+    for found in (
+        run.parties,
+        run.making,
+        run.elsewhere,
+        *(scores.parties for scores in run.baselines.values()),
+    ):
+        for name, values in found.items():
+            missing = count - len(values)
+            if missing > 0:
+                found[name] = torch.cat([values.double(), torch.full((missing,), torch.nan)])
+
+
+def _cohort_to_json(cohort: Cohort) -> dict[str, Any]:
+    slow = np.flatnonzero(cohort.effort < 1)
+    late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    missing = dict(cohort.missing)
+    if len(cohort.present) + len(missing) < len(cohort.sampled):
+        known = [*cohort.present.tolist(), *missing]
+        missing |= dict.fromkeys(np.setdiff1d(cohort.sampled, known).tolist(), "")
+    return {
+        "sampled": _sampled_to_json(cohort.sampled),
+        "missing": {str(k): cause for k, cause in missing.items()},
+        "late": late,
+        "counted": cohort.counted,
+        "waited": cohort.waited,
+        "blocked": {str(k): cause for k, cause in cohort.blocked.items()},
+    }
+
+
+def _sampled_to_json(sampled: Ints) -> list[int] | str:
+    """Parties one by one, or from where to where in case that is much shorter."""
+    ends = np.append(np.flatnonzero(np.diff(sampled) != 1), len(sampled) - 1)
+    if 8 * len(ends) > len(sampled):
+        each: list[int] = sampled.tolist()
+        return each
+    firsts = sampled[np.append(0, ends[:-1] + 1)]
+    spans = zip(firsts.tolist(), sampled[ends].tolist(), strict=True)
+    return ", ".join(f"{first}-{last}" for first, last in spans)
+
+
+def _sampled_of_json(sampled: list[int] | str, known: dict[str, Ints]) -> Ints:
+    """`known` are those read already: rounds of a million parties share them."""
+    if not isinstance(sampled, str):
+        return np.array(sampled, np.int64)
+    if sampled not in known:
+        spans = [span.split("-") for span in sampled.split(", ")]
+        known[sampled] = np.concatenate(
+            [np.arange(int(first), int(last) + 1) for first, last in spans]
+        )
+    return known[sampled]
+
+
+def _cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
+    sampled = _sampled_of_json(row["sampled"], known)
+    absent = {int(k): cause for k, cause in row["missing"].items()}
+    present = sampled[~np.isin(sampled, list(absent))] if absent else sampled
+    missing = {k: cause for k, cause in absent.items() if cause}
+    effort: Any = np.broadcast_to(1.0, present.shape)
+    if row["late"]:
+        effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
+    blocked = {int(k): cause for k, cause in row["blocked"].items()}
+    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"], blocked)
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """What a list of runs shows, and the training points that sites told with their uploads."""
+    uploaded = {str(k): n for k, n in sorted(dict(run.uploaded).items())}
+    return {
+        "algorithm": type(run.algorithm).__name__,
+        "data": run.data.about.name,
+        "parties": run.data.parties,
+        "seed": run.seed,
+        "metric": run.metric,
+        "value": run.metrics.get(run.metric),
+        **({"uploaded": uploaded} if uploaded else {}),
+    }

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run: what was done, who took part, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from archipel.core import Algorithm, Vector
+from archipel.data.federation import Federation
+from archipel.engines.local.evaluation import ALL_POINTS, SITES, Evaluation
+from archipel.engines.plan import Plan
+from archipel.errors import ArchipelError, unknown
+from archipel.exchange.anatomy import Anatomy, has_personal, is_peer
+from archipel.metrics import PRIMARY, larger_is_better
+from archipel.models.model import Model
+from archipel.models.units import InUnits
+from archipel.runs import divergence
+from archipel.runs.history import Round, absent, rounds_to, spread
+from archipel.runs.participation import Cohort
+from archipel.store.journal import Event
+from archipel.tree import leaves, nbytes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from archipel.picture import Picture
+    from archipel.scorecard import Scorecard
+
+
+class Spent(NamedTuple):
+    """What rounds cost."""
+
+    gradients: int = 0  # of single examples
+    up: int = 0  # bytes sent by all parties
+    down: int = 0  # bytes received by all parties
+
+
+class Joining(NamedTuple):
+    """What a party that comes along after training needs before it has a model, in the mean."""
+
+    messages: int  # the shared state, and a question and its answer each
+    up: int  # bytes it sends
+    down: int  # bytes it receives
+    gradients: float  # of single examples
+    seconds: float  # on one core, at the party and at the server, where parties work in stacks
+    parties: int  # that it was measured at: new ones, or those seen where none is new
+
+
+class Points(NamedTuple):
+    """How many points a party has, as far as that is known here."""
+
+    training: int | None
+    test: int | None
+    told: str  # "here", or by a site "on approval", "with uploads", "not told"
+
+
+class Description(Protocol):
+    """What a run was asked to do: `archipel.study.file.Study`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def purpose(self) -> str: ...
+    @property
+    def hash(self) -> str: ...
+    @property
+    def base(self) -> Path: ...
+    @property
+    def scaled(self) -> int: ...
+    @property
+    def summed(self) -> int: ...
+    def toml(self) -> str: ...
+    def resolved(self) -> dict[str, Any]: ...
+    def files(self) -> dict[str, bytes]: ...
+
+
+@dataclass
+class Run:
+    """What a run did and learnt."""
+
+    algorithm: Algorithm
+    data: Federation
+    task_model: Model
+    seed: int
+    plan: Plan
+    anatomy: Anatomy  # what a round sends
+    rounds: int = 0  # planned
+    metric: str = ""  # by which it is judged
+    target: float | None = None  # of that metric
+    history: list[Round] = field(default_factory=list)  # an entry per evaluated round
+    participation: list[Cohort] = field(default_factory=list)  # of every round
+    notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
+    vector: Vector = field(default_factory=lambda: torch.zeros(0))
+    buffers: Tensor | None = None  # that go with `vector`, BatchNorm's statistics among them
+    parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
+    making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
+    baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
+    elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
+    study: Description | None = None  # None for a run of objects made in Python
+    approved: bytes | None = None  # between sites: the study file, as every site approved it
+    uploaded: dict[int, int] = field(default_factory=dict)  # between sites: party -> its n
+    folder: Path | None = None  # None for a run that is only in memory
+    state: str = "running"  # or done, stopped, failed
+    spent: Spent = Spent()
+    seconds: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.metric = self.metric or PRIMARY[self.data.task]
+
+    @property
+    def name(self) -> str:
+        """The folder's name, or algorithm and data."""
+        if self.folder is not None:
+            return self.folder.name
+        return f"{type(self.algorithm).__name__.lower()} on {self.data.about.name}"
+
+    @property
+    def done(self) -> int:
+        """Rounds done."""
+        return len(self.participation)
+
+    @property
+    def model(self) -> nn.Module:
+        """The module with the parameters that were learnt.
+
+        Where a number to predict was scaled for training, it is in an `InUnits`, which turns
+        outputs back. Between sites the scale of tables is not in the run but in its bundle.
+        """
+        module = self.task_model.to_module(self.vector, self.buffers)
+        unit = self.data.features.target
+        return module if unit is None else InUnits(module, unit)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What was learnt, by the names that the module itself has."""
+        return self.task_model.to_module(self.vector, self.buffers).state_dict()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last evaluation over all training parties; `over` says how."""
+        return dict(self.history[-1]["metrics"]) if self.history else {}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong though the run ended: it diverged, or learnt nothing."""
+        return divergence.warnings(self)
+
+    @property
+    def between_sites(self) -> bool:
+        """Whether the parties are sites on the network, with their data."""
+        return self.data.about.elsewhere
+
+    @property
+    def over(self) -> str:
+        """What the last evaluation is taken over: all test points, or a mean over sites."""
+        if not self.between_sites:
+            return ALL_POINTS
+        return str(self.history[-1].get("over", SITES)) if self.history else SITES
+
+    @property
+    def study_hash(self) -> str | None:
+        """SHA-256 of the study file that sites approved; None for a simulation."""
+        return None if self.approved is None else sha256(self.approved).hexdigest()
+
+    @property
+    def resolved_hash(self) -> str | None:
+        """Stands for the study with every default and each file it names; None between sites."""
+        return None if self.study is None or self.between_sites else self.study.hash
+
+    def points(self, k: int) -> Points:
+        """How many points party k has; None where it is elsewhere and does not tell."""
+        if not self.between_sites:
+            return Points(int(self.data.n[k]), int(self.data.tested[k]), "here")
+        told = self.data.about.counts[k]
+        if told is not None:
+            return Points(*told, "on approval")
+        if k in self.uploaded:
+            return Points(self.uploaded[k], None, "with uploads")
+        return Points(None, None, "not told")
+
+    @property
+    def scorecard(self) -> Scorecard:
+        """Efficacy, efficiency, robustness and privacy."""
+        from archipel.scorecard import scorecard
+
+        return scorecard(self)
+
+    @property
+    def by_party(self) -> bool:
+        """Whether baselines are compared as means over parties, each tested on its own points.
+
+        Over all points at once, models that parties trained alone would seem better than they are:
+        they know how their parties differ. Where each of them was tested on all points as well
+        (`elsewhere`), one model for everybody is compared with that.
+        """
+        return bool(self.baselines) and (
+            not self.elsewhere or is_peer(self.algorithm) or has_personal(self.algorithm)
+        )
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """What the metric is compared with, on the same points: alone and pooled."""
+        return self.levels_of(self.metric)
+
+    def levels_of(self, metric: str) -> dict[str, float]:
+        """`levels` of any metric."""
+        training, found = self.data.training, {}
+        if self.by_party:
+            for label, name in (("alone", "local"), ("pooled", "central")):
+                if name in self.baselines and metric in self.baselines[name].parties:
+                    values = self.baselines[name].parties[metric][:training]
+                    found[label] = float(values.nanmean())
+        elif self.baselines:
+            found["alone"] = float(self.elsewhere[metric][:training].nanmean())
+            if "central" in self.baselines:
+                found["pooled"] = self.baselines["central"].pooled[metric]
+        return {label: value for label, value in found.items() if math.isfinite(value)}
+
+    @property
+    def joining(self) -> Joining | None:
+        """What a new party needs for a model; None for peers, and where none was measured."""
+        if is_peer(self.algorithm) or not self.history:
+            return None
+        sent, asked = self.anatomy.sent, self.anatomy.personal
+        able, training = self.data.n > 0, self.data.training
+        new = able & (torch.arange(len(able)) >= training)
+        spent = {"gradients": 0.0, "seconds": 0.0}  # the shared model is used as it is
+        if has_personal(self.algorithm):
+            if not self.making or not new.any():  # nobody is new, or nobody looked
+                return None
+            spent = {name: float(values[new].mean()) for name, values in self.making.items()}
+        return Joining(
+            messages=bool(leaves(sent)) + 2 * len(asked),
+            up=sum(nbytes(message.upload) for message in asked),
+            down=nbytes(sent) + sum(nbytes(message.reply) for message in asked),
+            parties=int(new.sum()),
+            **spent,
+        )
+
+    def curve(self, metric: str | None = None, new: bool = False) -> tuple[list[int], list[float]]:
+        """Rounds and values of a metric over all test points, or the mean over sites.
+
+        Of parties' own models where they have them, but for metrics of order: scores of different
+        models have none in common. With `new`, of parties never seen in training.
+        """
+        metric = metric or self.metric
+        own = metric not in ("auc", "c_index")
+        if self.history and metric not in self.metrics:
+            if not self.metrics:
+                raise ArchipelError("no party has a test point to score: split some off, test=0.2.")
+            raise unknown("metric", metric, self.metrics)
+        mine, shared = ("own_new", "new") if new else ("own", "metrics")
+        parts = [(own and entry.get(mine)) or entry[shared] or {} for entry in self.history]
+        return (
+            [entry["round"] for entry in self.history],
+            [part.get(metric, math.nan) for part in parts],
+        )
+
+    def rounds_to(self, target: float, metric: str | None = None) -> float | None:
+        """Rounds to a target: the best value so far, interpolated [McMahan 2017]; None if never.
+
+        Evaluations without a site that others have in their mean do not count.
+        """
+        rounds, values = self.curve(metric)
+        whole = [k for k, without in enumerate(absent(self.history)) if not without]
+        return rounds_to(
+            [rounds[k] for k in whole],
+            [values[k] for k in whole],
+            target,
+            larger_is_better(metric or self.metric),
+        )
+
+    def plot(self, path: str | Path | None = None, metric: str | None = None) -> Picture:
+        """Draw a metric against rounds, and the spread over parties of the last evaluation."""
+        from archipel.report.plots import curve_and_spread
+
+        return curve_and_spread(self, metric or self.metric, path)
+
+    def to_frame(self) -> DataFrame:
+        """A pandas frame with a row per evaluated round: metrics, and what it cost so far.
+
+        Columns begin with `own_` for parties' own models, `new_` for parties never seen in training
+        and `parties_` for the spread over parties.
+        """
+        from archipel.report.frames import of_run
+
+        return of_run(self)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write report.html, one file to send on, into the run's folder or to `path`."""
+        from archipel.report.html import write
+
+        if path is None:
+            if self.folder is None:
+                raise ArchipelError("the run is in memory only: say where, report('report.html').")
+            path = self.folder / "report.html"
+        return write(self, Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """What came of it, as plain values."""
+        last = self.history[-1] if self.history else {}
+        rounds = [
+            {
+                "round": t,
+                "sampled": len(cohort.sampled),
+                "arrived": len(cohort.present),
+                "missing": {self.data.name(k): cause for k, cause in cohort.missing.items()},
+                "counted": cohort.counted,
+                "waited": cohort.waited,
+            }
+            for t, cohort in enumerate(self.participation, 1)
+        ]
+        return {
+            "run": self.name,
+            "folder": None if self.folder is None else str(self.folder),
+            "study_hash": self.study_hash,
+            "resolved_hash": self.resolved_hash,
+            "state": self.state,
+            "algorithm": repr(self.algorithm),
+            "data": self.data.about.name,
+            "model": type(self.task_model.module).__name__,
+            "engine": "network" if self.between_sites else "local",
+            "seed": self.seed,
+            "rounds": self.done,
+            "parties": self.data.parties,
+            "metric": self.metric,
+            "metrics": self.metrics,
+            "over": self.over,
+            "warnings": self.warnings,
+            "sites": self._sites(),
+            "personal": self._personal(last),
+            "baselines": {
+                name: self._baseline(self.baselines.get(name)) for name in ("local", "central")
+            },
+            "elsewhere": {name: values.tolist() for name, values in self.elsewhere.items()} or None,
+            "participation": rounds,
+            "bytes": {"up": self.spent.up, "down": self.spent.down},
+            "seconds": {
+                "total": self.seconds,
+                "per_round": self.seconds / self.done if self.done else None,
+            },
+            "privacy": None,  # no step adds noise yet
+            "scorecard": self.scorecard.to_json(),
+            "history": self.history,
+        }
+
+    def _sites(self) -> list[dict[str, Any]] | None:
+        """What is known of each site; None for a simulation."""
+        if not self.between_sites:
+            return None
+        known = [(self.data.name(k), self.points(k)) for k in range(self.data.parties)]
+        return [
+            {"site": site, "training_points": n, "test_points": n_test, "told": told}
+            for site, (n, n_test, told) in known
+        ]
+
+    def _personal(self, last: Round) -> dict[str, Any] | None:
+        joining = self.joining
+        told = None if joining is None else joining._asdict()
+        if not last.get("own"):
+            return None
+        return {"seen": last["own"], "unseen": last["own_new"], "joining": told}
+
+    def _baseline(self, scores: Evaluation | None) -> dict[str, Any] | None:
+        if scores is None:
+            return None
+        values, training = scores.parties[self.metric], self.data.training
+        better = larger_is_better(self.metric)
+        return {
+            "metrics": scores.pooled,
+            "new": scores.new or None,
+            "seen_parties": spread(values[:training], better),
+            "new_parties": spread(values[training:], better),
+        }
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
+            f"{self.done} rounds, {shown}"
+        )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study: one short TOML file, its sections, and the parts that it names."""
