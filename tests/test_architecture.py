@@ -35,7 +35,7 @@ LAYERS = [
     {"engines", "store"},
     {"conformance"},
     {"runs", "scorecard", "report"},
-    {"study", "estimators", "bundle"},
+    {"study", "runs.listing", "estimators", "bundle"},
     {"comparison", "demo", "federation"},
     {"cli", "__main__"},
 ]
