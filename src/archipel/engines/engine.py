@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine runs rounds: what every engine offers to the loop, and what it says of a round.
+
+`local` has all parties on one machine, `network` has them elsewhere. The loop
+(`archipel.runs.loop`) knows no more of either than `Engine`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.core import Vector
+from archipel.rng import Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from archipel.engines.local.personal import Costs
+    from archipel.engines.plan import Plan
+    from archipel.exchange.anatomy import Anatomy
+
+Floats = NDArray[np.float64]
+
+Why = Literal[
+    "not needed",
+    "dropped out",
+    "too slow",
+    "silent",
+    "diverged before",
+    "diverged",
+    "refused",
+    "paused",
+    "declined",
+    "left",
+    "revoked",
+    "away",
+]
+# those that were never sent the round's work
+_NOT_REACHED = {"diverged before", "paused", "declined", "left", "revoked", "away"}
+
+
+class Cause(NamedTuple):
+    """Why a party is missing: one of a few words, and for people what it did last or says itself.
+
+    >>> str(Cause("silent", "trains, 512 gradients"))
+    'silent (trains, 512 gradients)'
+    >>> Cause.read("silent (trains, 512 gradients)"), Cause.read("the disk is full").why
+    (Cause(why='silent', detail='trains, 512 gradients'), 'away')
+    """
+
+    why: Why
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.why} ({self.detail})" if self.detail else self.why
+
+    @property
+    def reached(self) -> bool:
+        """Whether the party was sent the round's work."""
+        return self.why not in _NOT_REACHED
+
+    @classmethod
+    def read(cls, text: str) -> Cause:
+        """A cause as journals have it, and as a site gives it in its own words."""
+        for why in get_args(Why):
+            if match := re.fullmatch(rf"{why}\b(?:[:\s]*\(?(.*?)\)?)?", text):
+                return cls(why, match[1] or "")
+        return cls("away", text)
+
+
+class Asked(NamedTuple):
+    """Whom a round asks, and what must come of it."""
+
+    parties: Ints  # in ascending order
+    effort: Floats | None = None  # of each: in [0, 1) for a straggler, else 1; None: all of it
+    answers: Ints | None = None  # of each: messages before it is lost; None: all of a round's
+    needed: int = 1  # fewer uploads than this, and the round changes nothing
+    enough: int | None = None  # with so many first uploads the others are not waited for
+    unheard: int = 0  # parties that are sent the round's work, too, and of which nothing comes
+
+
+class Outcome(NamedTuple):
+    """What became of a round."""
+
+    arrived: Ints  # parties whose last upload counted
+    missing: Mapping[int, Cause] = {}  # party -> why it did not arrive, of those that were asked
+    gradients: int = 0  # gradients of single examples that were computed
+    up: int = 0  # bytes that all parties sent
+    down: int = 0  # bytes that all parties were sent
+
+    @property
+    def diverged(self) -> Ints:
+        """Parties left out because their numbers were not finite, or spoilt the shared state."""
+        found = [k for k, cause in self.missing.items() if cause.why == "diverged"]
+        return np.array(sorted(found), np.int64)
+
+
+ALL_POINTS = "all test points at once"
+WEIGHTED = "sites, weighted by test points"  # a mean of their metrics: nobody has all points
+ALIKE = "sites, each the same"
+SITES = "sites"  # a mean of which the weights are not on record
+
+
+class Evaluation(NamedTuple):
+    """Metrics of each party `[K]` (NaN where it has no such points) and over all of them."""
+
+    parties: dict[str, Tensor]
+    pooled: dict[str, float]  # training parties
+    new: dict[str, float]  # new parties; empty where there are none
+    costs: Costs | None = None  # of the models of their own that parties made
+    over: str = ALL_POINTS  # what `pooled` is taken over
+
+
+class Engine(Protocol):
+    """Runs rounds of an algorithm; used in a `with` block."""
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """What a round sends, found before the first one."""
+
+    @property
+    def plan(self) -> Plan:
+        """How it computes."""
+
+    @property
+    def has_own(self) -> bool:
+        """Whether parties use models of their own."""
+
+    @property
+    def own_statistics(self) -> bool:
+        """Whether every party keeps BatchNorm's statistics for itself."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def round(self, t: int, asked: Asked) -> Outcome:
+        """Do round t; the shared state changes all at once, or not at all."""
+
+    def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
+        """Score the shared model, or w, or with `own` every party's model, at every party."""
+
+    def vector(self, setting: int | None = None) -> Vector:
+        """The model `[p]`, of one setting of a sweep."""
+
+    def buffers(self) -> Tensor | None:
+        """Buffers that go with the vector; None where there are none."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next round depends on besides its number: a checkpoint."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of an engine made alike."""
