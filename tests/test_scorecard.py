@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 import archipel as ar
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation
 from archipel.runs.participation import Cohort
 from archipel.scorecard import scorecard
 from archipel.scorecard.card import KWH_PER_GB

@@ -7,7 +7,7 @@ import torch
 
 from archipel.algorithms import FedAvg
 from archipel.data import About, Federation
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation
 from archipel.runs.participation import Cohort
 from archipel.runs.run import Run, Spent
 

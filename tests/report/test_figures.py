@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import archipel as ar
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation
 from archipel.report.figures import figures, lines_of, save_figures
 from archipel.report.grid import bin_sizes, participation
 from archipel.report.plots import alone_and_together, curve_and_spread

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import torch
 
 import archipel as ar
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation
 from archipel.errors import RunFailed
 from archipel.report.export import contents
 from archipel.runs import recording

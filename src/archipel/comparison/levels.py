@@ -12,7 +12,7 @@ from archipel.comparison.design import Design, Entry, chosen
 from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation
 from archipel.engines.local.pool import Pool, cores, each_block
 from archipel.errors import RunFailed
 from archipel.metrics import PRIMARY, larger_is_better

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
@@ -73,17 +73,6 @@ class Cause(NamedTuple):
         return cls("away", text)
 
 
-class Asked(NamedTuple):
-    """Whom a round asks, and what must come of it."""
-
-    parties: Ints  # in ascending order
-    effort: Floats | None = None  # of each: in [0, 1) for a straggler, else 1; None: all of it
-    answers: Ints | None = None  # of each: messages before it is lost; None: all of a round's
-    needed: int = 1  # fewer uploads than this, and the round changes nothing
-    enough: int | None = None  # with so many first uploads the others are not waited for
-    unheard: int = 0  # parties that are sent the round's work, too, and of which nothing comes
-
-
 class Outcome(NamedTuple):
     """What became of a round."""
 
@@ -139,8 +128,24 @@ class Engine(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def round(self, t: int, asked: Asked) -> Outcome:
-        """Do round t; the shared state changes all at once, or not at all."""
+    def round(
+        self,
+        t: int,
+        parties: Sequence[int] | Ints,
+        effort: Floats | None = None,
+        *,
+        answers: Ints | None = None,
+        needed: int = 1,
+        enough: int | None = None,
+        unheard: int = 0,
+    ) -> Outcome:
+        """Do round t with these parties; the shared state changes all at once, or not at all.
+
+        `effort` in [0, 1) is how far a straggler gets; `answers`, how many of the round's messages
+        a party answers before it is lost (all without any). With fewer than `needed` uploads the
+        round changes nothing, and none has arrived; with `enough` first uploads the others are not
+        waited for. `unheard` parties are sent the round's work, too, and nothing comes of them.
+        """
 
     def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
         """Score the shared model, or w, or with `own` every party's model, at every party."""

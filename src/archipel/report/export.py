@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 
-from archipel.engines.local.evaluation import SITES
+from archipel.engines.engine import SITES
 from archipel.errors import ArchipelError
 from archipel.report.tables import text_cell
 from archipel.runs.history import absent

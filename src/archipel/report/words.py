@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from archipel.data.federation import Federation
-from archipel.engines.local.evaluation import ALIKE, SITES, WEIGHTED
+from archipel.engines.engine import ALIKE, SITES, WEIGHTED
 from archipel.exchange.anatomy import has_personal, is_peer
 from archipel.report.figures import lines_of
 from archipel.runs.history import absent

@@ -28,8 +28,8 @@ from archipel.algorithms.alone import Alone
 from archipel.algorithms.fedavg import FedAvg
 from archipel.core import LocalWork, Vector
 from archipel.data.federation import Federation
+from archipel.engines.engine import Evaluation
 from archipel.engines.local.engine import LocalEngine
-from archipel.engines.local.evaluation import Evaluation
 from archipel.engines.plan import Plan
 from archipel.errors import RunFailed
 from archipel.models.losses import Loss

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from archipel.data.federation import Federation
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation
 from archipel.engines.local.pool import cores
 from archipel.engines.plan import Plan
 from archipel.errors import BelowQuorum

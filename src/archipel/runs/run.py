@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
-from archipel.engines.local.evaluation import ALL_POINTS, SITES, Evaluation
+from archipel.engines.engine import ALL_POINTS, SITES, Evaluation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
 from archipel.exchange.anatomy import Anatomy, has_personal, is_peer

@@ -16,8 +16,8 @@ from torch import nn
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
-from archipel.engines.local.engine import LocalEngine, Outcome
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation, Outcome
+from archipel.engines.local.engine import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, RunFailed, unknown
 from archipel.exchange.statistics import notes_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from archipel.core import Algorithm, Each, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
+from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
-from archipel.engines.local.evaluation import Evaluation, chunk_of, evaluate
+from archipel.engines.local.evaluation import chunk_of, evaluate
 from archipel.engines.local.pool import Pool, shares
 from archipel.engines.local.settings import Received, Settings
 from archipel.engines.local.share import Job, Memory, Share
@@ -38,17 +39,13 @@ if TYPE_CHECKING:
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
 
 
-class Outcome(NamedTuple):
-    """What became of a round."""
-
-    arrived: Ints  # parties whose upload counted
-    diverged: Ints  # parties left out because their numbers were not finite
-    gradients: int  # gradients of single examples that were computed
-
-
 def _bad(answers: list[dict[str, Any]]) -> Ints:
     """Parties whose numbers are not finite."""
     return np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
+
+
+def _diverged(bad: Ints) -> dict[int, Cause]:
+    return dict.fromkeys(bad.tolist(), Cause("diverged"))
 
 
 class LocalEngine:
@@ -169,29 +166,39 @@ class LocalEngine:
     # -- one round -------------------------------------------------------------------------------
 
     def round(
-        self, t: int, parties: Sequence[int] | Ints, effort: Any = None, needed: int = 1
+        self,
+        t: int,
+        parties: Sequence[int] | Ints,
+        effort: Floats | None = None,
+        *,
+        answers: Ints | None = None,
+        needed: int = 1,
+        enough: int | None = None,
+        unheard: int = 0,
     ) -> Outcome:
-        """Run round t with these parties; effort in [0, 1) is how far a straggler gets.
+        """Run round t with these parties: `archipel.engines.engine.Engine.round`.
 
-        With fewer than `needed` whose numbers are finite it changes nothing, and none has arrived.
+        Here nobody is waited for, so `enough` has no say.
         """
         ids = np.asarray(parties, np.int64)
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
         messages = [{**message, "undo": needed > 1} for message in self._deal(t, ids, done)]
         before, self._done = self._done, t + 1
         with threads(1):
-            round_of = self._peer_round if self.peer else self._server_round
-            outcome = round_of(t, ids, messages, needed)
+            if self.peer:
+                outcome = self._peer_round(t, ids, messages, needed)
+            else:
+                outcome = self._server_round(t, ids, messages, needed, unheard)
             if 0 < len(ids) - len(outcome.diverged) < needed:
                 self._done = before
                 self.pool.run([{"do": "undo"} for _ in messages])
         return outcome
 
     def _server_round(
-        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int
+        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int, unheard: int
     ) -> Outcome:
         if len(ids) == 0:
-            return Outcome(ids, ids, 0)
+            return Outcome(ids)
         self._send()
         gradients, serving, heard = 0, None, ids[:0]
         for number in range(len(self.anatomy.messages)):
@@ -201,7 +208,7 @@ class LocalEngine:
             gradients += sum(answer["gradients"] for answer in answers)
             bad = _bad(answers)
             if 0 < len(ids) - len(bad) < needed:
-                return Outcome(ids[:0], bad, gradients)
+                return Outcome(ids[:0], _diverged(bad), gradients)
             if serving is None:
                 heard = np.flatnonzero(~np.isin(ids, bad))  # places of the rows of the round
                 serving = self._settings.serve(self.shared, self._received(0, ids, heard, answers))
@@ -213,7 +220,11 @@ class LocalEngine:
                 self._answer(number, said, heard)
         self._check(t, said, ids, bad)
         self.shared = said
-        return Outcome(ids[~np.isin(ids, bad)], bad, gradients)
+        arrived = ids[~np.isin(ids, bad)]
+        up, down = self.anatomy.bytes_up, self.anatomy.bytes_down
+        return Outcome(
+            arrived, _diverged(bad), gradients, up * len(arrived), down * (len(ids) + unheard)
+        )
 
     def _peer_round(
         self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int
@@ -227,7 +238,13 @@ class LocalEngine:
             )
         gradients = sum(answer["gradients"] for answer in answers)
         arrived = ids[~np.isin(ids, bad)]
-        return Outcome(arrived if len(arrived) >= needed else ids[:0], bad, gradients)
+        if len(arrived) < needed:
+            return Outcome(ids[:0], _diverged(bad), gradients)
+        sent = 0
+        if self._job.topology is not None:
+            absent = np.setdiff1d(np.arange(self.data.training), arrived)
+            sent = 2 * len(self._job.topology.edges(t, absent)) * self._mixed_bytes
+        return Outcome(arrived, _diverged(bad), gradients, sent, sent)
 
     def _send(self) -> None:
         """Put what parties get of the shared state where they read it."""
@@ -303,19 +320,6 @@ class LocalEngine:
                 f"round {t + 1}: the shared model is no longer finite after "
                 f"{len(ids) - len(bad)} uploads: lower lr or server_lr."
             )
-
-    def traffic(self, t: int, outcome: Outcome, sampled: int) -> tuple[int, int]:
-        """Bytes sent and received by all parties in a round."""
-        if self.peer:
-            if self._job.topology is None:
-                return 0, 0
-            absent = np.setdiff1d(np.arange(self.data.training), outcome.arrived)
-            sent = 2 * len(self._job.topology.edges(t, absent)) * self._mixed_bytes
-            return sent, sent
-        return (
-            self.anatomy.bytes_up * len(outcome.arrived),
-            self.anatomy.bytes_down * sampled,
-        )
 
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""

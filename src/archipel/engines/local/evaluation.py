@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,28 +12,13 @@ from torch import Tensor
 from archipel import metrics
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
+from archipel.engines.engine import Evaluation
 from archipel.engines.local import personal
 from archipel.engines.local.pool import Pool
 from archipel.engines.local.share import Job, Memory, bounds
 from archipel.rng import Ints
 
 _CHUNK_BYTES = 64 << 20  # outputs kept at a time
-
-
-ALL_POINTS = "all test points at once"
-WEIGHTED = "sites, weighted by test points"  # a mean of their metrics: nobody has all points
-ALIKE = "sites, each the same"
-SITES = "sites"  # a mean of which the weights are not on record
-
-
-class Evaluation(NamedTuple):
-    """Metrics of each party `[K]` (NaN where it has no such points) and over all of them."""
-
-    parties: dict[str, Tensor]
-    pooled: dict[str, float]  # training parties
-    new: dict[str, float]  # new parties; empty where there are none
-    costs: personal.Costs | None = None  # of the models of their own that parties made
-    over: str = ALL_POINTS  # what `pooled` is taken over
 
 
 def chunk_of(data: Federation, output: Tensor) -> int:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Each, ServerAlgorithm
-from archipel.engines.local.engine import Outcome
+from archipel.engines.engine import Outcome
 from archipel.engines.local.settings import Received
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed

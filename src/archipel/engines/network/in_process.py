@@ -13,7 +13,7 @@ from torch import Tensor
 
 from archipel.core import PeerAlgorithm, ServerAlgorithm
 from archipel.data.federation import Federation
-from archipel.engines.local.engine import Outcome
+from archipel.engines.engine import Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.in_memory import MemoryLink

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
-from archipel.engines.local.engine import Outcome
-from archipel.engines.local.evaluation import Evaluation
+from archipel.engines.engine import Evaluation, Outcome
 from archipel.engines.network.bounds import check_scores
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.party_state import anatomy_of

@@ -24,8 +24,7 @@ from torch import Tensor
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts, shadow
-from archipel.engines.local.engine import Outcome
-from archipel.engines.local.evaluation import ALIKE, WEIGHTED, Evaluation
+from archipel.engines.engine import ALIKE, WEIGHTED, Evaluation, Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.letters import Letter
