@@ -71,6 +71,7 @@ class Party(Protocol):
     """All that code at a party may use. Shapes carry the same leading dimensions as the vectors."""
 
     n: Tensor  # [..., 1] number of local training examples
+    number: Tensor  # [..., 1] of the party among all: what `uploads.present` knows it by
     round: int  # t, from 0
 
     @property
@@ -123,30 +124,57 @@ class Party(Protocol):
     def normal(self, like: Vector) -> Vector:
         """Standard normal noise, the party's own."""
 
+    def noise(self, like: Vector) -> Vector:
+        """Standard normal noise that protects people: of the operating system's generator.
+
+        In a simulation it is drawn from the seed, so that a run can be repeated, and hides nothing.
+        """
+
+    def secret(self, purpose: str) -> Tensor:
+        """32 bytes `[..., 32]` that nobody else knows, for one purpose: the same until the round ends.
+
+        They come from the operating system, drawn once a round. Between institutions they are on the party's disk
+        before its first message leaves, so that after a crash it answers as it did before.
+        """
+
     def mix(self, x: Vector) -> Vector:
         """sum_j W_ij x_j over neighbours and me, with the round's mixing matrix W."""
 
 
 class Uploads(Protocol):
-    """What the server received this round. What the server sees is what the code asks for."""
+    """What the server received. What the server sees is what the code asks for."""
 
     sampled: int  # |S|: parties whose upload arrived
     parties: int  # N: parties of the federation that train
+
+    @property
+    def present(self) -> Tensor:
+        """`[|S|]`: the numbers of these parties. Fewer in a later message, where some are lost."""
+
+    @property
+    def n(self) -> Tensor:
+        """`[|S|]`: how many examples each of them has. Parties tell it only where this is asked."""
 
     def mean(self, by_examples: bool = False) -> Any:
         """Mean over parties, uniform or weighted by n_k: needs only a sum, never an individual."""
 
     def stack(self) -> Any:
-        """Every upload, one row per party: `[|S|, p]`, in a sweep as well.
+        """Every upload, one row per party: `[|S|, p]`, in a sweep as well, as `present` orders."""
 
-        In later messages of a round a party that was lost on the way has a row of zeros.
-        """
+
+def places(present: Tensor, among: Tensor) -> Tensor:
+    """Where the parties of one message stand among those of an earlier one, `[|S|]`.
+
+    >>> places(torch.tensor([7, 2]), among=torch.tensor([2, 5, 7])).tolist()
+    [2, 0]
+    """
+    return (present.unsqueeze(-1) == among).nonzero()[:, 1]
 
 
 class Each(NamedTuple):
     """A server's reply with one row per party, where a plain value goes to all."""
 
-    rows: Any  # tree of [|S|, ...]
+    rows: Any  # tree of [|S|, ...]: for the parties of the upload that it answers
 
 
 @runtime_checkable
@@ -154,7 +182,8 @@ class ServerAlgorithm(Protocol):
     """Two boxes, as in the papers. With `yield`, a round has several messages:
 
     `reply = yield upload` in `party` sends and waits, and ends in `return upload, own`;
-    `uploads = yield reply` in `server` answers all parties with one value, or each with `Each`.
+    `uploads = yield reply` in `server` answers all parties with one value, or each with `Each`. A
+    message may have a row for each party of the round; parties may be lost after any of them.
     `broadcast(shared)`, where there is one, is what parties get of the shared state; the rest never
     leaves the server. `init(w, blueprint)` may ask for the second argument, too. A class attribute
     `keeps_partial_work = True` has stragglers send what they have; without it the round goes on

@@ -1,32 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a round of an algorithm sends, found by running one on a single small party.
 
-The engine learns the shape of every message and of a party's state, and what the server asks to
-see of each upload: a sum, or individuals. A study can refuse the second before it starts.
+The engine learns the shape of every message and of a party's state, what of it grows with the
+number of parties in the round, and what the server asks to see of each upload: a sum, or
+individuals. The round runs through all that is around the algorithm, so that what is written down
+is what travels. A study can refuse what it did not promise before it starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from inspect import signature
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from archipel.core import Blueprint, Each, Party, PeerAlgorithm, ServerAlgorithm, Vector
+from archipel.core import Each, Party, Vector
 from archipel.errors import ArchipelError
+from archipel.exchange.boxes import Boxes
+from archipel.exchange.talk import Talk
+from archipel.exchange.uploads import Ask
 from archipel.tree import leaves, nbytes, tree_map
 
-Ask = Literal["mean", "mean by examples", "stack"]
+
+class Growth(NamedTuple):
+    """An axis of a message that grows with the cohort: `per` rows for each of its parties."""
+
+    axis: int
+    per: int
+    plus: int
+
+
+Growths = Sequence[Growth | None]  # of a tree's tensors, from left to right
 
 
 class Message(NamedTuple):
     """One exchange: every party's upload, what the server asks of it, and its reply."""
 
-    upload: Any  # tree of one party's tensors
+    upload: Any  # tree of one party's tensors, as the server is given them
     asks: frozenset[Ask]
     reply: Any = None  # tree; None after the last upload
     each: bool = False  # whether the reply differs from party to party
+    payload: Any = None  # tree of what travels; the upload itself where nothing is done to it
+    grows: tuple[Growths, Growths] = ((), ())  # of payload and reply; none where empty
+
+    @property
+    def sent(self) -> Any:
+        """What travels from a party."""
+        return self.upload if self.payload is None else self.payload
+
+    def in_cohort(self, m: int) -> Message:
+        """The same message in a round of m parties."""
+        if not any(self.grows):
+            return self
+        return self._replace(
+            payload=None if self.payload is None else sized(self.payload, self.grows[0], m),
+            upload=self.upload
+            if self.payload is not None
+            else sized(self.upload, self.grows[0], m),
+            reply=sized(self.reply, self.grows[1], m),
+        )
+
+
+def sized(form: Any, growths: Growths, m: int) -> Any:
+    """A message's form in a round of m parties."""
+    grown = iter(growths or [None] * len(leaves(form)))
+
+    def one(leaf: Tensor) -> Tensor:
+        growth = next(grown)
+        if growth is None:
+            return leaf
+        shape = list(leaf.shape)
+        shape[growth.axis] = growth.per * m + growth.plus
+        return leaf.new_zeros(shape)
+
+    return tree_map(one, form)
 
 
 class Anatomy(NamedTuple):
@@ -37,6 +85,7 @@ class Anatomy(NamedTuple):
     own: Any
     messages: tuple[Message, ...]
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
+    mixed: tuple[Any, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
 
     @property
     def sums_only(self) -> bool:
@@ -44,9 +93,18 @@ class Anatomy(NamedTuple):
         return all("stack" not in m.asks for m in (*self.messages, *self.personal))
 
     @property
+    def grows(self) -> bool:
+        """Whether a message depends on how many parties are in the round."""
+        return any(any(message.grows) for message in self.messages)
+
+    def in_cohort(self, m: int) -> Anatomy:
+        """The same round with m parties."""
+        return self._replace(messages=tuple(message.in_cohort(m) for message in self.messages))
+
+    @property
     def bytes_up(self) -> int:
         """Bytes a party sends in a round."""
-        return sum(nbytes(message.upload) for message in self.messages)
+        return sum(nbytes(message.sent) for message in self.messages)
 
     @property
     def bytes_down(self) -> int:
@@ -57,10 +115,16 @@ class Anatomy(NamedTuple):
 class Probe:
     """Some equal uploads that remember what was asked of them."""
 
-    def __init__(self, upload: Any, parties: int) -> None:
-        self.parties, self.sampled = parties, min(parties, 8)
+    def __init__(self, upload: Any, parties: int, cohort: int, me: int = 0) -> None:
+        self.parties, self.sampled = parties, cohort
+        self.present = torch.arange(me, me + cohort)
         self.asks: set[Ask] = set()
         self._upload = upload
+
+    @property
+    def n(self) -> Tensor:
+        self.asks.add("n")
+        return torch.ones(self.sampled)
 
     def mean(self, by_examples: bool = False) -> Any:
         self.asks.add("mean by examples" if by_examples else "mean")
@@ -71,138 +135,139 @@ class Probe:
         return tree_map(lambda leaf: leaf.expand((self.sampled, *leaf.shape)), self._upload)
 
 
-def title(algorithm: object) -> str:
-    """The algorithm's name, whatever is around it."""
-    return type(getattr(algorithm, "inner", algorithm)).__name__
+def examine(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int | None = None) -> Anatomy:
+    """Run one round on a single party `[p]` and write down what is said.
 
-
-def is_peer(algorithm: object) -> bool:
-    """Whether an algorithm has no server."""
-    return not hasattr(algorithm, "server")
-
-
-def examine(
-    algorithm: ServerAlgorithm | PeerAlgorithm, me: Party, w: Vector, parties: int
-) -> Anatomy:
-    """Run one round on a single party `[p]` and write down what is said."""
-    name = title(algorithm)
-    if hasattr(algorithm, "predict") and not has_personal(algorithm):
+    `cohort` is how many parties a round has, about; a round of several messages is run with one
+    more as well, to see which of them grow.
+    """
+    if boxes.has_predict and not boxes.has_personal:
         raise ArchipelError(
-            f"{name} has predict but no personal: add the method personal, which returns the model "
-            "that a party uses."
+            f"{boxes.name} has predict but no personal: add the method personal, which returns the "
+            "model that a party uses."
         )
-    if is_peer(algorithm):
-        own = first_states(algorithm, w, me.blueprint)
-        same_form(f"{name}.party", own, algorithm.party(me, own))  # type: ignore[call-arg]
+    if boxes.peer:
+        own = boxes.init(w, me.blueprint)
+        same_form(f"{boxes.name}.party", own, boxes.party(me, own))
         return Anatomy(None, None, own, ())
-    assert isinstance(algorithm, ServerAlgorithm)
-    shared, own = pair(f"{name}.init", "shared, own", first_states(algorithm, w, me.blueprint))
-    sent = broadcast(algorithm, shared)
-    at_party = Side(algorithm.party(me, sent, own))
-    at_server: Side | None = None
+    size = min(parties, 8) if cohort is None else cohort
+    found = _walk(boxes, me, w, parties, size)
+    if len(found.messages) > 1:
+        found = _growing(boxes.name, found, size, _walk(boxes, me, w, parties, size + 1))
+    return found._replace(personal=_asked(boxes, me, found.shared, found.own, w))
+
+
+def _walk(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int) -> Anatomy:
+    """One round of a server and a party that stands for a cohort."""
+    name, number_of = boxes.name, int(me.number.flatten()[0])
+    shared, own = pair(f"{name}.init", "shared, own", boxes.init(w, me.blueprint))
+    sent = boxes.broadcast(shared, me.round)
+    at_party = Talk(boxes.party(me, sent, own))
+    at_server: Talk | None = None
     messages: list[Message] = []
     while True:
-        last, upload = at_party.ended, at_party.value
-        if last:
-            upload, after = pair(f"{name}.party", "upload, own", upload)
+        payload = at_party.said
+        if at_party.ended:
+            payload, after = pair(f"{name}.party", "upload, own", payload)
             same_form(f"the own state {name}.party", own, after)
-        upload = tree_map(Tensor.detach, upload)
-        probe = Probe(upload, parties)
+        payload = tree_map(Tensor.detach, payload)
+        upload = boxes.receive(len(messages), me.sender(len(messages)), payload)
+        probe = Probe(upload, parties, cohort, number_of)
         if at_server is None:
-            at_server = Side(algorithm.server(shared, probe))
+            at_server = Talk(boxes.server(shared, probe))
         else:
             at_server.send(probe)
-        if last != at_server.ended:
-            waits, other = ("server", "party") if last else ("party", "server")
+        if at_party.ended != at_server.ended:
+            waits, other = ("server", "party") if at_party.ended else ("party", "server")
             raise ArchipelError(
                 f"{name}: after {len(messages) + 1} upload(s) the {waits} "
                 f"waits for another message but the {other} has returned: "
                 "give both methods the same number of yields."
             )
-        if last:
-            same_form(f"{name}.server", shared, at_server.value)
-            messages.append(Message(upload, frozenset(probe.asks)))
-            asked = _asked(algorithm, me, shared, own, w, parties)
-            return Anatomy(shared, sent, own, tuple(messages), asked)
-        reply, each = at_server.value, isinstance(at_server.value, Each)
-        if each:
-            reply = tree_map(lambda leaf: leaf[0], reply.rows)
-        messages.append(Message(upload, frozenset(probe.asks), reply, each))
+        travels = None if upload is payload else payload
+        if at_party.ended:
+            same_form(f"{name}.server", shared, at_server.said)
+            messages.append(Message(upload, frozenset(probe.asks), payload=travels))
+            return Anatomy(shared, sent, own, tuple(messages))
+        reply, each = one_of(at_server.said)
+        messages.append(Message(upload, frozenset(probe.asks), reply, each, travels))
         at_party.send(reply)
 
 
-def first_states(algorithm: Any, w: Vector, blueprint: Blueprint) -> Any:
-    """What `init` returns; it may ask for the blueprint."""
-    wants = "blueprint" in signature(algorithm.init).parameters
-    return algorithm.init(w, blueprint) if wants else algorithm.init(w)
+def one_of(reply: Any) -> tuple[Any, bool]:
+    """What one party gets of a server's reply, and whether others get something else."""
+    if not isinstance(reply, Each):
+        return reply, False
+    return tree_map(lambda leaf: leaf[0], reply.rows), True
 
 
-def broadcast(algorithm: Any, shared: Any) -> Any:
-    """What parties get of the shared state."""
-    return algorithm.broadcast(shared) if hasattr(algorithm, "broadcast") else shared
+def _growing(name: str, few: Anatomy, size: int, more: Anatomy) -> Anatomy:
+    """Mark what grows with the cohort: few has `size` parties, more one more."""
+    if len(few.messages) != len(more.messages):
+        raise ArchipelError(
+            f"{name}: the number of messages depends on how many parties there are: give every "
+            "round the same number of yields."
+        )
+    messages = tuple(
+        a._replace(
+            grows=(_growths(name, a.sent, b.sent, size), _growths(name, a.reply, b.reply, size))
+        )
+        for a, b in zip(few.messages, more.messages, strict=True)
+    )
+    return few._replace(messages=messages)
 
 
-def has_personal(algorithm: object) -> bool:
-    """Whether parties use models of their own, of which the algorithm says how they are made."""
-    return hasattr(algorithm, "personal")
+def _growths(name: str, few: Any, more: Any, size: int) -> Growths:
+    found = [_growth(name, a, b, size) for a, b in zip(leaves(few), leaves(more), strict=True)]
+    return tuple(found) if any(found) else ()
 
 
-def _asked(
-    algorithm: Any, me: Party, shared: Any, own: Any, w: Vector, parties: int
-) -> tuple[Message, ...]:
+def _growth(name: str, few: Tensor, more: Tensor, size: int) -> Growth | None:
+    if few.shape == more.shape:
+        return None
+    axes = [i for i, (a, b) in enumerate(zip(few.shape, more.shape, strict=False)) if a != b]
+    if few.dim() != more.dim() or len(axes) != 1:
+        raise ArchipelError(
+            f"{name}: a message has shape {list(few.shape)} among {size} parties and "
+            f"{list(more.shape)} among {size + 1}: let one axis alone grow with the parties."
+        )
+    per = more.shape[axes[0]] - few.shape[axes[0]]
+    return Growth(axes[0], per, few.shape[axes[0]] - per * size)
+
+
+def _asked(boxes: Boxes, me: Party, shared: Any, own: Any, w: Vector) -> tuple[Message, ...]:
     """Have one party make its own model and write down what it asks."""
-    if not has_personal(algorithm):
+    if not boxes.has_personal:
         return ()
-    name = f"{title(algorithm)}.personal"
-    at_party, messages = Side(algorithm.personal(me, broadcast(algorithm, shared), own)), []
-    while not at_party.ended:
-        if not hasattr(algorithm, "advise"):
+    name = f"{boxes.name}.personal"
+    talk, messages = Talk(boxes.personal(me, boxes.broadcast(shared, me.round), own)), []
+    while not talk.ended:
+        if not boxes.has_advise:
             raise ArchipelError(
                 f"{name} yields a question and there is no advise: add the method advise, which "
                 "answers it at the server."
             )
-        upload = tree_map(Tensor.detach, at_party.value)
-        probe = Probe(upload, parties)
-        reply = algorithm.advise(shared, probe)
-        each = isinstance(reply, Each)
-        if each:
-            reply = tree_map(lambda leaf: leaf[0], reply.rows)
+        upload = tree_map(Tensor.detach, talk.said)
+        probe = Probe(upload, 1, 1)
+        reply, each = one_of(boxes.advise(shared, probe))
         messages.append(Message(upload, frozenset(probe.asks), reply, each))
-        at_party.send(reply)
-    same_form(name, w, at_party.value)
-    _check_predict(algorithm, me, at_party.value)
+        talk.send(reply)
+    same_form(name, w, talk.said)
+    _check_predict(boxes, me, talk.said)
     return tuple(messages)
 
 
-def _check_predict(algorithm: Any, me: Party, w: Vector) -> None:
+def _check_predict(boxes: Boxes, me: Party, w: Vector) -> None:
     """Refuse predictions of another form than the model's outputs."""
-    if not hasattr(algorithm, "predict"):
+    if not boxes.has_predict:
         return
     x = me.examples().x
-    outputs, got = me.outputs(w, x), algorithm.predict(me, w, x, True)
+    outputs, got = me.outputs(w, x), boxes.predict(me, w, x, True)
     if not (isinstance(got, Tensor) and got.shape == outputs.shape):
         raise ArchipelError(
-            f"{title(algorithm)}.predict returns {_form(got)} where the model's outputs "
+            f"{boxes.name}.predict returns {_form(got)} where the model's outputs "
             f"are {_form(outputs)}: return predictions of that shape."
         )
-
-
-class Side:
-    """A method that may be a generator: its current value, and whether it has returned."""
-
-    def __init__(self, started: Any) -> None:
-        self._steps = started if isinstance(started, Generator) else None
-        self.ended = self._steps is None
-        self.value: Any = started
-        if self._steps is not None:
-            self.send(None)
-
-    def send(self, message: Any) -> None:
-        assert self._steps is not None
-        try:
-            self.value = self._steps.send(message)
-        except StopIteration as end:
-            self.value, self.ended = end.value, True
 
 
 def pair(what: str, names: str, value: Any) -> tuple[Any, Any]:

@@ -8,14 +8,15 @@ the algorithm weighs the uploads; peers mix theirs as they mix their models.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from archipel.core import Blueprint, Party, Uploads, Vector
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import broadcast, first_states, has_personal, is_peer, pair, title
+from archipel.exchange.anatomy import pair
+from archipel.exchange.boxes import Around, Boxes
+from archipel.exchange.talk import Talk
 from archipel.models.model import Model
 from archipel.tree import first
 
@@ -32,16 +33,15 @@ class Joined(NamedTuple):
     statistics: Tensor | None  # [..., s]; None in all but a round's last upload
 
 
-def averages(algorithm: object, model: Model) -> bool:
+def averages(boxes: Boxes, model: Model) -> bool:
     """Whether parties share statistics as they share the model; else each keeps its own."""
-    keeps = getattr(getattr(algorithm, "inner", algorithm), "keeps_statistics", False)
-    return model.statistics == "averaged" and not keeps
+    return model.statistics == "averaged" and not boxes.keeps_statistics
 
 
-def keep_own(algorithm: object, model: Model, mixes: bool = True) -> bool:
+def keep_own(boxes: Boxes, model: Model, mixes: bool = True) -> bool:
     """Whether every party has statistics of its own, so that a shared model differs by party."""
-    alone = is_peer(algorithm) and not mixes
-    return bool(model.buffer_spec.size) and (alone or not averages(algorithm, model))
+    alone = boxes.peer and not mixes
+    return bool(model.buffer_spec.size) and (alone or not averages(boxes, model))
 
 
 def handed_over(shared: Any) -> Any:
@@ -50,26 +50,23 @@ def handed_over(shared: Any) -> Any:
     return Joined(w, shared.statistics) if isinstance(shared, Joined) else w
 
 
-def notes_of(algorithm: object, model: Model, own: bool) -> list[str]:
+def notes_of(boxes: Boxes, own: bool) -> list[str]:
     """What a run says of statistics that parties keep: `own` is whether they do."""
     if own:
         return [OWN_STATISTICS]
-    if getattr(algorithm, "keeps_statistics", False):
-        name = title(algorithm)
-        return [f"the model has no BatchNorm, so nothing of it is a party's own in {name}."]
+    if boxes.keeps_statistics:
+        return [f"the model has no BatchNorm, so nothing of it is a party's own in {boxes.name}."]
     return []
 
 
-def joined(algorithm: Any, model: Model, mixes: bool = True) -> Any:
+def joined(boxes: Boxes, model: Model, mixes: bool = True) -> Boxes:
     """The algorithm with statistics in its messages, where they are averaged.
 
     Peers that do not mix keep theirs, as they keep their models.
     """
-    if isinstance(algorithm, _Server | _Peers) or not averages(algorithm, model):
-        return algorithm
-    if not len(model.running) or (is_peer(algorithm) and not mixes):
-        return algorithm
-    return (_Peers if is_peer(algorithm) else _Server)(algorithm, model)
+    if not averages(boxes, model) or not len(model.running) or (boxes.peer and not mixes):
+        return boxes
+    return (_Peers if boxes.peer else _Server)(boxes, model)
 
 
 def check_others(model: Model, before: Tensor | None, after: Tensor | None) -> None:
@@ -95,6 +92,11 @@ class _Inner:
     def __init__(self, uploads: Uploads) -> None:
         self.uploads, self.by_examples = uploads, False
         self.sampled, self.parties = uploads.sampled, uploads.parties
+        self.present = uploads.present
+
+    @property
+    def n(self) -> Tensor:
+        return self.uploads.n
 
     def mean(self, by_examples: bool = False) -> Any:
         self.by_examples |= by_examples
@@ -104,88 +106,60 @@ class _Inner:
         return self.uploads.stack().inner
 
 
-class _Server:
+class _Server(Around):
     """An algorithm with a server, whose parties send their statistics with their last upload."""
 
-    def __init__(self, algorithm: Any, model: Model) -> None:
-        self.inner = algorithm
+    def __init__(self, inner: Boxes, model: Model) -> None:
+        super().__init__(inner)
         self._first = model.buffers[model.running]
         self._least = model.least.to(model.dtype)
-        if has_personal(algorithm):
-            self.personal = self._personal
-        if hasattr(algorithm, "advise"):
-            self.advise = self._advise
-        if hasattr(algorithm, "predict"):
-            self.predict = algorithm.predict
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Joined, Any]:
-        states = first_states(self.inner, w, blueprint)
-        shared, own = pair(f"{title(self)}.init", "shared, own", states)
+        shared, own = pair(f"{self.name}.init", "shared, own", self.inner.init(w, blueprint))
         return Joined(shared, self._first.clone()), own
 
-    def broadcast(self, shared: Joined) -> Joined:
-        return Joined(broadcast(self.inner, shared.inner), shared.statistics)
+    def broadcast(self, shared: Joined, t: int) -> Joined:
+        return Joined(self.inner.broadcast(shared.inner, t), shared.statistics)
 
-    def party(self, me: Any, shared: Joined, own: Any) -> Any:
+    def party(self, me: Any, *states: Any) -> Any:
+        shared, own = states
         me.begin(shared.statistics)
-        started = self.inner.party(me, shared.inner, own)
-        if isinstance(started, Generator):
-            return self._talk(me, started)
-        return self._last(me, started)
-
-    def _talk(self, me: Any, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        reply = None
-        while True:
-            try:
-                upload = steps.send(reply)
-            except StopIteration as end:
-                return self._last(me, end.value)
-            reply = yield Joined(upload, None)
-
-    def _last(self, me: Any, ended: Any) -> tuple[Joined, Any]:
-        upload, own = pair(f"{title(self)}.party", "upload, own", ended)
+        talk = Talk(self.inner.party(me, shared.inner, own))
+        while not talk.ended:
+            talk.send((yield Joined(talk.said, None)))
+        upload, own = pair(f"{self.name}.party", "upload, own", talk.said)
         return Joined(upload, me.statistics), own
 
     def server(self, shared: Joined, uploads: Uploads) -> Any:
         seen = _Inner(uploads)
-        started = self.inner.server(shared.inner, seen)
-        if isinstance(started, Generator):
-            return self._listen(started)
-        return self._averaged(started, seen)
-
-    def _listen(self, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        reply = next(steps)
-        while True:
-            seen = _Inner((yield reply))
-            try:
-                reply = steps.send(seen)
-            except StopIteration as end:
-                return self._averaged(end.value, seen)
-
-    def _averaged(self, shared: Any, seen: _Inner) -> Joined:
+        talk = Talk(self.inner.server(shared.inner, seen))
+        while not talk.ended:
+            seen = _Inner((yield talk.said))
+            talk.send(seen)
         mean = seen.uploads.mean(by_examples=seen.by_examples).statistics
-        return Joined(shared, mean.maximum(self._least))  # whatever came: no negative variance
+        return Joined(talk.said, mean.maximum(self._least))  # whatever came: no negative variance
 
-    def _personal(self, me: Any, shared: Joined, own: Any) -> Any:
+    def personal(self, me: Any, shared: Joined, own: Any) -> Any:
         me.begin(shared.statistics, first(shared.inner))
         return self.inner.personal(me, shared.inner, own)
 
-    def _advise(self, shared: Joined, uploads: Uploads) -> Any:
+    def advise(self, shared: Joined, uploads: Uploads) -> Any:
         return self.inner.advise(shared.inner, uploads)
 
 
-class _Peers:
+class _Peers(Around):
     """Peers that mix their statistics, after the algorithm's own messages of a round."""
 
-    def __init__(self, algorithm: Any, model: Model) -> None:
-        self.inner = algorithm
+    def __init__(self, inner: Boxes, model: Model) -> None:
+        super().__init__(inner)
         self._first = model.buffers[model.running]
         self._least = model.least.to(model.dtype)
 
     def init(self, w: Vector, blueprint: Blueprint) -> Joined:
-        return Joined(first_states(self.inner, w, blueprint), self._first.clone())
+        return Joined(self.inner.init(w, blueprint), self._first.clone())
 
-    def party(self, me: Party, own: Joined) -> Joined:
+    def party(self, me: Party, *states: Any) -> Joined:
+        (own,) = states
         me.begin(own.statistics)  # type: ignore[attr-defined]
         state = self.inner.party(me, own.inner)
         mixed = me.mix(me.statistics)  # type: ignore[attr-defined]

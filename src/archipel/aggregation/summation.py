@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a sum is made: a protocol of its own, between a party's upload and the server's mean.
+
+It has two boxes, as an algorithm has, and each `yield` is one exchange. The engine runs them inside
+the algorithm's round: an algorithm that asks for `uploads.mean()` never knows how the mean came
+about, and one that asks for single uploads is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from archipel.core import Party, Uploads
+from archipel.errors import ArchipelError
+from archipel.exchange.anatomy import Anatomy, pair
+from archipel.exchange.boxes import Around, Boxes
+from archipel.exchange.sender import Sender
+from archipel.exchange.talk import Talk
+from archipel.exchange.uploads import Ask
+from archipel.tree import fill, leaves, tree_map
+
+Vectors = tuple[Tensor, ...]
+
+
+class Total(NamedTuple):
+    """What came of a summation."""
+
+    sums: Vectors  # over the parties that are in it
+    present: Tensor  # [m] their numbers
+
+
+class Summation(Protocol):
+    """Two boxes. `number` is which of the algorithm's messages is added up, from 0."""
+
+    def party(self, me: Party, x: Vectors, number: int) -> Generator[Any, Any, Any]:
+        """Yield what a party sends, is sent replies, and return the last message."""
+
+    def server(
+        self, uploads: Uploads, form: Vectors, number: int
+    ) -> Generator[Any, Uploads, Total]:
+        """Yield replies, is sent uploads, and return the sums; x has this form."""
+
+
+class Summed(Around):
+    """An algorithm whose server is given sums that a protocol made; `anatomy` is that without it."""
+
+    def __init__(self, inner: Boxes, how: Summation, anatomy: Anatomy, me: Sender) -> None:
+        super().__init__(inner)
+        self._how, self._me = how, me
+        self._messages = anatomy.messages
+        for message in anatomy.messages:
+            if message.asks & {"stack", "n"}:
+                raise ArchipelError(
+                    f"wire.sum = {type(how).__name__}: {inner.name} looks at single uploads "
+                    "(uploads.stack() or uploads.n); take an algorithm that needs their mean alone, "
+                    'or wire.sum = "plain".'
+                )
+
+    def party(self, me: Any, *states: Any) -> Any:
+        talk = Talk(self.inner.party(me, *states))
+        for number, message in enumerate(self._messages):
+            last = talk.ended
+            upload, own = (
+                pair(f"{self.name}.party", "upload, own", talk.said) if last else (talk.said, None)
+            )
+            said = Talk(
+                self._how.party(me, self._terms(me, message.asks, upload, message.sent), number)
+            )
+            while not said.ended:
+                said.send((yield said.said))
+            if last:
+                return said.said, own
+            talk.send((yield said.said))
+        raise AssertionError("a party sends as often as its anatomy says")
+
+    def _terms(self, me: Any, asks: frozenset[Ask], upload: Any, form: Any) -> Vectors:
+        """What a party has added up: its upload, that times n, and n."""
+        vectors = tuple(
+            leaf.detach().expand(*me.lead, *one.shape)
+            for leaf, one in zip(leaves(upload), leaves(form), strict=True)
+        )
+        terms: Vectors = vectors if "mean" in asks else ()
+        if "mean by examples" in asks:
+            n = me.n
+            terms += tuple(x * n.view(*n.shape, *[1] * (x.dim() - n.dim())) for x in vectors)
+            terms += (n,)
+        return terms
+
+    def server(self, shared: Any, uploads: Uploads) -> Any:
+        talk: Talk | None = None
+        for number, message in enumerate(self._messages):
+            form = self._form(message.asks, message.sent)
+            how = Talk(self._how.server(uploads, form, number))
+            while not how.ended:
+                how.send((yield how.said))
+            total = _Sums(self, number, message.asks, message.sent, how.said, uploads.parties)
+            if talk is None:
+                talk = Talk(self.inner.server(shared, total))
+            else:
+                talk.send(total)
+            if talk.ended:
+                return talk.said
+            uploads = yield talk.said
+        raise AssertionError("a server answers as often as its anatomy says")
+
+    def _form(self, asks: frozenset[Ask], form: Any) -> Vectors:
+        vectors = tuple(leaves(form))
+        count = vectors[0].new_zeros(1)
+        terms: Vectors = vectors if "mean" in asks else ()
+        return (*terms, *vectors, count) if "mean by examples" in asks else terms
+
+    def receive(self, number: int, them: Sender, payload: Any) -> Any:
+        return payload  # a sum is received, not what it is made of
+
+    def undone(self, number: int, sums: Any) -> Any:
+        """What a sum of payloads stands for."""
+        return self.inner.receive(number, self._me, sums)
+
+
+class _Sums:
+    """Uploads of which the sum alone is known."""
+
+    def __init__(
+        self,
+        summed: Summed,
+        number: int,
+        asks: frozenset[Ask],
+        form: Any,
+        total: Total,
+        parties: int,
+    ) -> None:
+        self.parties, self.present = parties, total.present
+        self._undo = lambda sums: summed.undone(number, fill(form, sums))
+        count, self._sums = len(leaves(form)), dict[Ask, Sequence[Tensor]]()
+        rest = list(total.sums)
+        if "mean" in asks:
+            self._sums["mean"], rest = rest[:count], rest[count:]
+        if "mean by examples" in asks:
+            self._sums["mean by examples"], self._weight = rest[:count], rest[count]
+
+    @property
+    def sampled(self) -> int:
+        return len(self.present)
+
+    @property
+    def n(self) -> Tensor:
+        raise _hidden("n")
+
+    def mean(self, by_examples: bool = False) -> Any:
+        ask: Ask = "mean by examples" if by_examples else "mean"
+        if ask not in self._sums:
+            raise _hidden(f"mean(by_examples={by_examples})")
+        over = self._weight if by_examples else torch.tensor(float(self.sampled))
+        return tree_map(lambda leaf: leaf / over.to(leaf.dtype), self._undo(self._sums[ask]))
+
+    def stack(self) -> Any:
+        raise _hidden("stack()")
+
+
+def _hidden(call: str) -> ArchipelError:
+    return ArchipelError(
+        f"the server calls uploads.{call} now but not in the first round, and sums alone are known."
+    )

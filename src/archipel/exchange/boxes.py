@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An algorithm as engines run it: every method is there, and what is around it has the same form.
+
+What an algorithm has (a server, models of parties' own, a broadcast, ...) is found here, once.
+Statistics of BatchNorm, the steps of a wire, a rule and the way a sum is made go around it: each is
+`Around` another `Boxes`, so that they compose, and an engine knows `Boxes` alone.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+from torch import Tensor
+
+from archipel.core import Algorithm, Blueprint, Party, Uploads, Vector
+from archipel.errors import ArchipelError
+from archipel.exchange.sender import Sender
+from archipel.exchange.talk import Talk
+
+
+class Boxes:
+    """The boxes of a paper, with what each may leave out."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm: Any = algorithm  # as it was written, with its fields
+        self.name = type(algorithm).__name__
+        self.peer = not hasattr(algorithm, "server")
+        self.has_personal = hasattr(algorithm, "personal")
+        self.has_advise = hasattr(algorithm, "advise")
+        self.has_predict = hasattr(algorithm, "predict")
+        self.keeps_partial_work = bool(getattr(algorithm, "keeps_partial_work", False))
+        self.keeps_statistics = bool(getattr(algorithm, "keeps_statistics", False))
+        self._broadcasts = hasattr(algorithm, "broadcast")
+        self._looks_inside = "blueprint" in signature(self.algorithm.init).parameters
+
+    def init(self, w: Vector, blueprint: Blueprint) -> Any:
+        """First states: shared and own, or of a peer its own."""
+        algorithm = self.algorithm
+        return algorithm.init(w, blueprint) if self._looks_inside else algorithm.init(w)
+
+    def broadcast(self, shared: Any, t: int) -> Any:
+        """What parties get of the shared state in round t."""
+        return self.algorithm.broadcast(shared) if self._broadcasts else shared
+
+    def party(self, me: Party, *states: Any) -> Any:
+        """A party's side of a round: of (shared, own), or of a peer's own state."""
+        return self.algorithm.party(me, *states)
+
+    def server(self, shared: Any, uploads: Uploads) -> Any:
+        return self.algorithm.server(shared, uploads)
+
+    def receive(self, number: int, them: Sender, payload: Any) -> Any:
+        """Message `number` as it came, `[..., q]`, to the upload that it stands for: before a sum."""
+        return payload
+
+    def personal(self, me: Party, shared: Any, own: Any) -> Any:
+        return self.algorithm.personal(me, shared, own)
+
+    def advise(self, shared: Any, uploads: Uploads) -> Any:
+        return self.algorithm.advise(shared, uploads)
+
+    def predict(self, me: Party, w: Vector, x: Tensor, own: bool) -> Tensor:
+        found: Tensor = self.algorithm.predict(me, w, x, own)
+        return found
+
+
+class Around(Boxes):
+    """Something around an algorithm that changes some of its methods, and leaves the others."""
+
+    def __init__(self, inner: Boxes) -> None:
+        self.inner = inner
+        self.algorithm, self.name, self.peer = inner.algorithm, inner.name, inner.peer
+        self.has_personal, self.has_advise = inner.has_personal, inner.has_advise
+        self.has_predict = inner.has_predict
+        self.keeps_partial_work = inner.keeps_partial_work
+        self.keeps_statistics = inner.keeps_statistics
+
+    def init(self, w: Vector, blueprint: Blueprint) -> Any:
+        return self.inner.init(w, blueprint)
+
+    def broadcast(self, shared: Any, t: int) -> Any:
+        return self.inner.broadcast(shared, t)
+
+    def party(self, me: Party, *states: Any) -> Any:
+        return self.inner.party(me, *states)
+
+    def server(self, shared: Any, uploads: Uploads) -> Any:
+        return self.inner.server(shared, uploads)
+
+    def receive(self, number: int, them: Sender, payload: Any) -> Any:
+        return self.inner.receive(number, them, payload)
+
+    def personal(self, me: Party, shared: Any, own: Any) -> Any:
+        return self.inner.personal(me, shared, own)
+
+    def advise(self, shared: Any, uploads: Uploads) -> Any:
+        return self.inner.advise(shared, uploads)
+
+    def predict(self, me: Party, w: Vector, x: Tensor, own: bool) -> Tensor:
+        return self.inner.predict(me, w, x, own)
+
+
+def is_peer(algorithm: object) -> bool:
+    """Whether an algorithm has no server."""
+    return not hasattr(algorithm, "server")
+
+
+def has_personal(algorithm: object) -> bool:
+    """Whether parties use models of their own, of which the algorithm says how they are made."""
+    return hasattr(algorithm, "personal")
+
+
+def last_words(boxes: Boxes, talk: Talk) -> tuple[Any, Any]:
+    """A party's last upload, and its own state after the round."""
+    if not (isinstance(talk.said, tuple) and len(talk.said) == 2):
+        raise ArchipelError(
+            f"{boxes.name}.party returns a {type(talk.said).__name__}: return the pair "
+            "(upload, own)."
+        )
+    return talk.said

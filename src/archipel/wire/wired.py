@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An algorithm on a wire: its messages pass the steps where they leave and where they arrive.
+
+The algorithm sees what arrives, the engine what travels. `receive` undoes the steps at the server's
+door, before anything is added up, so that a server which needs sums still sees sums alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.exchange.anatomy import Anatomy, pair
+from archipel.exchange.boxes import Around, Boxes
+from archipel.exchange.sender import Sender
+from archipel.exchange.talk import Talk
+from archipel.tree import leaves
+from archipel.wire.chain import Chain, Payload
+from archipel.wire.step import Step
+
+
+class Kept(NamedTuple):
+    """What a party keeps: the algorithm's own state, and the steps' for every message."""
+
+    inner: Any
+    steps: tuple[Any, ...]
+
+
+class Wired(Around):
+    """A server algorithm whose uploads and replies pass steps; `anatomy` is that without them."""
+
+    def __init__(
+        self, inner: Boxes, up: Sequence[Step], down: Sequence[Step], anatomy: Anatomy, me: Sender
+    ) -> None:
+        super().__init__(inner)
+        self.up = [Chain.fitted(up, m.upload, _at(me, i)) for i, m in enumerate(anatomy.messages)]
+        sent = [anatomy.sent, *(message.reply for message in anatomy.messages[:-1])]
+        self.down = (
+            [Chain.fitted(down, form, _at(me, i)) for i, form in enumerate(sent)] if down else []
+        )
+        self._seed, self._round = me.seed, me.round
+
+    def init(self, w: Vector, blueprint: Blueprint) -> tuple[Any, Kept]:
+        shared, own = pair(f"{self.name}.init", "shared, own", self.inner.init(w, blueprint))
+        return shared, Kept(own, tuple(chain.init() for chain in self.up))
+
+    def broadcast(self, shared: Any, t: int) -> Any:
+        self._round = t  # replies of the round are coded by it, too
+        return self._tell(0, self.inner.broadcast(shared, t))
+
+    def party(self, me: Any, *states: Any) -> Any:
+        sent, own = states
+        talk = Talk(self.inner.party(me, self._told(0, me, sent), own.inner))
+        kept = list(own.steps)
+        for number, chain in enumerate(self.up):
+            upload, after = (
+                (talk.said, None)
+                if not talk.ended
+                else pair(f"{self.name}.party", "upload, own", talk.said)
+            )
+            payload, kept[number] = chain.send(me.sender(number), upload, kept[number])
+            if talk.ended:
+                return payload, Kept(after, tuple(kept))
+            talk.send(self._told(number + 1, me, (yield payload)))
+        raise AssertionError("a party sends as often as its anatomy says")
+
+    def receive(self, number: int, them: Sender, payload: Payload) -> Any:
+        return self.up[number].receive(them, payload)
+
+    def server(self, shared: Any, uploads: Uploads) -> Any:
+        talk, number = Talk(self.inner.server(shared, uploads)), 0
+        while not talk.ended:
+            number += 1
+            talk.send((yield self._tell(number, talk.said)))
+        return talk.said
+
+    def personal(self, me: Any, shared: Any, own: Kept) -> Any:
+        return self.inner.personal(me, self._told(0, me, shared), own.inner)
+
+    # -- the way down ------------------------------------------------------------------------------
+
+    def _tell(self, number: int, reply: Any) -> Any:
+        """What travels of a reply; one to each party has a row for each."""
+        if not self.down:
+            return reply
+        rows = reply.rows if isinstance(reply, Each) else reply
+        lead = (len(leaves(rows)[0]),) if isinstance(reply, Each) else ()
+        payload, _ = self.down[number].send(
+            self._server(number, self._round, lead), rows, self.down[number].init()
+        )
+        return Each(payload) if isinstance(reply, Each) else payload
+
+    def _told(self, number: int, me: Any, payload: Any) -> Any:
+        """A reply as it came to a party."""
+        return (
+            self.down[number].receive(self._server(number, me.round), payload)
+            if self.down
+            else payload
+        )
+
+    def _server(self, number: int, t: int, lead: tuple[int, ...] = ()) -> Sender:
+        return Sender(self._seed, t, number, np.array([-1]), lead)
+
+
+class WiredPeers(Around):
+    """A peer algorithm whose vectors pass steps on their way to neighbours.
+
+    With x̂ for what arrives of x, a peer gets x - x̂ + Σ_j W_ij x̂_j in place of Σ_j W_ij x_j: the
+    mean over peers stays what it was, whatever the steps leave out.
+    """
+
+    def __init__(
+        self, inner: Boxes, up: Sequence[Step], mixed: Sequence[Tensor], me: Sender
+    ) -> None:
+        super().__init__(inner)
+        self.up = [Chain.fitted(up, form, _at(me, i)) for i, form in enumerate(mixed)]
+
+    def init(self, w: Vector, blueprint: Blueprint) -> Kept:
+        return Kept(self.inner.init(w, blueprint), tuple(chain.init() for chain in self.up))
+
+    def party(self, me: Party, *states: Any) -> Kept:
+        (own,) = states
+        door = _Door(me, self.up, own.steps)
+        return Kept(self.inner.party(door, own.inner), tuple(door.kept))
+
+
+class _Door:
+    """A peer's door to the outside, with the wire in it."""
+
+    def __init__(self, me: Any, chains: Sequence[Chain], kept: Sequence[Any]) -> None:
+        self._me, self._chains, self.kept, self._mixes = me, chains, list(kept), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._me, name)
+
+    def mix(self, x: Vector) -> Vector:
+        number, self._mixes = self._mixes, self._mixes + 1
+        chain, them = self._chains[number], self._me.sender(number)
+        payload, self.kept[number] = chain.send(them, x, self.kept[number])
+        arrives = chain.receive(them, payload)
+        mixed: Vector = self._me.mix(arrives, Coded(payload, chain))
+        return x - arrives + mixed
+
+
+class Coded(NamedTuple):
+    """A vector as it travels to neighbours, and what undoes that."""
+
+    payload: Payload
+    chain: Chain
+
+
+def _at(me: Sender, number: int) -> Sender:
+    return replace(me, number=number)
