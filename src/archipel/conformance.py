@@ -21,7 +21,7 @@ from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
 from archipel.engines.probe import probe
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import broadcast, first_states, has_personal, is_peer
+from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.graphs import topology
 from archipel.models.model import Model
 from archipel.tree import leaves, tree_map
@@ -95,8 +95,9 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
     """`party` does not write into the states it is given."""
     data, model = _problem()
     me = LocalParty(data, model, model.one, np.arange(2), 0, 0, (2,), mixing=lambda x: x)
-    given = first_states(algorithm, model.w.clone(), me.blueprint)
-    given = (given,) if is_peer(algorithm) else (broadcast(algorithm, given[0]), given[1])
+    boxes = Boxes(algorithm)
+    given = boxes.init(model.w.clone(), me.blueprint)
+    given = (given,) if is_peer(algorithm) else (boxes.broadcast(given[0], 0), given[1])
     own = tree_map(lambda leaf: leaf.expand(2, *leaf.shape).clone(), given[-1])
     before = [leaf.clone() for leaf in leaves((*given[:-1], own))]
     party: Any = algorithm.party
@@ -125,7 +126,7 @@ def check_sweep_equals_separate_runs(algorithm: Algorithm) -> None:
 def check_states_are_plain_tensors(algorithm: Algorithm) -> None:
     """States can be written to a file or a wire: trees of tensors, nothing else."""
     data, model = _problem()
-    for leaf in leaves(first_states(algorithm, model.w, blueprint(model, data, 0))):
+    for leaf in leaves(Boxes(algorithm).init(model.w, blueprint(model, data, 0))):
         if leaf.numel() == 0:
             continue
         restored = torch.frombuffer(

@@ -105,7 +105,7 @@ class Party(Protocol):
         `work` (the algorithm) says for how many steps or epochs and with which optimiser; `towards`
         is w unless given; `only`, a mask `[p]`, says which parameters move (all unless given).
         `aside` is a second model beside the one whose change is sent: BatchNorm's statistics, where
-        parties send them, are not of it. Engines fuse these steps; `archipel.training.descent.descend` is
+        parties send them, are not of it. Engines fuse these steps; `training.descent.descend` is
         what they equal.
         """
 
@@ -131,7 +131,7 @@ class Party(Protocol):
         """
 
     def secret(self, purpose: str) -> Tensor:
-        """32 bytes `[..., 32]` that nobody else knows, for one purpose: the same until the round ends.
+        """32 bytes `[..., 32]` that nobody else knows, for one purpose: the same all round.
 
         They come from the operating system, drawn once a round. Between institutions they are on the party's disk
         before its first message leaves, so that after a crash it answers as it did before.

@@ -27,7 +27,7 @@ from archipel.data.build import as_tensor
 from archipel.data.federation import Federation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import has_personal
+from archipel.exchange.boxes import has_personal
 from archipel.graphs import Topology
 from archipel.models import losses
 from archipel.models.losses import Loss, default_loss

@@ -18,7 +18,7 @@ from archipel.algorithms import ALGORITHMS
 from archipel.engines.local import engine as local
 from archipel.engines.plan import Plan
 from archipel.engines.probe import probe
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from problems import classification, network
 
 ONE = Plan("one", 1, 1)

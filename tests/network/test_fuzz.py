@@ -28,7 +28,7 @@ from archipel.engines.network.liveness import Words
 from archipel.engines.network.party_state import PartyState, anatomy_of
 from archipel.engines.network.transport import Partials, Refused
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.federation.audit import Audit
 from archipel.federation.certificates import Identity
 from archipel.federation.coordinator.peer_study import PeerStudy

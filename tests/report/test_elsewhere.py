@@ -22,7 +22,7 @@ from rich.console import Console
 import archipel as ar
 from archipel.data.shadow import Facts, shadow
 from archipel.engines.engine import ALIKE, SITES, WEIGHTED
-from archipel.exchange.anatomy import has_personal
+from archipel.exchange.boxes import has_personal
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report.export import contents
 from archipel.report.figures import curve, lines_of

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,12 +47,12 @@ class Summation(Protocol):
 
 
 class Summed(Around):
-    """An algorithm whose server is given sums that a protocol made; `anatomy` is that without it."""
+    """An algorithm whose server is given sums that a protocol made; `anatomy` is without it."""
 
-    def __init__(self, inner: Boxes, how: Summation, anatomy: Anatomy, me: Sender) -> None:
+    def __init__(self, inner: Boxes, how: Summation, anatomy: Anatomy, seed: int) -> None:
         super().__init__(inner)
-        self._how, self._me = how, me
-        self._messages = anatomy.messages
+        self._how, self._seed = how, seed
+        self._messages, self._round = anatomy.messages, 0
         for message in anatomy.messages:
             if message.asks & {"stack", "n"}:
                 raise ArchipelError(
@@ -59,6 +60,10 @@ class Summed(Around):
                     "(uploads.stack() or uploads.n); take an algorithm that needs their mean alone, "
                     'or wire.sum = "plain".'
                 )
+
+    def broadcast(self, shared: Any, t: int) -> Any:
+        self._round = t  # sums of payloads are undone by it
+        return self.inner.broadcast(shared, t)
 
     def party(self, me: Any, *states: Any) -> Any:
         talk = Talk(self.inner.party(me, *states))
@@ -118,7 +123,8 @@ class Summed(Around):
 
     def undone(self, number: int, sums: Any) -> Any:
         """What a sum of payloads stands for."""
-        return self.inner.receive(number, self._me, sums)
+        them = Sender(self._seed, self._round, number, np.array([-1]))
+        return self.inner.receive(number, them, sums)
 
 
 class _Sums:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from torch import cat, clamp, enable_grad, lerp, where
 
-from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.core import Blueprint, Each, Party, Uploads, Vector, places
 from archipel.errors import ArchipelError
 from archipel.models.networks import Embedding, Kind, Perceptron, first_weights, pull_back
 from archipel.training.descent import tuned
@@ -123,14 +123,15 @@ class PeFLL:
 
     def server(self, shared: Shared, uploads: Uploads) -> Generator[Each, Uploads, Shared]:
         _, eta_v, eta_h, moments, scale, mean_h = shared
-        v = uploads.stack()
+        v, asked = uploads.stack(), uploads.present
         scale = scale.renewed(v, moments.t)
         with enable_grad():
             eta, v = eta_h.detach().requires_grad_(), v.requires_grad_()
             theta = self._models(eta, v, scale, shared.theta.shape[-1])
         uploads = yield Each(theta.detach())  # step 3
-        d_eta_h, d_v = pull_back(theta, (eta, v), uploads.stack())
-        uploads = yield Each(d_v)  # step 5
+        there = places(uploads.present, asked)  # who is lost has no share in the gradients
+        d_eta_h, d_v = pull_back(theta[there], (eta, v), uploads.stack())
+        uploads = yield Each(d_v[there])  # step 5
         g = cat([uploads.mean(), d_eta_h / uploads.sampled], -1)
         x = cat([eta_v, eta_h], -1)
         g = clip(g + 2 * self.weight_decay * x, self.clip_at)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import enable_grad, ones_like, where
 
-from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.core import Blueprint, Each, Party, Uploads, Vector, places
 from archipel.models.networks import Perceptron, first_weights, pull_back
 from archipel.training.limits import above_zero, at_least, optimisers
 from archipel.training.optimisers import SGD, Optimiser
@@ -74,13 +74,14 @@ class PFedHN:
         return (), Own(v - self.descriptor_lr * d_v, ones_like(own.trained))
 
     def server(self, shared: Shared, uploads: Uploads) -> Generator[Each, Uploads, Shared]:
-        h = self._h(shared.theta.shape[-1])
+        h, asked = self._h(shared.theta.shape[-1]), uploads.present
         with enable_grad():
             phi, v = shared.phi.detach().requires_grad_(), uploads.stack().requires_grad_()
             theta = h(phi, v)
         uploads = yield Each(theta.detach())
-        d_phi, d_v = pull_back(theta, (phi, v), uploads.stack())
-        uploads = yield Each(d_v)
+        there = places(uploads.present, asked)  # who is lost has no share in the gradients
+        d_phi, d_v = pull_back(theta[there], (phi, v), uploads.stack())
+        uploads = yield Each(d_v[there])
         g = clip(d_phi / uploads.sampled, self.clip_at)
         alpha = rate(self.server_lr, int(shared.round.max()))
         moved, state = self.server_optimiser.step(shared.phi, g, alpha, shared.state)

@@ -25,7 +25,7 @@ from archipel.data.federation import Federation
 from archipel.data.rows import ranges
 from archipel.data.schema import Column, Schema
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import has_personal, is_peer
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.models.losses import LOSSES, Weighted
 from archipel.models.model import Model

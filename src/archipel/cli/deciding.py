@@ -76,7 +76,7 @@ def approve(
       archipel site approve heart
       archipel site approve 3f9a01c27be4 --yes
     """
-    from archipel.exchange.anatomy import is_peer
+    from archipel.exchange.boxes import is_peer
     from archipel.federation import approval
     from archipel.federation.site import binding
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from archipel.algorithms import ALGORITHMS
 from archipel.core import Algorithm
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.study import fields, plugins
 from archipel.study.file import Study
 from archipel.study.sections import About

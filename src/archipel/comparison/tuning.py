@@ -13,7 +13,7 @@ from archipel.comparison.design import Settings, chosen
 from archipel.comparison.results import RANKS
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange.anatomy import has_personal, is_peer
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.metrics import larger_is_better
 from archipel.models.model import Model
 from archipel.runs.run import Run

@@ -22,7 +22,7 @@ from archipel.comparison.tuning import Choice, at_edge, choose
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import has_personal, is_peer
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.metrics import PRIMARY
 from archipel.models import default_model
 from archipel.plain import plain

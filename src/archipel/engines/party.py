@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +19,14 @@ from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Vector
 from archipel.data.federation import Federation
 from archipel.engines.batches import Batches, Table
 from archipel.errors import ArchipelError
+from archipel.exchange.sender import Sender
 from archipel.models.model import Model, Points, Steps, Way
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Work, checked_batch_size, work_of
 from archipel.training.schedules import rate
+
+if TYPE_CHECKING:
+    from archipel.wire.wired import Coded
 
 _PASS = 512  # points that statistics of one pass are taken of, at most
 _FULL = 256  # points per party at a time when a gradient runs over all of them
@@ -43,7 +49,10 @@ class LocalParty:
     draws: bool = False  # whether layers draw random numbers (dropout)
     separable: bool = False  # whether a gradient over some points may be computed in parts
     limit: int | None = None  # use at most so many points of each party
-    mixing: Callable[[Vector], Vector] | None = None
+    mixing: Callable[..., Vector] | None = None
+    mixed: list[Tensor] | None = None  # what was mixed so far; where somebody asks
+    secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
+    private: bool = False  # whether noise is the operating system's; else of the seed, and repeats
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
@@ -58,6 +67,7 @@ class LocalParty:
         self.spent = np.zeros(len(self.ids), np.int64)
         n = torch.from_numpy(sizes).to(self.model.dtype)
         self.n = n.view(*self.lead[-1:], 1).expand(*self.lead, 1)
+        self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
 
@@ -203,22 +213,49 @@ class LocalParty:
     def normal(self, like: Vector) -> Vector:
         """Drawn per party from its key: the same whatever the stack; alike across a sweep."""
         self._noise_drawn += 1
+        return self._normal(like, "normal", self._noise_drawn)
+
+    def noise(self, like: Vector) -> Vector:
+        self._noise_drawn += 1
+        if not self.private:
+            return self._normal(like, "noise", self._noise_drawn)
+        drawn = np.frombuffer(os.urandom(8 * like.numel()), np.uint64) >> np.uint64(11)
+        uniform = torch.from_numpy((drawn.astype(np.float64) + 0.5) * 2.0**-53)
+        return (2**0.5 * torch.erfinv(2 * uniform - 1)).to(like.dtype).view(like.shape)
+
+    def _normal(self, like: Vector, purpose: str, count: int) -> Vector:
         size = like.shape[-1]
         draws = [
-            rng.generator(
-                self.seed, self.round, int(k), "normal", self._noise_drawn
-            ).standard_normal(size)
+            rng.generator(self.seed, self.round, int(k), purpose, count).standard_normal(size)
             for k in self.ids
         ]
         noise = torch.from_numpy(np.stack(draws)).to(like.dtype)
         return noise.view(*self.lead[-1:], size).expand(*self.lead, size)
 
-    def mix(self, x: Vector) -> Vector:
+    def secret(self, purpose: str) -> Tensor:
+        if self.secrets is None:
+            drawn = bytearray(os.urandom(32 * len(self.ids)))
+            self.secrets = torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
+        rows = [
+            blake2b(purpose.encode(), key=row.numpy().tobytes(), digest_size=32).digest()
+            for row in self.secrets
+        ]
+        found = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+        return found.view(*self.lead[-1:], 32).expand(*self.lead, 32)
+
+    def sender(self, number: int) -> Sender:
+        """These parties as both ends of message `number` know them."""
+        return Sender(self.seed, self.round, number, self.ids, self.lead, self)
+
+    def mix(self, x: Vector, coded: Coded | None = None) -> Vector:
+        """`coded` is how x travels, where a wire has steps."""
         if self.mixing is None:
             raise ArchipelError(
                 "me.mix needs neighbours: give the run a topology, such as topology='ring'."
             )
-        return self.mixing(x)
+        if self.mixed is not None:
+            self.mixed.append(x.detach())
+        return self.mixing(x) if coded is None else self.mixing(x, coded)
 
     def _through(self, use: Callable[..., Tensor], w: Vector, x: Tensor) -> Tensor:
         """Pass x `[..., b, *shape]` through models one by one."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from archipel.core import Each
 from archipel.data.federation import Federation
 from archipel.engines.lines import Code, Line, Step, first_difference
-from archipel.engines.local.settings import Received, Settings
+from archipel.engines.local.settings import Settings
 from archipel.engines.local.share import stacked_leaves
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
@@ -37,7 +37,9 @@ from archipel.engines.standin import (
     standing,
 )
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Side, examine, has_personal, is_peer
+from archipel.exchange.anatomy import examine
+from archipel.exchange.talk import Talk
+from archipel.exchange.uploads import Received
 from archipel.models.model import Model
 from archipel.tree import fill, leaves, tree_map
 
@@ -116,7 +118,7 @@ class Twins:
     ) -> None:
         self.name, self.code = type(algorithm).__name__, Code(algorithm)
         self.settings = Settings(algorithm, sweep, model.dtype)
-        self.peer = is_peer(algorithm)
+        self.peer = self.settings.together.peer
         self.model, self.seed, self.data = model, seed, small(data, model.dtype)
         self.close = _CLOSE.get(model.dtype, _ELSE)
         self.n = torch.tensor(SIZES, dtype=model.dtype)
@@ -124,7 +126,8 @@ class Twins:
         self.lead = (*lead, len(SIZES))
         ramp = torch.arange(model.p, dtype=model.dtype)
         self.w = model.w + 0.01 * torch.cos(ramp)
-        self.form = examine(self.settings.apart[0], self._me(0, (0,), ()), self.w, 2 * _COPIES)
+        me, both = self._me(0, (0,), ()), 2 * _COPIES
+        self.form = examine(self.settings.apart[0], me, self.w, both, both)
         self.places = [(a, i) for a in range(len(self.settings.apart)) for i in range(len(SIZES))]
 
     def check(self) -> None:
@@ -146,9 +149,7 @@ class Twins:
         )
         if not self._equal(one, other):
             first = self.settings.apart[0].init
-            wants = first.__code__.co_argcount > 2
-            given = (me.blueprint,) if wants else ()
-            self._refuse_draws("init", lambda: first(self.w.clone(), *given))
+            self._refuse_draws("init", lambda: first(self.w.clone(), me.blueprint))
         shared, own = one
         if self.settings.count is None:
             return shared, tree_map(lambda leaf: leaf.expand(len(SIZES), *leaf.shape), own)
@@ -158,7 +159,7 @@ class Twins:
 
     def _round(self, t: int, shared: Any, own: Any) -> tuple[Any, Any]:
         """One round of both; return the states after it."""
-        sent = None if self.peer else self.settings.broadcast(shared)
+        sent = None if self.peer else self.settings.broadcast(shared, t)
         both, each = self._calls("party", t, sent, own)
         if self.peer:
             (state,) = self._compare(both, each, [])
@@ -184,10 +185,10 @@ class Twins:
 
     def _make_own(self, t: int, shared: Any, own: Any) -> None:
         """Have both make models of their own; they may ask the server."""
-        if self.settings.count is not None or not has_personal(self.settings.together):
+        if self.settings.count is not None or not self.settings.together.has_personal:
             return
         (algorithm,) = self.settings.apart
-        both, each = self._calls("personal", t, self.settings.broadcast(shared), own)
+        both, each = self._calls("personal", t, self.settings.broadcast(shared, t), own)
         replies: list[Any] = []
 
         def answer(asked: Any, last: bool) -> Any:
@@ -204,7 +205,7 @@ class Twins:
             return replies[-1]
 
         models = self._compare(both, each, replies, answer)[-1]
-        if hasattr(algorithm, "predict") and t == _ROUNDS:
+        if algorithm.has_predict and t == _ROUNDS:
             me = self._me(t, (0,), ())
             w, x = models.expand(len(SIZES), -1)[0], me.examples().x
             one, other = (
@@ -222,7 +223,7 @@ class Twins:
         by_n = tree_map(lambda leaf: _weighted(leaf, n, len(self.lead)), rows)
         ones = tree_map(lambda leaf: leaf.sum(dim=at), rows)
         sums: Any = {"mean": ones, "mean by examples": by_n}
-        return Received(len(n), len(n), float(n.sum()), sums, rows)
+        return Received(torch.arange(len(n)), len(n), sums, float(n.sum()), rows, n)
 
     def _lead(self, what: str, tree: Any, form: Any) -> Any:
         """A tree as `[..., 2, ...]`: code may leave out what is alike for all parties."""
@@ -304,15 +305,15 @@ class Twins:
             stand_at(seed)
         me, states = call.me(), call.states()
         before, given = standing(), tree_map(Tensor.clone, states)
-        side, said = Side(getattr(call.algorithm, call.method)(me, *states)), []
+        talk, said = Talk(getattr(call.algorithm, call.method)(me, *states)), []
         while True:
-            value = side.value
+            value = talk.said
             said.append(value)
-            upload = value[0] if side.ended and self._pairs(call) else value
-            reply = answer(upload, side.ended)
-            if side.ended:
+            upload = value[0] if talk.ended and self._pairs(call) else value
+            reply = answer(upload, talk.ended)
+            if talk.ended:
                 break
-            side.send(self._reply(call, reply))
+            talk.send(self._reply(call, reply))
         drew = standing() != before
         if not all(_near(a, b, 0.0) for a, b in zip(leaves(states), leaves(given), strict=True)):
             raise ArchipelError(

@@ -16,7 +16,7 @@ from archipel.data.features import Features
 from archipel.data.federation import Federation
 from archipel.engines.network.party_state import Learnt, PartyState
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.federation import scale
 from archipel.federation.site.binding import schema_of

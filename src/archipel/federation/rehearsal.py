@@ -25,7 +25,7 @@ from archipel.data.dialect import Written
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError, RunFailed
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.federation.certificates import Invitation
 from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.folder import CoordinatorFolder

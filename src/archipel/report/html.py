@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from torch import nn
 
 from archipel.errors import clean
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report import words
 from archipel.report.figures import figures

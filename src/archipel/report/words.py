@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archipel.data.federation import Federation
 from archipel.engines.engine import ALIKE, SITES, WEIGHTED
-from archipel.exchange.anatomy import has_personal, is_peer
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.report.figures import lines_of
 from archipel.runs.history import absent
 from archipel.runs.run import Run

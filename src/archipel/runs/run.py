@@ -17,7 +17,8 @@ from archipel.data.federation import Federation
 from archipel.engines.engine import ALL_POINTS, SITES, Evaluation
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange.anatomy import Anatomy, has_personal, is_peer
+from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.metrics import PRIMARY, larger_is_better
 from archipel.models.model import Model
 from archipel.models.units import InUnits

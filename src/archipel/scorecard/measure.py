@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from archipel.exchange.anatomy import Anatomy, has_personal, is_peer
+from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.metrics import larger_is_better
 from archipel.models.model import Model

@@ -27,7 +27,7 @@ from archipel.data import frames
 from archipel.data.federation import Federation
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.models.model import Model
 from archipel.runs import identity
 from archipel.runs.run import Run

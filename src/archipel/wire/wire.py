@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, examine
 from archipel.exchange.boxes import Boxes
 from archipel.tree import leaves
+from archipel.wire.chain import Chain
 from archipel.wire.step import Step
 from archipel.wire.wired import Wired, WiredPeers
 
@@ -44,37 +46,58 @@ class Wire:
     def empty(self) -> bool:
         return not (self.up or self.down or self.rule or self.sum)
 
-    def around(
+    def fitted(
         self, boxes: Boxes, me: Any, w: Vector, parties: int, cohort: int | None = None
-    ) -> tuple[Boxes, Anatomy]:
-        """The algorithm on this wire, and what a round of it sends; found on the party `me`."""
+    ) -> tuple[Callable[[Boxes], Boxes], Anatomy]:
+        """What puts the algorithm on this wire, and what a round of it sends; found on `me`."""
         anatomy = examine(boxes, me, w, parties, cohort)
-        if self.empty:
-            return boxes, anatomy
         if boxes.peer:
-            return self._among_peers(boxes, me, w, parties)
-        if self.up or self.down:
-            self._check_down(anatomy, me)
-            boxes = Wired(boxes, self.up, self.down, anatomy, me.sender(0))
-        if self.rule is not None:
-            boxes = Ruled(boxes, self.rule, len(anatomy.messages))
-        if self.sum is not None:
-            anatomy = examine(boxes, me, w, parties, cohort)
-            boxes = Summed(boxes, self.sum, anatomy, me.sender(0))
-        return boxes, examine(boxes, me, w, parties, cohort)
+            anatomy = anatomy._replace(mixed=tuple(me.mixed or ()))
+        if self.empty:
+            return (lambda inner: inner), anatomy
+        layers: list[Callable[[Boxes], Boxes]] = []
 
-    def _among_peers(self, boxes: Boxes, me: Any, w: Vector, parties: int) -> tuple[Boxes, Anatomy]:
+        def add(layer: Callable[[Boxes], Boxes]) -> None:
+            layers.append(layer)
+
+        def around(inner: Boxes) -> Boxes:
+            for layer in layers:
+                inner = layer(inner)
+            return inner
+
+        def chains(steps: Sequence[Step], forms: Sequence[Any]) -> list[Chain]:
+            return [Chain.fitted(steps, form, me.sender(i)) for i, form in enumerate(forms)]
+
+        if boxes.peer:
+            self._check_peers(boxes)
+            mixed = chains(self.up, anatomy.mixed)
+            add(lambda inner: WiredPeers(inner, mixed))
+            sent = tuple(chain.out[-1] for chain in mixed)
+            return around, examine(around(boxes), me, w, parties)._replace(mixed=sent)
+        if self.up or self.down:
+            self._check_down(anatomy)
+            up = chains(self.up, [message.upload for message in anatomy.messages])
+            told = [anatomy.sent, *(message.reply for message in anatomy.messages[:-1])]
+            down = chains(self.down, told) if self.down else []
+            add(lambda inner: Wired(inner, up, down, me.seed))
+        if self.rule is not None:
+            rule, count = self.rule, len(anatomy.messages)
+            add(lambda inner: Ruled(inner, rule, count))
+        if self.sum is not None:
+            how, single = self.sum, examine(around(boxes), me, w, parties, cohort)
+            add(lambda inner: Summed(inner, how, single, me.seed))
+        return around, examine(around(boxes), me, w, parties, cohort)
+
+    def _check_peers(self, boxes: Boxes) -> None:
+        """Refuse what a server alone could do."""
         for key, value in (("rule", self.rule), ("sum", self.sum), ("down", self.down)):
             if value:
                 raise ArchipelError(
                     f"wire.{key}: {boxes.name} has no server, which alone needs it: leave it out."
                 )
-        mixed = list(me.mixed)  # what its round has mixed so far, in order
-        boxes = WiredPeers(boxes, self.up, mixed, me.sender(0))
-        return boxes, examine(boxes, me, w, parties)
 
-    def _check_down(self, anatomy: Anatomy, me: Any) -> None:
-        """Refuse steps on the way down that keep something of their own: there is nobody to keep it."""
+    def _check_down(self, anatomy: Anatomy) -> None:
+        """Refuse steps on the way down that keep a state: nobody keeps it there."""
         for step in self.down:
             if leaves(step.init(tuple(leaves(anatomy.sent)))):
                 raise ArchipelError(

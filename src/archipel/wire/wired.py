@@ -8,20 +8,17 @@ door, before anything is added up, so that a server which needs sums still sees 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
-from archipel.exchange.anatomy import Anatomy, pair
+from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.tree import leaves
 from archipel.wire.chain import Chain, Payload
-from archipel.wire.step import Step
 
 
 class Kept(NamedTuple):
@@ -32,18 +29,12 @@ class Kept(NamedTuple):
 
 
 class Wired(Around):
-    """A server algorithm whose uploads and replies pass steps; `anatomy` is that without them."""
+    """A server algorithm whose uploads and replies pass steps: a chain for each message."""
 
-    def __init__(
-        self, inner: Boxes, up: Sequence[Step], down: Sequence[Step], anatomy: Anatomy, me: Sender
-    ) -> None:
+    def __init__(self, inner: Boxes, up: Sequence[Chain], down: Sequence[Chain], seed: int) -> None:
         super().__init__(inner)
-        self.up = [Chain.fitted(up, m.upload, _at(me, i)) for i, m in enumerate(anatomy.messages)]
-        sent = [anatomy.sent, *(message.reply for message in anatomy.messages[:-1])]
-        self.down = (
-            [Chain.fitted(down, form, _at(me, i)) for i, form in enumerate(sent)] if down else []
-        )
-        self._seed, self._round = me.seed, me.round
+        self.up, self.down = up, down  # of the uploads; of what is broadcast and the replies
+        self._seed, self._round = seed, 0
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Any, Kept]:
         shared, own = pair(f"{self.name}.init", "shared, own", self.inner.init(w, blueprint))
@@ -114,11 +105,9 @@ class WiredPeers(Around):
     mean over peers stays what it was, whatever the steps leave out.
     """
 
-    def __init__(
-        self, inner: Boxes, up: Sequence[Step], mixed: Sequence[Tensor], me: Sender
-    ) -> None:
+    def __init__(self, inner: Boxes, up: Sequence[Chain]) -> None:
         super().__init__(inner)
-        self.up = [Chain.fitted(up, form, _at(me, i)) for i, form in enumerate(mixed)]
+        self.up = up  # of the vectors that a round mixes, in order
 
     def init(self, w: Vector, blueprint: Blueprint) -> Kept:
         return Kept(self.inner.init(w, blueprint), tuple(chain.init() for chain in self.up))
@@ -152,7 +141,3 @@ class Coded(NamedTuple):
 
     payload: Payload
     chain: Chain
-
-
-def _at(me: Sender, number: int) -> Sender:
-    return replace(me, number=number)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Algorithm, Each, Vector
+from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
@@ -19,33 +19,28 @@ from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
 from archipel.engines.local.evaluation import chunk_of, evaluate
-from archipel.engines.local.pool import Pool, shares
-from archipel.engines.local.settings import Received, Settings
-from archipel.engines.local.share import Job, Memory, Share
+from archipel.engines.local.memory import Memory
+from archipel.engines.local.pool import Json, Pool, shares
+from archipel.engines.local.server import Asked, ServerRound
+from archipel.engines.local.settings import Settings
+from archipel.engines.local.share import Job, Share
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
 from archipel.engines.probe import probe_once
 from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Anatomy, examine, has_personal, is_peer, same_form
+from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.boxes import Boxes
 from archipel.models.model import Model
 from archipel.rng import Ints
-from archipel.tree import fill, first, leaves, tree_map
+from archipel.tree import fill, first, leaves, nbytes, tree_map
+from archipel.wire.wire import Wire
 
 if TYPE_CHECKING:
     from archipel.graphs import Topology
 
 
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
-
-
-def _bad(answers: list[dict[str, Any]]) -> Ints:
-    """Parties whose numbers are not finite."""
-    return np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
-
-
-def _diverged(bad: Ints) -> dict[int, Cause]:
-    return dict.fromkeys(bad.tolist(), Cause("diverged"))
 
 
 class LocalEngine:
@@ -67,12 +62,16 @@ class LocalEngine:
         plan: Plan | None = None,
         sweep: Mapping[str, Sequence[float]] | None = None,
         device: str = CPU,
+        wire: Wire | None = None,
+        cohort: int | None = None,
     ) -> None:
+        """`cohort` is how many parties a round has, at most; all that have points unless given."""
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
         check_device(device, workers)
         check_algorithm_fields(algorithm)
-        self.peer = is_peer(algorithm)
+        bare, self._wire = Boxes(algorithm), wire or Wire()
+        self.peer = bare.peer
         if topology is not None and not self.peer:
             raise ArchipelError(
                 f"topology '{topology.name}': {type(algorithm).__name__} has a server and mixes "
@@ -101,12 +100,16 @@ class LocalEngine:
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
-        joined = topology is not None
-        told = statistics.joined(algorithm, model, joined)
-        self._settings = Settings(told, self._swept, model.dtype)
+        self._joined = topology is not None
         self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
-        self.anatomy, mixed = self._examine(draws, joined)
-        self._mixed_bytes = sum(mixed) * model.w.element_size()
+        self._cohort = len(self._eligible) if cohort is None else cohort
+        around, self.anatomy = self._fitted(bare, draws)
+        self._settings = Settings(
+            algorithm,
+            self._swept,
+            model.dtype,
+            lambda each: around(statistics.joined(Boxes(each), model, self._joined)),
+        )
         shared, own = self.anatomy.shared, self.anatomy.own
         if count is not None:
             shared, own = self._settings.first_states(model.w, blueprint(model, data, seed))
@@ -127,9 +130,10 @@ class LocalEngine:
             output,
             chunk_of(data, output),
             max(self.plan.workers, min(64, _TOGETHER // (4 * model.p))),
-            statistics.keep_own(algorithm, model, joined),
+            statistics.keep_own(bare, model, self._joined),
+            self._cohort,
         )
-        board = max([model.p, *mixed]) if self.peer and topology is not None else 0
+        board = max([model.p, *self._mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
@@ -182,75 +186,61 @@ class LocalEngine:
         """
         ids = np.asarray(parties, np.int64)
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
-        messages = [{**message, "undo": needed > 1} for message in self._deal(t, ids, done)]
+        if len(ids) > self._cohort:
+            raise ArchipelError(
+                f"{len(ids)} parties in a round, where the engine was made for {self._cohort}: "
+                f"give it cohort={len(ids)}."
+            )
+        undo = needed > 1 or answers is not None
+        dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers)]
         before, self._done = self._done, t + 1
         with threads(1):
+            if len(ids) == 0:
+                return Outcome(ids)
             if self.peer:
-                outcome = self._peer_round(t, ids, messages, needed)
+                outcome = self._peer_round(t, ids, dealt, needed)
             else:
-                outcome = self._server_round(t, ids, messages, needed, unheard)
-            if 0 < len(ids) - len(outcome.diverged) < needed:
+                outcome = self._server_round(t, Asked(ids, answers, needed, unheard), dealt)
+            if len(outcome.arrived) == 0:
                 self._done = before
-                self.pool.run([{"do": "undo"} for _ in messages])
+                self.pool.run([{"do": "undo"} for _ in dealt])
         return outcome
 
-    def _server_round(
-        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int, unheard: int
-    ) -> Outcome:
-        if len(ids) == 0:
-            return Outcome(ids)
-        self._send()
-        gradients, serving, heard = 0, None, ids[:0]
-        for number in range(len(self.anatomy.messages)):
-            if number:
-                messages = [{"do": "round", "undo": needed > 1} for _ in messages]
-            answers = self.pool.run([{**message, "number": number} for message in messages])
-            gradients += sum(answer["gradients"] for answer in answers)
-            bad = _bad(answers)
-            if 0 < len(ids) - len(bad) < needed:
-                return Outcome(ids[:0], _diverged(bad), gradients)
-            if serving is None:
-                heard = np.flatnonzero(~np.isin(ids, bad))  # places of the rows of the round
-                serving = self._settings.serve(self.shared, self._received(0, ids, heard, answers))
-            else:
-                serving.send(self._received(number, ids, heard, answers))
-            last = number == len(self.anatomy.messages) - 1
-            said = serving.said(last)
-            if not last:
-                self._answer(number, said, heard)
-        self._check(t, said, ids, bad)
-        self.shared = said
-        arrived = ids[~np.isin(ids, bad)]
-        up, down = self.anatomy.bytes_up, self.anatomy.bytes_down
-        return Outcome(
-            arrived, _diverged(bad), gradients, up * len(arrived), down * (len(ids) + unheard)
-        )
+    def _server_round(self, t: int, asked: Asked, dealt: list[Json]) -> Outcome:
+        self._send(t)
+        parts = (self._job, self._memory, self._settings, len(self._eligible))
+        shared, outcome = ServerRound(*parts, t, asked).run(self.pool, self.shared, dealt)
+        if shared is not None:
+            self.shared = shared
+        return outcome
 
-    def _peer_round(
-        self, t: int, ids: Ints, messages: list[dict[str, Any]], needed: int
-    ) -> Outcome:
-        answers = self.pool.run([{**message, "present": ids.tolist()} for message in messages])
-        bad = _bad(answers)
+    def _peer_round(self, t: int, ids: Ints, dealt: list[Json], needed: int) -> Outcome:
+        answers = self.pool.run([{**work, "present": ids.tolist()} for work in dealt])
+        bad = np.array(sorted(k for answer in answers for k in answer["bad"]), np.int64)
         if len(bad) and (self._job.topology is not None or len(bad) == len(ids)):
             raise RunFailed(
                 f"round {t + 1}: the model of party {self.data.name(int(bad[0]))} is no longer "
                 "finite: lower lr."
             )
         gradients = sum(answer["gradients"] for answer in answers)
+        diverged = dict.fromkeys(bad.tolist(), Cause("diverged"))
         arrived = ids[~np.isin(ids, bad)]
         if len(arrived) < needed:
-            return Outcome(ids[:0], _diverged(bad), gradients)
+            return Outcome(ids[:0], diverged, gradients)
         sent = 0
         if self._job.topology is not None:
             absent = np.setdiff1d(np.arange(self.data.training), arrived)
-            sent = 2 * len(self._job.topology.edges(t, absent)) * self._mixed_bytes
-        return Outcome(arrived, _diverged(bad), gradients, sent, sent)
+            sent = (
+                2 * len(self._job.topology.edges(t, absent)) * sum(map(nbytes, self.anatomy.mixed))
+            )
+        return Outcome(arrived, diverged, gradients, sent, sent)
 
-    def _send(self) -> None:
+    def _send(self, t: int) -> None:
         """Put what parties get of the shared state where they read it."""
-        tree_map(Tensor.copy_, self._memory.shared, self._settings.broadcast(self.shared))
+        told = self._settings.broadcast(self.shared, t)
+        tree_map(Tensor.copy_, self._memory.sent.shared, told)
 
-    def _deal(self, t: int, ids: Ints, effort: Any) -> list[dict[str, Any]]:
+    def _deal(self, t: int, ids: Ints, effort: Any, answers: Ints | None) -> list[Json]:
         """Give every worker parties of about the same work, the largest first."""
         cost = (self.data.n[ids].numpy() * effort).tolist()
         return [
@@ -260,71 +250,15 @@ class LocalEngine:
                 "ids": ids[share].tolist(),
                 "places": share,
                 "effort": effort[share].tolist(),
+                "answers": None if answers is None else answers[share].tolist(),
             }
             for share in shares(cost, len(self.pool))
         ]
 
-    def _received(
-        self, number: int, ids: Ints, heard: Ints, answers: list[dict[str, Any]]
-    ) -> Received:
-        """Upload number `number`; a party lost since the first has a row of zeros in a stack."""
-        memory = self._memory
-        sums = {
-            ask: tree_map(lambda *parts: sum(parts[1:], parts[0].clone()), *by_worker)
-            for ask, by_worker in memory.sums[number].items()
-        }
-        rows = memory.stacks[number]
-        if rows is not None:
-            rows = tree_map(lambda leaf: leaf[heard], rows)
-            for leaf in leaves(rows):
-                leaf[np.isin(ids[heard], _bad(answers))] = 0
-            rows = self._job.stacked(rows)
-        count = sum(answer["count"] for answer in answers)
-        if count == 0:
-            raise RunFailed(
-                "the update of every sampled party is not finite: lower lr, "
-                "or check the data for extreme values."
-            )
-        total_n = sum(answer["n"] for answer in answers)
-        return Received(count, len(self._eligible), total_n, sums, rows)
-
-    def _answer(self, number: int, reply: Any, places: Ints) -> None:
-        """Put the server's reply where the workers read it; `places` are the parties heard of."""
-        store, swept = self._memory.replies[number], self._job.sweep
-        lead = () if swept is None else (swept,)
-        what = f"reply {number + 1} of {type(self.algorithm).__name__}.server"
-        if not isinstance(reply, Each):
-            personal.put(what, store, reply, self.anatomy.messages[number].reply, lead)
-            return
-        for rows in leaves(reply.rows):
-            if len(rows if swept is None else rows[0]) != len(places):
-                raise ArchipelError(
-                    f"Each holds {len(rows)} rows for {len(places)} uploads: give one row each."
-                )
-        rows = self._job.stacked(reply.rows)
-        form, lead = self.anatomy.messages[number].reply, (len(places), *lead)
-        personal.put(what, store, rows, form, lead, places)
-
-    def _check(self, t: int, shared: Any, ids: Ints, bad: Ints) -> None:
-        """Refuse a result of another form, and one of which no setting is finite."""
-        swept = self._job.sweep
-        what = f"{type(self.algorithm).__name__}.server"
-        same_form(what, self.anatomy.shared, shared, 0 if swept is None else 1)
-        finite = torch.ones(swept or 1, dtype=torch.bool)
-        for leaf in leaves(shared):
-            rows = leaf.reshape(swept or 1, -1)
-            if not torch.isfinite(rows.sum(dim=1)).all():  # quicker than a look at every number
-                finite &= torch.isfinite(rows).all(dim=1)
-        if not finite.any():
-            raise RunFailed(
-                f"round {t + 1}: the shared model is no longer finite after "
-                f"{len(ids) - len(bad)} uploads: lower lr or server_lr."
-            )
-
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""
         shared = {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
-        return {**shared, **self._memory.kept(), "done": torch.tensor([self._done])}
+        return {**shared, **self._memory.kept.state(), "done": torch.tensor([self._done])}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint of an engine made alike."""
@@ -347,7 +281,7 @@ class LocalEngine:
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.data.parties):
             raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
         self.restore_shared(state)
-        self._memory.restore(state)
+        self._memory.kept.restore(state)
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
 
     def restore_shared(self, state: Mapping[str, Tensor]) -> None:
@@ -368,7 +302,7 @@ class LocalEngine:
 
     def own_states(self, parties: Sequence[int] | Ints) -> Any:
         """The own states of these parties, a row each."""
-        return self._memory.own_of(parties)
+        return self._memory.kept.own_of(parties)
 
     def own_model(self, k: int) -> tuple[Vector, Tensor | None]:
         """The model `[p]` that party k uses, and its statistics: its own, or the shared one."""
@@ -378,7 +312,7 @@ class LocalEngine:
                 w = self.own_models([k])[0] if self.peer else self.vector()
                 self._use(None)
                 return w.clone(), share.statistics(k, w)
-            self._send()
+            self._send(self._done)
             server = self._answering()
             return personal.one(share, self._job, server, k)
 
@@ -396,12 +330,14 @@ class LocalEngine:
         if not model.buffer_spec.size:
             return None
         if self.own_statistics:
-            seen = torch.nonzero(self._memory.visited)[:, 0]
-            return self._memory.buffers[seen].mean(dim=0) if len(seen) else None
+            seen = torch.nonzero(self._memory.kept.visited)[:, 0]
+            return self._memory.kept.buffers[seen].mean(dim=0) if len(seen) else None
         if not len(model.running):
             return model.buffers
-        own = self.own_states(self._eligible).statistics.mean(dim=0) if self.peer else None
-        return model.buffers_with(self.shared.statistics if own is None else own)
+        if self.peer:
+            own = statistics.statistics_of(self.own_states(self._eligible))
+            return model.buffers_with(None if own is None else own.mean(dim=0))
+        return model.buffers_with(statistics.statistics_of(self.shared))
 
     @property
     def own_statistics(self) -> bool:
@@ -438,7 +374,7 @@ class LocalEngine:
             self._use(buffers)
         server = None
         if own and not self.peer:
-            self._send()
+            self._send(self._done)
             server = self._answering()
         with threads(1):
             count = self.data.training if training is None else training
@@ -448,20 +384,15 @@ class LocalEngine:
     @property
     def has_own(self) -> bool:
         """Whether parties use models of their own."""
-        return self.peer or has_personal(self.algorithm)
+        return self.peer or self._job.boxes.has_personal
 
     # -- before the start --------------------------------------------------------------------------
 
-    def _examine(self, draws: bool, joined: bool) -> tuple[Anatomy, list[int]]:
-        """Run one round on one small party; return its anatomy and the lengths it mixes."""
+    def _fitted(self, bare: Boxes, draws: bool) -> tuple[Callable[[Boxes], Boxes], Anatomy]:
+        """Run a round on one small party: what puts the algorithm on the wire, and its anatomy."""
         if len(self._eligible) == 0:
             raise ArchipelError("no training party has a training point: check the train split.")
-        mixed: list[int] = []
-
-        def mixing(x: Vector) -> Vector:
-            mixed.append(x.shape[-1])
-            return x
-
+        mixed: list[Tensor] = []
         buffers = self.model.buffers[None].clone() if self.model.buffer_spec.size else None
         me = LocalParty(
             self.data,
@@ -474,16 +405,19 @@ class LocalEngine:
             buffers=buffers,
             draws=draws,
             limit=2,
-            mixing=mixing if self.peer else None,
+            mixing=(lambda x, coded=None: x) if self.peer else None,
+            mixed=mixed,
         )
         with threads(1):
-            algorithm = statistics.joined(self.algorithm, self.model, joined)
-            anatomy = examine(algorithm, me, self.model.w.clone(), len(self._eligible))
-        if not statistics.keep_own(self.algorithm, self.model, joined):
+            boxes = statistics.joined(bare, self.model, self._joined)
+            parties = len(self._eligible)
+            found = self._wire.fitted(boxes, me, self.model.w.clone(), parties, self._cohort)
+        if not statistics.keep_own(bare, self.model, self._joined):
             statistics.check_others(self.model, self.model.buffers, me.buffers)
-        if mixed and not joined:
+        if mixed and not self._joined:
             raise ArchipelError(
-                f"{type(self.algorithm).__name__} mixes with its neighbours: name a topology, such "
+                f"{bare.name} mixes with its neighbours: name a topology, such "
                 "as topology.name = \"ring\" in a study, or topology='ring' in Python."
             )
-        return anatomy, mixed
+        self._mixed = [x.shape[-1] for x in mixed]
+        return found

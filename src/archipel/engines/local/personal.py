@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from archipel.core import Each, Vector
+from archipel.engines.local.memory import Letterbox, Memory
 from archipel.engines.local.pool import Json, Pool, shares
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Message
+from archipel.exchange.boxes import Boxes
+from archipel.exchange.talk import Talk
 from archipel.rng import Ints
 from archipel.tree import leaves, tree_map
 
 if TYPE_CHECKING:
-    from archipel.engines.local.share import Block, Job, Memory, Share
+    from archipel.engines.local.share import Block, Job, Share
 
 
 class Making:
@@ -50,28 +53,22 @@ class Making:
     def advance(self, block: Block, number: int) -> Vector | None:
         """The models of the block's parties, or None while they wait for the server."""
         job, memory = self._job, self._memory
-        algorithm: Any = job.algorithm
         if number == 0:
-            started = algorithm.personal(block.me, memory.shared, self._share.own(block.ids))
-            if not isinstance(started, Generator):
-                return cast(Vector, started)
-            block.steps, advice = started, None
+            shared, own = memory.sent.shared, self._share.own(block.ids)
+            block.talk = Talk(job.boxes.personal(block.me, shared, own))
         else:
-            advice = memory.advice[number - 1]
-            if job.anatomy.personal[number - 1].each:
-                advice = tree_map(lambda leaf: leaf[block.places], advice)
-        assert block.steps is not None
-        try:
-            asked = block.steps.send(advice)
-        except StopIteration as end:
-            return cast(Vector, end.value)
+            each = job.anatomy.personal[number - 1].each
+            advice = memory.sent.advice[number - 1]
+            assert block.talk is not None
+            block.talk.send(advice.take(block.places) if each else advice.take())
+        if block.talk.ended:
+            return cast(Vector, block.talk.said)
         form = job.anatomy.personal[number].upload
         found = [
             leaf.detach().expand(len(block.ids), *one.shape)
-            for leaf, one in zip(leaves(asked), leaves(form), strict=True)
+            for leaf, one in zip(leaves(block.talk.said), leaves(form), strict=True)
         ]
-        for store, rows in zip(leaves(memory.asked[number]), found, strict=True):
-            store[block.places] = rows
+        memory.returned.asked[number].put(found, block.places)
         return None
 
     def _predict(self, block: Block, models: Vector, message: Json) -> None:
@@ -84,9 +81,9 @@ class Making:
             if len(x) == 0:
                 continue
             buffers = block.me.buffers_for(i, models[i])
-            if hasattr(self._job.algorithm, "predict"):
+            if self._job.boxes.has_predict:
                 me = self._share.one_party(k, block.me.round, buffers)
-                outputs[at : at + len(x)] = self._job.algorithm.predict(me, models[i], x, own)
+                outputs[at : at + len(x)] = self._job.boxes.predict(me, models[i], x, own)
                 continue
             outputs[at : at + len(x)] = self._share.one.outputs(models[i], x, buffers)
 
@@ -108,41 +105,46 @@ class Server:
     """Answers the parties' questions."""
 
     def __init__(
-        self, algorithm: Any, shared: Any, memory: Memory, t: int, forms: Sequence[Message]
+        self, boxes: Boxes, shared: Any, memory: Memory, t: int, forms: Sequence[Message]
     ) -> None:
-        self._algorithm, self._shared, self.memory, self.t = algorithm, shared, memory, t
+        self._boxes, self._shared, self.memory, self.t = boxes, shared, memory, t
         self._forms = forms  # of questions and answers
 
     def have_trained(self, ids: Ints) -> Any:
         """Which of these parties ever took part, `[m]`."""
-        return self.memory.visited.numpy()[ids] > 0
+        return self.memory.kept.visited.numpy()[ids] > 0
 
     def answer(self, number: int, count: int) -> None:
         """Put the reply to question `number` of `count` parties where they read it."""
-        rows = tree_map(lambda leaf: leaf[:count], self.memory.asked[number])
-        reply = self._algorithm.advise(self._shared, _Asked(rows, count))
-        store, form = self.memory.advice[number], self._forms[number].reply
-        what = f"answer {number + 1} of {type(self._algorithm).__name__}.advise"
+        rows = self.memory.returned.asked[number].take(slice(count))
+        reply = self._boxes.advise(self._shared, _Asked(rows, count))
+        box, form = self.memory.sent.advice[number], self._forms[number].reply
+        what = f"answer {number + 1} of {self._boxes.name}.advise"
         if isinstance(reply, Each):
-            put(what, store, reply.rows, form, (count,), slice(count))
+            put(what, box, reply.rows, form, (count,), slice(count))
         else:
-            put(what, store, reply, form, ())
+            put(what, box, reply, form, ())
 
 
 def put(
-    what: str, store: Any, reply: Any, form: Any, lead: tuple[int, ...], at: Any = slice(None)
+    what: str, box: Letterbox, reply: Any, form: Any, lead: tuple[int, ...], at: Any = slice(None)
 ) -> None:
     """Put a reply where parties read it, if it has the form that it had before the first round."""
-    got = [tuple(leaf.shape) for leaf in leaves(reply)]
-    wanted = [(*lead, *leaf.shape) for leaf in leaves(form)]
-    if got != wanted:
+    got = [list(leaf.shape) for leaf in leaves(reply)]
+    wanted = box.wanted(lead)
+    if not (len(got) == len(wanted) and all(map(_alike, got, wanted))):
+        before = [[*lead, *leaf.shape] for leaf in leaves(form)]
         raise ArchipelError(
-            f"{what} has shapes {[*map(list, got)]}, where before the first round they were "
-            f"{[*map(list, wanted)]}: give it the same size whoever takes part, or a row to each "
-            "with Each."
+            f"{what} has shapes {got}, where before the first round they were {before}: give it "
+            "the same size whoever takes part, or a row to each with Each."
         )
-    for target, leaf in zip(leaves(store), leaves(reply), strict=True):
-        target[at] = leaf
+    box.put(leaves(reply), at)
+
+
+def _alike(shape: list[int], wanted: list[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(
+        want in (None, side) for side, want in zip(shape, wanted, strict=True)
+    )
 
 
 class _Asked:
@@ -150,7 +152,12 @@ class _Asked:
 
     def __init__(self, rows: Any, count: int) -> None:
         self.sampled = self.parties = count
+        self.present = torch.arange(count)
         self._rows = rows
+
+    @property
+    def n(self) -> Tensor:
+        return torch.ones(self.sampled)
 
     def mean(self, by_examples: bool = False) -> Any:
         return tree_map(lambda leaf: leaf.mean(dim=0), self._rows)

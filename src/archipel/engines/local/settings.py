@@ -8,64 +8,42 @@ and always sees vectors `[p]` and stacks `[|S|, p]`, as it does in a run of one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from archipel.core import Blueprint, Each, Vector
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Ask, Side, broadcast, first_states, is_peer
+from archipel.exchange.boxes import Boxes
+from archipel.exchange.talk import Talk
+from archipel.exchange.uploads import Received
 from archipel.tree import tree_map
-
-
-@dataclass
-class Received:
-    """The uploads of a round, as the server asked for them."""
-
-    sampled: int
-    parties: int
-    total_n: float
-    sums: Mapping[Ask, Any]
-    rows: Any
-
-    def mean(self, by_examples: bool = False) -> Any:
-        ask: Ask = "mean by examples" if by_examples else "mean"
-        if ask not in self.sums:
-            raise _unasked(f"mean(by_examples={by_examples})")
-        over = self.total_n if by_examples else self.sampled
-        return tree_map(lambda leaf: leaf / over, self.sums[ask])
-
-    def stack(self) -> Any:
-        if self.rows is None:
-            raise _unasked("stack()")
-        return self.rows
-
-
-def _unasked(call: str) -> ArchipelError:
-    return ArchipelError(
-        f"the server calls uploads.{call} now but not in the first round: ask for the same in "
-        "every round, since what the server sees is settled before the run."
-    )
 
 
 class Settings:
     """An algorithm with the settings of a sweep: side by side for parties, apart for the server."""
 
     def __init__(
-        self, algorithm: Any, values: Mapping[str, Sequence[float]], dtype: torch.dtype
+        self,
+        algorithm: Any,
+        values: Mapping[str, Sequence[float]],
+        dtype: torch.dtype,
+        around: Callable[[Any], Boxes] = Boxes,
     ) -> None:
+        """`around` makes of an algorithm, with its fields, what the engine runs."""
         self.count = None if not values else len(next(iter(values.values())))
-        self.together, self.apart = algorithm, [algorithm]
+        self.together = around(algorithm)
+        self.apart = [self.together]
         if values:
             fields = {
                 name: torch.tensor(list(value), dtype=dtype).view(-1, 1, 1)
                 for name, value in values.items()
             }
-            self.together = replace(algorithm, **fields)
+            self.together = around(replace(algorithm, **fields))
             self.apart = [
-                replace(algorithm, **dict(zip(values, setting, strict=True)))
+                around(replace(algorithm, **dict(zip(values, setting, strict=True))))
                 for setting in zip(*values.values(), strict=True)
             ]
 
@@ -83,16 +61,16 @@ class Settings:
 
     def first_states(self, w: Vector, blueprint: Blueprint) -> tuple[Any, Any]:
         """Shared and own state before the first round; one of each per setting of a sweep."""
-        starts = [first_states(one, w, blueprint) for one in self.apart]
-        if is_peer(self.together):
+        starts = [one.init(w, blueprint) for one in self.apart]
+        if self.together.peer:
             return None, self.join(starts)
         shared, own = (self.join(states) for states in zip(*starts, strict=True))
         return shared, own
 
-    def broadcast(self, shared: Any) -> Any:
-        """What parties get of the shared state."""
+    def broadcast(self, shared: Any, t: int) -> Any:
+        """What parties get of the shared state in round t."""
         pairs = zip(self.apart, self.split(shared), strict=True)
-        return self.join([broadcast(one, state) for one, state in pairs])
+        return self.join([one.broadcast(state, t) for one, state in pairs])
 
     def serve(self, shared: Any, uploads: Received) -> Serving:
         """Begin the server's part of a round with the first uploads."""
@@ -116,20 +94,20 @@ class Serving:
     def __init__(self, settings: Settings, shared: Any, uploads: Received) -> None:
         self._settings = settings
         parts = zip(settings.apart, settings.split(shared), settings.received(uploads), strict=True)
-        self._sides = [Side(one.server(state, part)) for one, state, part in parts]
+        self._talks = [Talk(one.server(state, part)) for one, state, part in parts]
 
     def send(self, uploads: Received) -> None:
         """Go on with the next uploads."""
-        for side, part in zip(self._sides, self._settings.received(uploads), strict=True):
-            side.send(part)
+        for talk, part in zip(self._talks, self._settings.received(uploads), strict=True):
+            talk.send(part)
 
     def said(self, last: bool) -> Any:
         """The reply, or the shared state at last: `[s, ...]`, and `[s, m, ...]` in `Each`."""
-        values = [side.value for side in self._sides]
+        values = [talk.said for talk in self._talks]
         kinds = {type(value) for value in values}
-        if any(side.ended != last for side in self._sides) or (Each in kinds and len(kinds) > 1):
+        if any(talk.ended != last for talk in self._talks) or (Each in kinds and len(kinds) > 1):
             raise ArchipelError(
-                f"{type(self._settings.together).__name__}.server answers otherwise than before "
+                f"{self._settings.together.name}.server answers otherwise than before "
                 "the first round: give every round, and every setting of a sweep, the same number "
                 "of yields, and the same of them with Each."
             )

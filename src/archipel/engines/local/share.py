@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import PeerAlgorithm, ServerAlgorithm, Vector
+from archipel.core import Vector
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
-from archipel.engines.local import arena
+from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
 from archipel.engines.local.pool import Json, each_block
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Anatomy, Ask, is_peer
+from archipel.exchange.anatomy import Anatomy, Growth, Growths
+from archipel.exchange.boxes import Boxes
+from archipel.exchange.statistics import statistics_of
+from archipel.exchange.talk import Talk
+from archipel.exchange.uploads import Ask
 from archipel.models.model import Model, OneByOne, Way
 from archipel.rng import Ints
-from archipel.tree import first, leaves, tree_map
+from archipel.tree import fill, first, leaves, tree_map
 
 if TYPE_CHECKING:
     from archipel.graphs import Topology
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 class Job:
     """What every worker knows from the start."""
 
-    algorithm: ServerAlgorithm | PeerAlgorithm  # with the fields a party sees
+    boxes: Boxes  # the algorithm with the fields a party sees, and what is around it
     data: Federation
     model: Model
     way: Way
@@ -49,6 +53,7 @@ class Job:
     chunk: int  # points evaluated between two looks at their outputs
     together: int  # parties that make models of their own at a time
     own_statistics: bool  # whether every party keeps BatchNorm's statistics for itself
+    most: int  # parties of a round, at most
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -58,79 +63,6 @@ class Job:
         return rows if self.sweep is None else tree_map(lambda leaf: leaf.transpose(0, 1), rows)
 
 
-class Memory:
-    """What the main process and its workers share. Stores have a row per party, first."""
-
-    def __init__(self, job: Job, mixed: int) -> None:
-        parties, workers = job.data.parties, job.plan.workers
-        lead = () if job.sweep is None else (job.sweep,)
-
-        def like(tree: Any, *before: int) -> Any:
-            return tree_map(
-                lambda leaf: arena.zeros((*before, *lead, *leaf.shape), leaf.dtype), tree
-            )
-
-        anatomy = job.anatomy
-        self.shared = like(anatomy.sent)  # what parties get of the shared state
-        self.sums: list[dict[Ask, list[Any]]] = [
-            {ask: [like(m.upload) for _ in range(workers)] for ask in m.asks if ask != "stack"}
-            for m in anatomy.messages
-        ]
-        self.stacks = [
-            like(m.upload, parties) if "stack" in m.asks else None for m in anatomy.messages
-        ]
-        self.replies = [
-            like(m.reply, parties) if m.each else like(m.reply) for m in anatomy.messages
-        ]
-        self.asked = [like(m.upload, job.together) for m in anatomy.personal]
-        self.advice = [
-            like(m.reply, job.together) if m.each else like(m.reply) for m in anatomy.personal
-        ]
-        self._first_own = job.own
-        self.own = like(anatomy.own, parties)
-        self.visited = arena.zeros((parties,), torch.uint8)
-        rows = parties if job.own_statistics else 0
-        self.buffers = arena.zeros((rows, *lead, job.model.buffer_spec.size), job.model.dtype)
-        self.used = arena.zeros((job.model.buffer_spec.size,), job.model.dtype)  # with `vector`
-        self.mixing = arena.zeros((2, parties, *lead, mixed), job.model.dtype)
-        self.vector = arena.zeros((job.model.p,), job.model.dtype)  # the model to evaluate
-        self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)
-
-    @property
-    def by_party(self) -> Any:
-        """All that is kept of parties from round to round."""
-        kept = (self.own, self.visited)
-        return (*kept, self.buffers) if len(self.buffers) else kept
-
-    def own_of(self, ids: Sequence[int] | Ints) -> Any:
-        """Own states of these parties, a row each; the first one where a party never took part."""
-        ids = np.asarray(ids, np.int64)
-        fresh = self.visited[ids] == 0
-
-        def rows(store: Tensor, start: Tensor) -> Tensor:
-            taken = store[ids]
-            taken[fresh] = start
-            return taken
-
-        return tree_map(rows, self.own, self._first_own)
-
-    def kept(self) -> dict[str, Tensor]:
-        """What the parties that took part keep from round to round."""
-        ids = torch.nonzero(self.visited)[:, 0]
-        own = {f"own.{i}": store[ids] for i, store in enumerate(leaves(self.own))}
-        buffers = {"buffers": self.buffers[ids]} if len(self.buffers) else {}
-        return {"visited": ids, **buffers, **own}
-
-    def restore(self, kept: Mapping[str, Tensor]) -> None:
-        ids = kept["visited"]
-        self.visited.zero_()
-        self.visited[ids] = 1
-        if len(self.buffers):
-            self.buffers[ids] = kept["buffers"]
-        for i, store in enumerate(leaves(self.own)):
-            store[ids] = kept[f"own.{i}"]
-
-
 @dataclass
 class Block:
     """Parties that run together, between two messages of a round."""
@@ -138,11 +70,19 @@ class Block:
     ids: Ints
     places: Ints  # their places in the cohort
     me: LocalParty
-    steps: Generator[Any, Any, tuple[Any, Any]] | None = None
-    alive: Tensor = field(init=False)  # [m] parties that have not diverged
+    answers: Ints | None = None  # messages that each answers before it is lost; None: all
+    talk: Talk | None = None
+    alive: Tensor = field(init=False)  # [m] parties that are still there, with finite numbers
+    diverged: Tensor = field(init=False)  # [m] those whose numbers were not
 
     def __post_init__(self) -> None:
         self.alive = torch.ones(len(self.ids), dtype=torch.bool)
+        self.diverged = ~self.alive
+
+    def lose(self, number: int) -> None:
+        """Go on without those that are lost before message `number`."""
+        if self.answers is not None:
+            self.alive &= torch.from_numpy(self.answers > number)
 
 
 class Share:
@@ -166,7 +106,7 @@ class Share:
         if message["do"] == "undo":
             return self._undo()
         self._before = [] if message["undo"] else None
-        if is_peer(self._job.algorithm):
+        if self._job.boxes.peer:
             return self._peers(message)
         return self._messages(message)
 
@@ -177,63 +117,71 @@ class Share:
         number = int(message["number"])
         if number == 0:
             self._blocks = self.cut(message)
-        for sums in self._memory.sums[number].values():
+        for sums in self._memory.returned.sums[number].values():
             tree_map(Tensor.zero_, sums[self._index])
-        total: Json = {"n": 0.0, "count": 0, "bad": [], "gradients": 0}
+        total: Json = {"bad": [], "gradients": 0, "bytes": 0}
         for block in self._blocks:
+            block.lose(number)
+            if not block.alive.any():
+                total["bad"] += block.ids[block.diverged.numpy()].tolist()
+                continue
             before = block.me.gradients
-            upload, own = self._advance(block, number)
-            self._add(block, number, upload, total)
-            if number == len(self._job.anatomy.messages) - 1:
+            talk = self._advance(block, number)
+            last = number == len(self._job.anatomy.messages) - 1
+            upload, own = talk.said if last else (talk.said, None)
+            total["bytes"] += self._add(block, number, upload)
+            if last:
                 self._keep(block, own)
             total["gradients"] += block.me.gradients - before
-        for block in self._blocks:
-            total["bad"] += [int(k) for k in block.ids[~block.alive.numpy()]]
+            total["bad"] += block.ids[block.diverged.numpy()].tolist()
         return total
 
     def cut(self, message: Json) -> list[Block]:
         ids, effort = np.array(message["ids"], np.int64), np.array(message["effort"])
         places = np.array(message["places"], np.int64)
-        cut = each_block(list(range(len(ids))), self._job.plan.block)
+        answers = message.get("answers")
+        answers = None if answers is None else np.array(answers, np.int64)
         return [
-            Block(ids[block], places[block], self._party(ids[block], message["t"], effort[block]))
-            for block in cut
+            Block(
+                ids[at],
+                places[at],
+                self._party(ids[at], message["t"], effort[at]),
+                None if answers is None else answers[at],
+            )
+            for at in each_block(list(range(len(ids))), self._job.plan.block)
         ]
 
-    def _advance(self, block: Block, number: int) -> tuple[Any, Any]:
-        """Return the block's next upload, and its own state after the last."""
-        algorithm = self._job.algorithm
-        assert isinstance(algorithm, ServerAlgorithm)
+    def _advance(self, block: Block, number: int) -> Talk:
+        """Have the block say its next message; with the last comes its own state."""
+        job, sent = self._job, self._memory.sent
         if number == 0:
-            shared = self._memory.shared
-            if self._job.sweep is not None:
+            shared = sent.shared
+            if job.sweep is not None:
                 shared = tree_map(lambda leaf: leaf.unsqueeze(1), shared)
-            own = self.own(block.ids)
-            started = algorithm.party(block.me, shared, own)
-            if not isinstance(started, Generator):
-                return started
-            block.steps, reply = started, None
+            block.talk = Talk(job.boxes.party(block.me, shared, self.own(block.ids)))
+            return block.talk
+        if job.anatomy.messages[number - 1].each:
+            reply = job.stacked(sent.replies[number - 1].take(block.places))
         else:
-            reply = self._memory.replies[number - 1]
-            if self._job.anatomy.messages[number - 1].each:
-                reply = self._job.stacked(tree_map(lambda leaf: leaf[block.places], reply))
-            elif self._job.sweep is not None:
+            reply = sent.replies[number - 1].take()
+            if job.sweep is not None:
                 reply = tree_map(lambda leaf: leaf.unsqueeze(1), reply)
-        assert block.steps is not None
-        try:
-            return block.steps.send(reply), None
-        except StopIteration as end:
-            upload, own = end.value
-            return upload, own
+        assert block.talk is not None
+        block.talk.send(reply)
+        return block.talk
 
-    def _add(self, block: Block, number: int, upload: Any, total: Json) -> None:
-        """Add a block's upload to the sums, without the parties whose numbers are not finite."""
-        job, form = self._job, self._job.anatomy.messages[number].upload
-        lead = job.lead(len(block.ids))
-        tensors = [
-            leaf.reshape(*lead, -1)
-            for leaf in stacked_leaves(f"upload {number + 1}", upload, form, lead)
-        ]
+    def _add(self, block: Block, number: int, payload: Any) -> int:
+        """Add what a block sent to the sums, but for numbers that are not finite; its bytes."""
+        job, message = self._job, self._job.anatomy.messages[number]
+        lead, what = job.lead(len(block.ids)), f"upload {number + 1}"
+        came = stacked_leaves(what, payload, message.sent, lead, message.grows[0])
+        sent = sum(leaf.numel() * leaf.element_size() for leaf in came) // max(1, len(block.ids))
+        count, settings = int(block.alive.sum()), job.sweep or 1
+        if message.payload is not None:
+            them = block.me.sender(number)
+            upload = job.boxes.receive(number, them, fill(message.payload, came))
+            came = stacked_leaves(what, upload, message.upload, lead)
+        tensors = [leaf.reshape(*lead, -1) for leaf in came]
         alive = block.alive
         sums = self._weighted(block, number, tensors, alive)
         finite = all(bool(torch.isfinite(part.sum())) for group in sums.values() for part in group)
@@ -241,18 +189,17 @@ class Share:
             for tensor in tensors:
                 alive = alive & torch.isfinite(tensor.sum(dim=-1))
             sums = self._weighted(block, number, tensors, alive)
+            block.diverged |= block.alive & ~alive
             block.alive = alive
         for ask, group in sums.items():
-            stored = leaves(self._memory.sums[number][ask][self._index])
+            stored = leaves(self._memory.returned.sums[number][ask][self._index])
             for store, part in zip(stored, group, strict=True):
                 store.add_(part.view(store.shape))
-        stack = self._memory.stacks[number]
+        stack = self._memory.returned.stacks[number]
         if stack is not None:
-            for store, tensor in zip(leaves(stack), tensors, strict=True):
-                rows = tensor if job.sweep is None else tensor.transpose(0, 1)
-                store[block.places] = rows.reshape(len(block.ids), *store.shape[1:])
-        total["count"] += int(alive.sum())
-        total["n"] += float(_first_setting(block.me.n, lead)[alive].sum())
+            rows = [leaf if job.sweep is None else leaf.transpose(0, 1) for leaf in came]
+            stack.put(rows, block.places)
+        return sent // settings * count
 
     def _weighted(
         self, block: Block, number: int, tensors: list[Tensor], alive: Tensor
@@ -262,7 +209,7 @@ class Share:
         if not whole:
             tensors = [tensor[..., alive, :] for tensor in tensors]
         sums: dict[Ask, list[Tensor]] = {}
-        for ask in self._memory.sums[number]:
+        for ask in self._memory.returned.sums[number]:
             n = _first_setting(block.me.n, block.me.lead)
             n = n if ask == "mean by examples" else torch.ones_like(n)
             n = n if whole else n[alive]
@@ -282,13 +229,13 @@ class Share:
             me = self._party(ids[places], message["t"], effort[places])
             if not alone:
                 me.mixing = self._mixing(me, np.array(message["present"], np.int64))
-            own = self._job.algorithm.party(me, self.own(me.ids))  # type: ignore[call-arg]
+            own = self._job.boxes.party(me, self.own(me.ids))
             block = Block(me.ids, me.ids, me)
             for leaf in leaves(own) if self._job.sweep is None else []:
                 rows = leaf.expand(len(me.ids), *leaf.shape[1:]).flatten(1)
                 block.alive &= torch.isfinite(rows.sum(dim=1))
             self._keep(block, own)
-            total["bad"] += [int(k) for k in me.ids[~block.alive.numpy()]]
+            total["bad"] += me.ids[~block.alive.numpy()].tolist()
             total["gradients"] += me.gradients
         return total
 
@@ -304,8 +251,8 @@ class Share:
         else:
             weights = torch.from_numpy(weights.toarray()).to(dtype)
 
-        def mixing(x: Vector) -> Vector:
-            board = self._memory.mixing[self._mixes % 2]
+        def mixing(x: Vector, coded: object = None) -> Vector:
+            board = self._memory.mixed[self._mixes % 2]
             self._mixes += 1
             rows = x.expand(*me.lead, x.shape[-1])
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
@@ -325,8 +272,8 @@ class Share:
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
-            buffers = self._memory.buffers[ids]
-            fresh = self._memory.visited[ids] == 0
+            buffers = self._memory.kept.buffers[ids]
+            fresh = self._memory.kept.visited[ids] == 0
             buffers[fresh] = job.model.buffers
             buffers = buffers.reshape(-1, buffers.shape[-1])
         return LocalParty(
@@ -350,14 +297,14 @@ class Share:
         return replace(me, lead=(), buffers=None if buffers is None else buffers[None])
 
     def own(self, ids: Ints) -> Any:
-        return self._job.stacked(self._memory.own_of(ids))
+        return self._job.stacked(self._memory.kept.own_of(ids))
 
     def _keep(self, block: Block, own: Any) -> None:
         """Store what the parties keep, but for those that diverged."""
         alive = block.alive.numpy()
         ids, lead = block.ids[alive], self._job.lead(len(block.ids))
         kept = stacked_leaves("the own state", own, self._job.anatomy.own, lead)
-        memory = self._memory
+        memory = self._memory.kept
         if self._before is not None:
             self._before.append((ids, tree_map(lambda store: store[ids], memory.by_party)))
         for store, rows in zip(leaves(memory.own), kept, strict=True):
@@ -371,7 +318,7 @@ class Share:
     def _undo(self) -> Json:
         """Put back what the parties kept before the round."""
         for ids, rows in self._before or ():
-            for store, before in zip(leaves(self._memory.by_party), leaves(rows), strict=True):
+            for store, before in zip(leaves(self._memory.kept.by_party), leaves(rows), strict=True):
                 store[ids] = before
         return {}
 
@@ -402,7 +349,7 @@ class Share:
                 continue
             w = memory.vector
             if message["models"]:
-                w = first(memory.own_of([k]))[0]
+                w = first(memory.kept.own_of([k]))[0]
             memory.outputs[at : at + len(x)] = self.one.outputs(w, x, self.statistics(k, w))
             at += len(x)
         return {}
@@ -413,20 +360,23 @@ class Share:
         if not job.model.buffer_spec.size:
             return None
         if job.own_statistics:
-            has = bool(memory.visited[k])
+            has = bool(memory.kept.visited[k])
             me = self._party(np.array([k]), 0, np.ones(1))
-            return memory.buffers[k].clone() if has else me.settled(0, w)
-        if is_peer(job.algorithm) and len(job.model.running):
-            return job.model.buffers_with(memory.own_of([k]).statistics[0])
+            return memory.kept.buffers[k].clone() if has else me.settled(0, w)
+        if job.boxes.peer and len(job.model.running):
+            return job.model.buffers_with(statistics_of(memory.kept.own_of([k]))[0])
         return memory.used.clone()
 
 
-def stacked_leaves(what: str, tree: Any, form: Any, lead: tuple[int, ...]) -> list[Tensor]:
+def stacked_leaves(
+    what: str, tree: Any, form: Any, lead: tuple[int, ...], growths: Growths = ()
+) -> list[Tensor]:
     """A tree's tensors as `[*lead, ...]`, of the form that one party's had before the run."""
+    grown = growths or [None] * len(leaves(form))
     try:
         return [
-            leaf.detach().expand((*lead, *one.shape))
-            for leaf, one in zip(leaves(tree), leaves(form), strict=True)
+            leaf.detach().expand((*lead, *_shape(one, growth, leaf)))
+            for leaf, one, growth in zip(leaves(tree), leaves(form), grown, strict=True)
         ]
     except (RuntimeError, ValueError):
         got = [list(leaf.shape) for leaf in leaves(tree)]
@@ -435,6 +385,15 @@ def stacked_leaves(what: str, tree: Any, form: Any, lead: tuple[int, ...]) -> li
             f"{what} of {lead[-1]} parties has shapes {got}, but one party's had {wanted}: "
             "keep the shape from round to round, and name the last dimension in every reduction."
         ) from None
+
+
+def _shape(one: Tensor, growth: Growth | None, leaf: Tensor) -> tuple[int, ...]:
+    """The shape of one party's tensor; the axis that grows has the size that it came with."""
+    if growth is None:
+        return tuple(one.shape)
+    shape = list(one.shape)
+    shape[growth.axis] = leaf.shape[growth.axis - one.dim()]
+    return tuple(shape)
 
 
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:

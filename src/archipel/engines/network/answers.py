@@ -16,7 +16,7 @@ from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, check_scores,
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
-from archipel.exchange.anatomy import broadcast, has_personal
+from archipel.exchange.boxes import has_personal
 from archipel.exchange.statistics import handed_over
 from archipel.tree import leaves
 

@@ -30,7 +30,8 @@ from archipel.engines.network.server import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError, clean
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Anatomy, Ask, Message, broadcast
+from archipel.exchange.anatomy import Anatomy, Message
+from archipel.exchange.uploads import Ask
 from archipel.models.model import Model
 from archipel.rng import Ints
 from archipel.runs.participation import DIVERGED

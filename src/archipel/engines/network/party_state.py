@@ -29,7 +29,8 @@ from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Anatomy, examine, has_personal, is_peer, same_form, title
+from archipel.exchange.anatomy import Anatomy, examine, same_form
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.metrics import Guarded
 from archipel.models.model import Model
 from archipel.tree import fill, first, fits, leaves, nbytes, tree_map

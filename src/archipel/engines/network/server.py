@@ -18,7 +18,8 @@ from archipel.core import Each, ServerAlgorithm
 from archipel.engines.local.settings import Received
 from archipel.engines.network.bounds import LARGEST, largest, tame
 from archipel.errors import RunFailed
-from archipel.exchange.anatomy import Anatomy, Ask, Message, broadcast, same_form, title
+from archipel.exchange.anatomy import Anatomy, Message, same_form
+from archipel.exchange.uploads import Ask
 from archipel.tree import fill, first, leaves
 
 Running = Generator[Any, Any, Any]

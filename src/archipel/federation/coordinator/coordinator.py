@@ -21,7 +21,7 @@ from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
 from archipel.errors import ArchipelError, DatabaseAway, RunFailed
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.anchors import Anchors
 from archipel.federation.audit import Anchor

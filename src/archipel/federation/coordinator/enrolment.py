@@ -14,7 +14,7 @@ from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.errors import clean
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.certificates import GUEST, VALID, serial, verify
 from archipel.federation.coordinator.folder import CoordinatorFolder

@@ -32,7 +32,7 @@ from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.network.transport import POLL, Refused
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, BelowQuorum, RunFailed, clean, unknown
-from archipel.exchange.anatomy import has_personal, is_peer
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool

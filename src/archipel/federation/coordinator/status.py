@@ -75,7 +75,7 @@ def present(server_study: ServerStudy) -> int:
 
 def waiting(server_study: ServerStudy) -> str:
     """What a study that stands still waits for; empty while it goes on, and when it is over."""
-    from archipel.exchange.anatomy import is_peer
+    from archipel.exchange.boxes import is_peer
 
     (run,) = server_study.runs
     if run.state != "running" or run.done >= run.rounds:

@@ -25,7 +25,7 @@ from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.transport import SMALL, Cut, Refused
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.federation import bundles
 from archipel.federation.certificates import Invitation, verify
 from archipel.federation.peer import port

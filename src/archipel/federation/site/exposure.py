@@ -15,7 +15,8 @@ from torch import Tensor
 
 from archipel import models
 from archipel.data.federation import Federation
-from archipel.exchange.anatomy import Anatomy, has_personal, is_peer
+from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.statistics import averages
 from archipel.metrics import may_leave
 from archipel.models.model import Model
