@@ -217,6 +217,9 @@ def test_remedies_for_empty_cells_are_right() -> None:
     assert "empty cells in 'age' (1), 'dose' (20)" in said
     assert 'data.missing = "drop" (the rows) or "mean", or data.drop = ["age", "dose"]' in said
 
+    many = frame(**{name: [1.5, None, 2.5] * (N // 3) for name in "pqrs"})
+    assert 'data.drop = ["p", "q", "r", "s"]' in refused(many)
+
     for column in ("y", "site"):
         table = frame().astype({column: object})
         table.loc[2, column] = None

@@ -241,7 +241,7 @@ def refuse_gaps(sheet: Sheet, roles: Roles, missing: str) -> None:
         )
     features = _gaps(sheet, roles.features)
     if missing == "error" and features:
-        some = ", ".join(f'"{name}"' for name in [*features][:3])
+        some = ", ".join(f'"{name}"' for name in [*features][:8])
         raise ArchipelError(
             f"{_counted(features)}, the first in {place(next(iter(features.values()))[0])}; say "
             f'data.missing = "drop" (the rows) or "mean", or data.drop = [{some}].'
