@@ -174,6 +174,26 @@ def test_flags_are_one_feature() -> None:
     assert int(fed.x[:, 1].sum()) == N // 3
 
 
+def test_two_spellings_are_asked_about_and_never_two_values_unasked() -> None:
+    """One hospital writes TRUE where another writes True."""
+    table = frame(smoker=["TRUE", "False", "True"] * (N // 3))
+    said = refused(table)
+    assert "column 'smoker' has 'TRUE' and 'True', which differ in capitals alone" in said
+    assert 'data.columns.smoker = "category" if they are two' in said
+    assert columns(made(table, columns={"smoker": "category"})) == [
+        "age", "smoker=TRUE", "smoker=True",
+    ]  # fmt: skip
+
+    table = frame(y=["yes", "no", "Yes", "no"] * (N // 4))
+    for task in (None, "classification"):
+        assert "column 'y' has 'Yes' and 'yes'" in refused(table, task=task)
+    assert made(table, columns={"y": "category"}).classes == 3
+
+    fed = made(frame(site=["Bonn", "bonn", "c"] * (N // 3)))
+    assert fed.parties == 3
+    assert "parties 'Bonn' and 'bonn' differ in capitals alone" in fed.about.note
+
+
 def test_limits_of_a_column_hold_without_a_schema() -> None:
     table = frame()
     limits = {"kind": "number", "unit": "years", "min": 0, "max": 50}
@@ -374,7 +394,7 @@ def test_rows_from_a_date_on_test(numbers: bool) -> None:
     [
         ({"test": "after:2015-06-01"}, "no column has dates; say which column in data.time"),
         ({"test": "after:soon", "time": "age"}, 'write "after:2016-01-31", or a number'),
-        ({"test": "after:2015-06-01", "time": "age"}, "column 'age' has numbers"),
+        ({"test": "after:2015-06-01", "time": "age"}, "has numbers; give one as in"),
         ({"test": "after:1", "time": "age"}, "no row is left to train on"),
         ({"test": "after:999", "time": "age"}, "no row is left to test on"),
         ({"test": "after:1", "time": "agee"}, "unknown column 'agee'"),
