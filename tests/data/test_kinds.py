@@ -194,6 +194,20 @@ def test_two_spellings_are_asked_about_and_never_two_values_unasked() -> None:
     assert "parties 'Bonn' and 'bonn' differ in capitals alone" in fed.about.note
 
 
+def test_a_type_of_pandas_says_nothing_of_columns_that_are_no_features() -> None:
+    """Whose row it is, test rows and what is left out may be of type category as well."""
+    table = frame(note=["u", "v"] * (N // 2), role=["train", "train", "test"] * (N // 3),
+                  code=[1, 2, 3] * (N // 3))  # fmt: skip
+    typed = table.astype(dict.fromkeys(["site", "note", "role", "code", "y"], "category"))
+
+    fed = made(typed, test="role", drop=["note"], task="regression")
+
+    assert list(fed.names or ()) == ["a", "b", "c"] and fed.task == "regression"
+    assert columns(fed) == ["age", "code=2", "code=3"]
+    twice = pd.concat([typed, typed[["age"]]], axis=1)
+    assert "two columns are called 'age'" in refused(twice)
+
+
 def test_limits_of_a_column_hold_without_a_schema() -> None:
     table = frame()
     limits = {"kind": "number", "unit": "years", "min": 0, "max": 50}
