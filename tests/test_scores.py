@@ -166,6 +166,21 @@ def test_metrics_that_a_study_cannot_have(tmp_path, metrics, said):
         ).run(tmp_path / "runs", baselines=False, workers=1)
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("(y, p):\n    return p[:, 1]", r"IndexError: .* \(mine.py, line 2\); it gets outputs \["),
+        ("(p):\n    return 1", "takes 1 positional argument but 2 were given; it gets outputs"),
+    ],
+)
+def test_an_own_metric_that_fails_is_named_with_its_line(tmp_path, body, said):
+    (tmp_path / "mine.py").write_text(f"def own{body}\n")
+    content = {"study": {"metrics": ["mine.py:own"]}, "data": {"name": "heart_disease"}}
+
+    with pytest.raises(ar.ArchipelError, match=r"metric 'own' fails, .*" + said):
+        Study.parse(content, tmp_path).run(tmp_path / "runs", baselines=False, workers=1)
+
+
 def test_between_sites_there_are_no_metrics_of_anybodys_own(tmp_path):
     text = '[study]\nmetrics = ["auc", "mine.py:sure"]\n[data]\ntarget = "y"\n'
     text += '[data.schema]\nx = "number"\ny = [0, 1]\n'

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import archipel as ar
 from archipel.algorithms import ALGORITHMS
-from archipel.data import load
+from archipel.data import load, tables
 from archipel.demo import STUDY as DEMO
 from archipel.errors import ArchipelError
 from archipel.study.file import Study, changed
@@ -551,3 +552,18 @@ def test_a_table_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
 
     assert read == [str(path)]
     assert before[0] == before[1] != study.hash
+
+
+def test_a_table_is_read_once_by_a_run_and_once_by_a_report(tmp_path, monkeypatch):
+    """REVIEW 2: it was read whole four times each."""
+    rows = [f"{'ab'[i % 2]},{i * i % 37},{i % 3 % 2}" for i in range(60)]
+    (tmp_path / "all.csv").write_text("\n".join(["site,x,y", *rows]))
+    content = {"study": {"rounds": 1}, "data": {"file": "all.csv", "by": "site", "target": "y"}}
+    read, content_of = [], tables._content
+    monkeypatch.setattr(tables, "_content", lambda file: read.append(file) or content_of(file))
+
+    run = Study.parse(content, tmp_path).run(tmp_path / "runs", baselines=False, workers=1)
+    by_run = len(read)
+    ar.open_run(run.folder).report(tmp_path / "report.html")
+
+    assert (by_run, len(read)) == (1, 2)

@@ -101,6 +101,47 @@ def test_the_score_that_is_reported_is_that_of_the_bundle(archipel, kind):
     assert about["metrics"] == pytest.approx(reported, abs=1e-6, rel=1e-6)
 
 
+def test_the_score_of_a_messy_table_is_that_of_the_bundle(archipel):
+    """Gaps, words for nothing, dates, flags, codes, decimal commas, western letters, blanks."""
+    random, n = np.random.default_rng(3), 120
+    age = random.normal(60, 9, n).round(1)
+    table = pd.DataFrame(
+        {
+            "id": [f"p{i}" for i in range(n)],
+            "site": random.choice(["Köln", "Bonn", "Bonn "], n),
+            "age": [f"{value:.1f}".replace(".", ",") for value in age],
+            "stage": random.choice(["Killip I", "Killip II", "Killip IV", ""], n),
+            "smoker": random.choice(["True", "False", ""], n),
+            "ward": random.choice([101, 102, 103], n),
+            "visit": pd.date_range("2016-01-01", periods=n).strftime("%d.%m.%Y"),
+            "none": "",
+            "set": random.choice(["train", "test"], n),
+            "died": np.where(age + random.normal(0, 5, n) > 60, "oui", "non"),
+        }
+    )  # fmt: skip
+    table.loc[[3, 40], "age"] = ["?", "-999"]
+    form = {"sep": ";", "index": False, "encoding": "cp1252"}
+    table.to_csv("all.csv", **form)
+    table[table["set"] == "test"].to_csv("test.csv", **form)
+    data = {
+        "file": "all.csv", "by": "site", "target": "died", "test": "set", "missing": "mean",
+        "drop": ["id", "none"], "empty": ["?", "-999"],
+        "columns": {"visit": "date", "ward": "category"},
+    }  # fmt: skip
+    run = Study.parse({"study": {"rounds": 3}, "data": data}, Path.cwd()).run(
+        Path.cwd() / "runs", baselines=False, workers=1
+    )
+
+    archipel("export", str(run.folder), "--bundle", "b")
+    found = archipel("predict", "b", "test.csv", "--score", "--json").json
+
+    assert len(found["rows"]) == int((table["set"] == "test").sum()) and found["classes"] == [
+        "non", "oui",
+    ]  # fmt: skip
+    assert found["metrics"] == pytest.approx(run.metrics, abs=1e-6, rel=1e-6)
+    assert run.metrics["accuracy"] > 0.6
+
+
 def rows_tested(run, table, party):
     """The rows of the table that are test points of a party, or of all."""
     data, rows = run.data, []

@@ -8,6 +8,7 @@ from archipel.algorithms import ALGORITHMS, scaffold
 from archipel.data import DATASETS
 from archipel.graphs import TOPOLOGIES
 from archipel.models import MODELS
+from archipel.study import Study
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_data_lists_what_becomes_of_every_column(archipel, tmp_path):
                   "says when, for the test rows; no feature", 0, False],
         "age": ["number", [], 1, [47.5, 58, 81], "number, standardised", 1, False],
         "stage": ["number", [], 0, [1, 1.5, 3], "number, standardised", 1, False],
-        "smoker": ["category", ["no", "yes"], 0, [], "one 0/1 feature, standardised", 1, False],
+        "smoker": ["category", ["no", "yes"], 0, [], "one 0/1 feature", 1, False],
         "died": ["category", [1, 2], 0, [], "target: 2 classes", 0, False],
     }  # fmt: skip
     assert told["task"] == "classification" and told["task_guessed"]
@@ -140,7 +141,7 @@ def test_data_lists_what_becomes_of_every_column(archipel, tmp_path):
     assert [(row["training_points"], row["test_points"]) for row in told["roster"]] == [
         (2, 1), (1, 2),
     ]  # fmt: skip
-    assert said["columns"][4]["becomes"] == "2 0/1 features, standardised"
+    assert said["columns"][4]["becomes"] == "2 0/1 features"
     assert said["shape"] == [4] == [sum(each["features"] for each in said["columns"])]
     assert "classification (guessed; data.task says it), 3 features" in printed
     assert "died: 1 in 3 rows (50.0%), 2 in 3 rows (50.0%)" in printed
@@ -174,3 +175,21 @@ def test_data_of_tables_that_a_study_describes(archipel, tmp_path):
     assert told["notes"] == [
         "not read, for data.schema does not name them: record_id, smoker, stage, visit"
     ]
+
+
+@pytest.mark.parametrize(
+    "more", ["", '[data.schema]\ndose = "number"\nflag = "number"\nsex = ["f", "m"]\ny = [0, 1]\n']
+)
+def test_data_says_standardised_of_what_is(archipel, tmp_path, more):
+    """Zeros and ones stay as they are, unless a schema calls them numbers."""
+    cells = ["1,0.5,0,f,0", "1,2.5,1,m,1", "1,1,0,,1", "2,7,1,m,0", "2,,0,f,1", "2,3,1,f,0"]
+    (tmp_path / "t.csv").write_text("\n".join(["by,dose,flag,sex,y", *cells, ""]))
+    said = '[data]\nfile = "t.csv"\nby = "by"\ntarget = "y"\nmissing = "mean"\ntest = 0.0\n'
+    (tmp_path / "mine.toml").write_text(said + more)
+
+    told = archipel("data", "mine.toml", "--json").json
+
+    scaling = Study.read(tmp_path / "mine.toml").federation().features.scaling
+    features = [each for each in told["columns"] if each["features"]]
+    assert [each["name"] for each in features] == ["dose", "flag", "sex"]
+    assert ["standardised" in each["becomes"] for each in features] == (scaling.scale != 1).tolist()

@@ -99,6 +99,22 @@ def test_a_wrong_table_is_one_sentence(bundle, tmp_path, content, said):
     assert said in bundle("predict", "model", "wrong.csv").sentence
 
 
+def test_a_table_that_may_be_read_in_two_ways_is_read_as_said(bundle, tmp_path):
+    """What the sentence says to type is there to be typed."""
+    (tmp_path / "how.csv").write_bytes("patient;pressure;age\nJosé;3,125;50\n".encode("cp1252"))
+    (tmp_path / "same.csv").write_text("patient,pressure,age\nJosé,3.125,50\n")
+
+    refused = bundle("predict", "model", "how.csv").sentence
+    said = ["--sep", ";", "--decimal", ",", "--encoding", "latin-1"]
+    found, same = (
+        bundle("predict", "model", *args, "--id", "patient").out
+        for args in (["how.csv", *said], ["same.csv"])
+    )
+
+    assert "may be 3.125 or thousands; say which in data.decimal (--decimal)" in refused
+    assert found == same and "José" in found
+
+
 def test_what_export_cannot_do_is_one_sentence(bundle):
     assert "--bundle model: is there already" in bundle("export", "--bundle", "model").sentence
     assert "--party east: FedAvg has one model" in (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever a table is like, a model is fed what a careful person makes of it, or it is refused.
 
-The careful person is scikit-learn's pipeline on the same rows: means in empty cells, numbers and
-0/1 features standardised by training rows. There is no third case.
+The careful person is scikit-learn's pipeline on the same rows: means in empty cells, numbers
+standardised by training rows, 0/1 features as they are. There is no third case.
 """
 
 import datetime

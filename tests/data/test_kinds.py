@@ -174,6 +174,40 @@ def test_flags_are_one_feature() -> None:
     assert int(fed.x[:, 1].sum()) == N // 3
 
 
+def test_two_spellings_are_asked_about_and_never_two_values_unasked() -> None:
+    """One hospital writes TRUE where another writes True."""
+    table = frame(smoker=["TRUE", "False", "True"] * (N // 3))
+    said = refused(table)
+    assert "column 'smoker' has 'TRUE' and 'True', which differ in capitals alone" in said
+    assert 'data.columns.smoker = "category" if they are two' in said
+    assert columns(made(table, columns={"smoker": "category"})) == [
+        "age", "smoker=TRUE", "smoker=True",
+    ]  # fmt: skip
+
+    table = frame(y=["yes", "no", "Yes", "no"] * (N // 4))
+    for task in (None, "classification"):
+        assert "column 'y' has 'Yes' and 'yes'" in refused(table, task=task)
+    assert made(table, columns={"y": "category"}).classes == 3
+
+    fed = made(frame(site=["Bonn", "bonn", "c"] * (N // 3)))
+    assert fed.parties == 3
+    assert "parties 'Bonn' and 'bonn' differ in capitals alone" in fed.about.note
+
+
+def test_a_type_of_pandas_says_nothing_of_columns_that_are_no_features() -> None:
+    """Whose row it is, test rows and what is left out may be of type category as well."""
+    table = frame(note=["u", "v"] * (N // 2), role=["train", "train", "test"] * (N // 3),
+                  code=[1, 2, 3] * (N // 3))  # fmt: skip
+    typed = table.astype(dict.fromkeys(["site", "note", "role", "code", "y"], "category"))
+
+    fed = made(typed, test="role", drop=["note"], task="regression")
+
+    assert list(fed.names or ()) == ["a", "b", "c"] and fed.task == "regression"
+    assert columns(fed) == ["age", "code=2", "code=3"]
+    twice = pd.concat([typed, typed[["age"]]], axis=1)
+    assert "two columns are called 'age'" in refused(twice)
+
+
 def test_limits_of_a_column_hold_without_a_schema() -> None:
     table = frame()
     limits = {"kind": "number", "unit": "years", "min": 0, "max": 50}
@@ -216,6 +250,9 @@ def test_remedies_for_empty_cells_are_right() -> None:
     said = refused(table)
     assert "empty cells in 'age' (1), 'dose' (20)" in said
     assert 'data.missing = "drop" (the rows) or "mean", or data.drop = ["age", "dose"]' in said
+
+    many = frame(**{name: [1.5, None, 2.5] * (N // 3) for name in "pqrs"})
+    assert 'data.drop = ["p", "q", "r", "s"]' in refused(many)
 
     for column in ("y", "site"):
         table = frame().astype({column: object})
@@ -371,7 +408,7 @@ def test_rows_from_a_date_on_test(numbers: bool) -> None:
     [
         ({"test": "after:2015-06-01"}, "no column has dates; say which column in data.time"),
         ({"test": "after:soon", "time": "age"}, 'write "after:2016-01-31", or a number'),
-        ({"test": "after:2015-06-01", "time": "age"}, "column 'age' has numbers"),
+        ({"test": "after:2015-06-01", "time": "age"}, "has numbers; give one as in"),
         ({"test": "after:1", "time": "age"}, "no row is left to train on"),
         ({"test": "after:999", "time": "age"}, "no row is left to test on"),
         ({"test": "after:1", "time": "agee"}, "unknown column 'agee'"),

@@ -17,6 +17,7 @@ from archipel import metrics, models
 from archipel.bundle import files
 from archipel.bundle.manifest import Manifest, NetworkPart
 from archipel.data import looks, tables
+from archipel.data.dialect import UNSAID, Written
 from archipel.data.features import Points
 from archipel.data.looks import is_number
 from archipel.errors import ArchipelError, clean
@@ -68,7 +69,7 @@ class Bundle:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def read(self, table: Any, outcomes: bool = False) -> Points:
+    def read(self, table: Any, outcomes: bool = False, written: Written = UNSAID) -> Points:
         """Read a file, a table of pandas or an array into points, with `outcomes` targets, too."""
         if self.about.task == "text":
             raise ArchipelError(
@@ -76,15 +77,17 @@ class Bundle:
             )
         path = Path(table) if isinstance(table, str | Path) else None
         if path is not None and not path.is_file():
-            raise ArchipelError(f"'{path}': no such file; give a .csv, .parquet or .npy file.")
+            raise ArchipelError(
+                f"'{path}': no such file; give a .csv, .csv.gz, .parquet or .npy file."
+            )
         if path is not None and path.suffix == ".npy":
             table = _array_in(path)
         elif self.features.schema is not None and (path is not None or hasattr(table, "columns")):
             if outcomes and not self.targets:
                 raise ArchipelError("the bundle names no target column: leave --score out.")
-            return self.features.read(table if path is None else path, outcomes)
+            return self.features.read(table if path is None else path, outcomes, written)
         elif path is not None:
-            table = self._flat(path)
+            table = self._flat(path, written)
         if outcomes:
             raise ArchipelError("an array has no target column to score: leave --score out.")
         return Points(self._points(table), None, [])
@@ -108,9 +111,9 @@ class Bundle:
             raise ArchipelError(f"row {row} of the array has no finite number; fill it in.")
         return self.features.apply(x).float()
 
-    def _flat(self, path: Path) -> npt.NDArray[np.float64]:
+    def _flat(self, path: Path, written: Written) -> npt.NDArray[np.float64]:
         """A table without names that matter: as many columns as a point has numbers."""
-        source = tables.opened(path)
+        source = tables.opened(path, written)
         wanted, there = prod(self.about.network.shape), source.header
         if len(there) != wanted:
             raise ArchipelError(

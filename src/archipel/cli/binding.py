@@ -31,15 +31,9 @@ def add(
     file: Annotated[
         Path, typer.Argument(metavar="TABLE", help="This site's table: .csv, .csv.gz or .parquet.")
     ],
-    sep: Annotated[
-        str | None, typer.Option(help="What separates its cells, ; or tab; found out without.")
-    ] = None,
-    decimal: Annotated[
-        str | None, typer.Option(help="Its decimal mark, . or ,; found out without.")
-    ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="Its encoding, such as cp1252; found out without.")
-    ] = None,
+    sep: o.Sep = None,
+    decimal: o.Decimal = None,
+    encoding: o.Encoding = None,
     home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:

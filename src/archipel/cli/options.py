@@ -90,6 +90,13 @@ Baselines = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with this study's last run, if there is one.")
 ]
+Sep = Annotated[
+    str | None, typer.Option(help="What separates its cells, ; or tab; found out without.")
+]
+Decimal = Annotated[str | None, typer.Option(help="Its decimal mark, . or ,; found out without.")]
+Encoding = Annotated[
+    str | None, typer.Option(help="Its encoding, such as cp1252; found out without.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 

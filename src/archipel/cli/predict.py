@@ -17,6 +17,7 @@ from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
     from archipel.bundle import Bundle, Predictions
+    from archipel.data.dialect import Written
 
 
 def predict(
@@ -25,7 +26,9 @@ def predict(
     ],
     table: Annotated[
         Path,
-        typer.Argument(help="A table (.csv, .parquet), or an array (.npy).", metavar="TABLE"),
+        typer.Argument(
+            help="A table (.csv, .csv.gz, .parquet), or an array (.npy).", metavar="TABLE"
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="Write there; standard output.")] = None,
     id_column: Annotated[
@@ -37,6 +40,9 @@ def predict(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Run a Python file that the model is made of.")
     ] = False,
+    sep: o.Sep = None,
+    decimal: o.Decimal = None,
+    encoding: o.Encoding = None,
     as_json: o.Json = False,
 ) -> None:
     """Apply a finished model to a table, anywhere: a row of CSV for each of its rows.
@@ -47,12 +53,14 @@ def predict(
       archipel predict heart-model patients.csv --id patient --score --out predicted.csv
     """
     from archipel.bundle import load_bundle
+    from archipel.data.dialect import Written
 
+    written = Written.of(sep, decimal, encoding)
     loaded = load_bundle(bundle, trust_code)
-    points = loaded.read(table, outcomes=score)
+    points = loaded.read(table, outcomes=score, written=written)
     outputs = loaded.outputs(points.x)
     found = loaded.told(outputs)
-    name, ids = _ids(table, id_column, len(points.x))
+    name, ids = _ids(table, id_column, len(points.x), written)
     ignored = [each for each in points.ignored if each != id_column]
     scores = {} if points.y is None else loaded.score(outputs, points.y)
     if as_json:
@@ -66,20 +74,21 @@ def predict(
         _say(f"on {len(points.x)} rows: {shown}")
 
 
-def _ids(table: Path, column: str | None, rows: int) -> tuple[str, Sequence[Any]]:
+def _ids(table: Path, column: str | None, rows: int, written: Written) -> tuple[str, Sequence[Any]]:
     """What rows are called: a column's cells as they are written, or the rows' numbers."""
     from archipel.data import tables
 
     if column is None:
         is_array = table.suffix == ".npy"
-        return "row", range(1, rows + 1) if is_array else tables.opened(table).rows(rows)
-    if table.suffix == ".npy" or column not in (there := tables.opened(table).header):
+        return "row", range(1, rows + 1) if is_array else tables.opened(table, written).rows(rows)
+    there = [] if table.suffix == ".npy" else tables.opened(table, written).header
+    if column not in there:
         raise ArchipelError(
             f"--id {column}: '{table}' has no such column; name one of its columns."
         )
     if there.count(column) > 1:
         raise ArchipelError(f"--id {column}: '{table}' has two such columns; rename one.")
-    return column, tables.as_written(table, column)
+    return column, tables.as_written(table, column, written)
 
 
 def _heading(bundle: Bundle) -> list[str]:

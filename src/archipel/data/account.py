@@ -82,15 +82,13 @@ def described(files: Sequence[Path], schema: Schema, standardise: bool, by: str 
     )
     targets = [column.name for column in schema.targets]
     outcome = Outcome(schema.targets, schema.task, False)
-    plain = dict(zip(schema.columns, schema.plain.tolist(), strict=True))
     entries = []
     for name, column in known.items():
         cells = Looks(name, frame[name])
         if name in targets:
             entries.append(_target(cells, outcome, targets.index(name)))
         else:
-            scaled = standardise and not plain[column.encoded[0]]
-            entries.append(_fed(cells, column, scaled))
+            entries.append(_fed(cells, column, standardise))
     unread = sorted({name for source in sources for name in source.header} - {*known, by})
     note = f"not read, for data.schema does not name them: {', '.join(unread)}"
     return Account(len(frame), entries, schema.task, False, (note,) if unread else ())
@@ -105,16 +103,23 @@ def _feature(
         return _entry(column, _plain(column), str(error), 0, refused=True)
     if found is None:
         return _entry(column, _plain(column), "left out: never differs", 0)
-    return _fed(column, found, standardise)
+    return _fed(column, found, standardise and not _marks(column, found))
+
+
+def _marks(column: Looks, found: Column) -> bool:
+    """Whether numbers are zeros and ones, which are not scaled (`Federation.marks`)."""
+    known = looks.numbers(looks.told(column.cells))[~column.empty]
+    return found.kind == "number" and bool(np.isin(known, (0, 1)).all())
 
 
 def _fed(column: Looks, found: Column, standardise: bool) -> Entry:
+    """What is fed; 0/1 features are never scaled (`Schema.marks`)."""
     many = len(found.encoded)
     scaled = ", standardised" if standardise else ""
     becomes = {
         "number": "number" + scaled,
         "date": "number of days" + scaled,
-        "category": (f"{many} 0/1 features" if many > 1 else "one 0/1 feature") + scaled,
+        "category": f"{many} 0/1 features" if many > 1 else "one 0/1 feature",
     }[found.kind]
     return _entry(column, found, becomes, many)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from archipel.data.column import Column
+from archipel.data.dialect import UNSAID, Written
 from archipel.data.scaling import Scaling
 from archipel.errors import ArchipelError
 
@@ -93,14 +94,16 @@ class Features:
 
     # -- a table to predict ------------------------------------------------------------------------
 
-    def read(self, table: Path | pd.DataFrame, outcomes: bool = False) -> Points:
+    def read(
+        self, table: Path | pd.DataFrame, outcomes: bool = False, written: Written = UNSAID
+    ) -> Points:
         """Read a table as training did, or refuse it in a sentence; with `outcomes`, targets, too.
 
         Columns may have any order, and those that are not needed are not read.
         """
-        schema = self.schema
-        if schema is None:
+        if self.schema is None:
             raise ArchipelError("the model was not trained on a table: give an array.")
+        schema = replace(self.schema, written=written)
         cells, ignored = schema.cells(table, outcomes)
         x = torch.from_numpy(schema.encode(cells))
         y = torch.from_numpy(schema.outcomes(cells)) if outcomes else None

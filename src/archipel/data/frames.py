@@ -151,6 +151,8 @@ def read(sheet: Sheet, said: Said) -> Table:
     party, names = whose(sheet, roles)
     gone = [name for name in everyone or () if name not in (names or ())]
     notes += [f"party '{name}' has no row without an empty cell: left out" for name in gone]
+    if pair := looks.alike(names or ()):
+        notes.append(f"parties '{pair[0]}' and '{pair[1]}' differ in capitals alone")
     place = place_of(sheet, party, names)
     found = outcome_of(sheet, roles, said.task, place)
     features = features_of(sheet, roles, party, place)
@@ -241,7 +243,7 @@ def refuse_gaps(sheet: Sheet, roles: Roles, missing: str) -> None:
         )
     features = _gaps(sheet, roles.features)
     if missing == "error" and features:
-        some = ", ".join(f'"{name}"' for name in [*features][:3])
+        some = ", ".join(f'"{name}"' for name in [*features][:8])
         raise ArchipelError(
             f"{_counted(features)}, the first in {place(next(iter(features.values()))[0])}; say "
             f'data.missing = "drop" (the rows) or "mean", or data.drop = [{some}].'

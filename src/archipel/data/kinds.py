@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from archipel.data.column import Column
-from archipel.data.looks import Looks
+from archipel.data.looks import Looks, alike
 from archipel.data.rows import Bools, Ints
 from archipel.errors import ArchipelError, unknown
 
@@ -79,6 +79,7 @@ def column_of(looks: Looks, kind: str | Column | None, party: Ints, place: Place
         return Column(name)
     if why := _unlike(looks):
         raise _identifier(looks, why, "category")
+    refuse_spellings(looks)
     return Column(name, looks.values) if len(looks.values) > 1 else None
 
 
@@ -109,6 +110,16 @@ def _words(looks: Looks, odd: Bools, what: str, kind: str | None, place: Place) 
         f"column '{looks.name}' has {what}s, but {shown}{comma} in {count} of {total} cells, the "
         f"first in {where}; say data.empty = {means} if that means nothing{also}."
     )
+
+
+def refuse_spellings(looks: Looks) -> None:
+    """Refuse categories that may be one in two spellings, such as 'Yes' and 'yes'."""
+    if pair := alike(looks.values):
+        raise ArchipelError(
+            f"column '{looks.name}' has '{pair[0]}' and '{pair[1]}', which differ in capitals "
+            f'alone; write them alike, or say data.columns.{_key(looks.name)} = "category" if '
+            "they are two."
+        )
 
 
 def _numbered(looks: Looks, party: Ints) -> str:

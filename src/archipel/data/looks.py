@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -266,6 +266,15 @@ def _part_of_a_day(time: str) -> float:
 
 def _text(cell: Any) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def alike(texts: Iterable[Any]) -> tuple[str, str] | None:
+    """The first two texts that differ in capitals alone."""
+    found: dict[str, str] = {}
+    for text in map(str, texts):
+        if (other := found.setdefault(text.casefold(), text)) != text:
+            return other, text
+    return None
 
 
 def is_number(text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from archipel.data.column import Column
-from archipel.data.kinds import FEW, MANY, Place
+from archipel.data.kinds import FEW, MANY, Place, refuse_spellings
 from archipel.data.looks import Looks
 from archipel.errors import ArchipelError, unknown
 
@@ -64,6 +64,8 @@ def outcome(
             f"target column '{looks.name}' has {len(looks.values)} different values: too many to "
             "be classes; recode it."
         )
+    if kind is None:
+        refuse_spellings(looks)
     return Outcome((Column(looks.name, looks.values),), chosen, said is None)
 
 

@@ -78,8 +78,11 @@ def _late(column: Looks, test: str) -> Bools:
     elif first is None and not column.dated:
         when, first = column.numbers, _number(test, since)
     else:
-        kind = "dates" if column.dated else "numbers"
-        raise ArchipelError(f"data.test = \"{test}\": column '{column.name}' has {kind}; give one.")
+        kind, such = ("dates", "2016-01-31") if column.dated else ("numbers", "2016")
+        raise ArchipelError(
+            f"data.test = \"{test}\": column '{column.name}' has {kind}; give one as in "
+            f'"after:{such}".'
+        )
     wrong = np.isnan(when)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])

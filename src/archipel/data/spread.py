@@ -64,10 +64,11 @@ def from_frame(
 
     if partition is not None and partition.startswith("by:"):
         by, partition = partition.removeprefix("by:"), None
-    kinds = {str(n): "category" for n in frame if frame[n].dtype == "category"} | dict(
-        columns or {}
-    )
-    said = Said(target, by, test, time, drop, missing, empty, task, kinds)
+    said = Said(target, by, test, time, drop, missing, empty, task)
+    others = {by, test, time, *drop, *(said.targets if task else ())}  # of which no kind is said
+    typed = [str(name) for name, kind in frame.dtypes.items() if kind == "category"]
+    kinds = {name: "category" for name in typed if name not in others}
+    said = said._replace(columns=kinds | dict(columns or {}))
     return from_sheet(
         cls, Sheet.of(frame, said), said, partition=partition, parties=parties, about=about,
         dtype=dtype, seed=seed, standardise=standardise,

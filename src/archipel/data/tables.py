@@ -227,9 +227,9 @@ def _as_numbers(column: pd.Series[Any], decimal: str, wanted: bool) -> pd.Series
         return pointed if wanted else column
 
 
-def as_written(file: Path, column: str) -> list[str]:
+def as_written(file: Path, column: str, written: Written = UNSAID) -> list[str]:
     """A column's cells as they are written, empty ones as well."""
-    cells = opened(file).columns({column: looks.EMPTY})[column]
+    cells = opened(file, written).columns({column: looks.EMPTY})[column]
     return [str(cell) if there else "" for cell, there in zip(cells, cells.notna(), strict=True)]
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import log
+from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -148,7 +150,14 @@ def _own(name: str, metric: Own, outputs: Tensor, targets: Tensor, offsets: Tens
     found = torch.full((len(ends) - 1,), torch.nan, dtype=torch.float64)
     for k, (start, end) in enumerate(pairwise(ends)):
         if end > start:
-            value = metric(outputs[start:end].clone(), targets[start:end].clone())
+            try:
+                value = metric(outputs[start:end].clone(), targets[start:end].clone())
+            except Exception as error:  # of the user's own code
+                raise ArchipelError(
+                    f"metric '{name}' fails, {_reason(error)}; it gets outputs "
+                    f"{[*outputs[start:end].shape]} and targets {[*targets[start:end].shape]}, in "
+                    "this order."
+                ) from error
             try:
                 found[k] = float(value)
             except (TypeError, ValueError, RuntimeError):
@@ -156,6 +165,13 @@ def _own(name: str, metric: Own, outputs: Tensor, targets: Tensor, offsets: Tens
                     f"metric '{name}': returns a {type(value).__name__}; return one number."
                 ) from None
     return found
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong in an own metric, and in which line of it, unless it was not even called."""
+    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".:")
+    _, *own = extract_tb(error.__traceback__)
+    return said + (f" ({Path(own[0].filename).name}, line {own[0].lineno})" if own else "")
 
 
 def pool(
