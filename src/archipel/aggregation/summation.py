@@ -8,7 +8,7 @@ about, and one that asks for single uploads is refused.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -38,12 +38,12 @@ class Summation(Protocol):
     """Two boxes. `number` is which of the algorithm's messages is added up, from 0."""
 
     def party(self, me: Party, x: Vectors, number: int) -> Generator[Any, Any, Any]:
-        """Yield what a party sends, is sent replies, and return the last message."""
+        """Of one party, `[p]`: yield what it sends, be sent replies, return the last message."""
 
     def server(
         self, uploads: Uploads, form: Vectors, number: int
     ) -> Generator[Any, Uploads, Total]:
-        """Yield replies, is sent uploads, and return the sums; x has this form."""
+        """Yield replies, be sent uploads, and return the sums; x has this form."""
 
 
 class Summed(Around):
@@ -72,9 +72,8 @@ class Summed(Around):
             upload, own = (
                 pair(f"{self.name}.party", "upload, own", talk.said) if last else (talk.said, None)
             )
-            said = Talk(
-                self._how.party(me, self._terms(me, message.asks, upload, message.sent), number)
-            )
+            x = self._terms(me, message.asks, upload, message.sent)
+            said = Talk(one_by_one(me, lambda one, row: self._how.party(one, row, number), x))  # noqa: B023
             while not said.ended:
                 said.send((yield said.said))
             if last:
@@ -125,6 +124,41 @@ class Summed(Around):
         """What a sum of payloads stands for."""
         them = Sender(self._seed, self._round, number, np.array([-1]))
         return self.inner.receive(number, them, sums)
+
+
+class _One:
+    """One party of a stack, as a protocol that is written for one sees it."""
+
+    def __init__(self, me: Any, i: int) -> None:
+        self._me, self._i, self.round, self.lead = me, i, me.round, ()
+        self.n, self.number = me.n[i], me.number[i]
+
+    def secret(self, purpose: str) -> Tensor:
+        found: Tensor = self._me.secret(purpose)[self._i]
+        return found
+
+
+def one_by_one(
+    me: Any, box: Callable[[Any, Vectors], Generator[Any, Any, Any]], x: Vectors
+) -> Generator[Any, Any, Any]:
+    """Run a box that is written for one party, `[p]`, for every party of a stack `[m, p]`."""
+    if me.lead == ():
+        return (yield from box(me, x))
+    if len(me.lead) > 1:
+        raise ArchipelError(
+            "wire.sum: settings of a sweep run side by side, and masks are made for one of them: "
+            "run the settings one after another."
+        )
+    talks = [Talk(box(_One(me, i), tuple(v[i] for v in x))) for i in range(me.lead[0])]
+    while not talks[0].ended:
+        reply = yield _stacked(talks)
+        for i, talk in enumerate(talks):
+            talk.send(tree_map(lambda leaf, i=i: leaf[i], reply) if me.each else reply)
+    return _stacked(talks)
+
+
+def _stacked(talks: Sequence[Talk]) -> Any:
+    return tree_map(lambda *rows: torch.stack(rows), *(talk.said for talk in talks))
 
 
 class _Sums:

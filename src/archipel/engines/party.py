@@ -52,6 +52,7 @@ class LocalParty:
     mixing: Callable[..., Vector] | None = None
     mixed: list[Tensor] | None = None  # what was mixed so far; where somebody asks
     secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
+    each: bool = False  # whether the last reply of the round was a row to each party
     private: bool = False  # whether noise is the operating system's; else of the seed, and repeats
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far

@@ -86,11 +86,13 @@ class Anatomy(NamedTuple):
     messages: tuple[Message, ...]
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
     mixed: tuple[Any, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
+    summed: bool = False  # whether messages are those of a protocol that shows sums alone
 
     @property
     def sums_only(self) -> bool:
-        """Whether the server never asks to see an individual upload."""
-        return all("stack" not in m.asks for m in (*self.messages, *self.personal))
+        """Whether the server never sees an individual upload."""
+        messages = self.personal if self.summed else (*self.messages, *self.personal)
+        return all("stack" not in message.asks for message in messages)
 
     @property
     def grows(self) -> bool:

@@ -44,4 +44,5 @@ class Sender:
         """Standard normal noise that protects people: `me.noise`."""
         if self.me is None:
             raise ArchipelError("noise is added by the party that sends, in `send`.")
-        return self.me.noise(like)
+        flat = like.reshape(*self.lead, -1)
+        return self.me.noise(flat).reshape(like.shape)

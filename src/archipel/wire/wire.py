@@ -86,7 +86,8 @@ class Wire:
         if self.sum is not None:
             how, single = self.sum, examine(around(boxes), me, w, parties, cohort)
             add(lambda inner: Summed(inner, how, single, me.seed))
-        return around, examine(around(boxes), me, w, parties, cohort)
+        found = examine(around(boxes), me, w, parties, cohort)
+        return around, found._replace(summed=self.sum is not None)
 
     def _check_peers(self, boxes: Boxes) -> None:
         """Refuse what a server alone could do."""

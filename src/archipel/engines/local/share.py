@@ -160,7 +160,8 @@ class Share:
                 shared = tree_map(lambda leaf: leaf.unsqueeze(1), shared)
             block.talk = Talk(job.boxes.party(block.me, shared, self.own(block.ids)))
             return block.talk
-        if job.anatomy.messages[number - 1].each:
+        block.me.each = job.anatomy.messages[number - 1].each
+        if block.me.each:
             reply = job.stacked(sent.replies[number - 1].take(block.places))
         else:
             reply = sent.replies[number - 1].take()
