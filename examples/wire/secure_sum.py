@@ -21,7 +21,7 @@ from torch import Tensor, int64, uint8
 
 from archipel.aggregation.summation import Total
 from archipel.core import Each, places
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, BelowQuorum
 
 P, SIZE = 2**521 - 1, 66  # the shares' field, and the bytes of one of its numbers
 
@@ -128,7 +128,7 @@ class SecureSum:
         uploads = yield there
         points, told = (places(uploads.present, asked) + 1).tolist(), uploads.stack()
         if len(points) <= int(self.threshold * len(asked)):
-            raise ArchipelError(f"wire.sum: {len(points)} parties are too few to unmask the sum.")
+            raise BelowQuorum(f"wire.sum: {len(points)} parties are too few to unmask the sum.")
         for j, party in enumerate(shared.tolist()):
             found = {x: int.from_bytes(bytes(row[j])) for x, row in zip(points, told, strict=True)}
             secret = joined(found)

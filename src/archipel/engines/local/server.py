@@ -15,7 +15,7 @@ from archipel.engines.local.memory import Memory
 from archipel.engines.local.pool import Json, Pool
 from archipel.engines.local.settings import Serving, Settings
 from archipel.engines.local.share import Job
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, BelowQuorum, RunFailed
 from archipel.exchange.anatomy import same_form
 from archipel.exchange.uploads import Received
 from archipel.rng import Ints
@@ -56,10 +56,13 @@ class ServerRound:
             if len(there) < max(1, self._asked.needed):
                 return None, Outcome(ids[:0], self.missing, self.gradients, self.up, self.down)
             received = self._received(number, there)
-            if self._serving is None:
-                self._serving = self._settings.serve(shared, received)
-            else:
-                self._serving.send(received)
+            try:
+                if self._serving is None:
+                    self._serving = self._settings.serve(shared, received)
+                else:
+                    self._serving.send(received)
+            except BelowQuorum:  # too few for what stands between them and the server
+                return None, Outcome(ids[:0], self.missing, self.gradients, self.up, self.down)
             last = number == len(messages) - 1
             said = self._serving.said(last)
             if not last:
