@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import archipel as ar
 from archipel import rng
+from archipel.engines.engine import Cause
 from archipel.errors import ArchipelError, BelowQuorum
-from archipel.runs.participation import Cohort, Participation, absences, kind
+from archipel.runs.participation import Cohort, Participation, absences
 
 ELIGIBLES = st.sets(st.integers(0, 60), min_size=1, max_size=40).map(
     lambda parties: np.array(sorted(parties))
@@ -57,7 +58,9 @@ def test_a_cohort_adds_up(eligible, policy, seed, t, partial):
     assert sampled == sorted({*sampled}) and {*sampled} <= {*eligible.tolist()}
     assert present == sorted({*present}) and {*present} <= {*sampled}
     assert sorted([*present, *cohort.missing]) == sampled
-    assert {*cohort.missing.values()} <= {"away", "dropped out", "too slow", "not needed"}
+    assert {*cohort.missing.values()} <= {
+        *map(Cause, ("away", "dropped out", "too slow", "not needed"))
+    }
     count = who.count(len(eligible))
     asked = math.ceil(count * (1 + who.over_select) - 1e-9)
     assert len(sampled) == min(asked, len(eligible)) and len(present) <= count
@@ -113,7 +116,7 @@ def test_away_rounds_are_exact(first, more, number):
     cohort = Participation(away=away).draw(np.arange(4), 0, number - 1)
 
     gone = first <= number <= first + more or number == 35
-    assert cohort.missing == ({2: "away"} if gone else {})
+    assert cohort.missing == ({2: Cause("away")} if gone else {})
 
 
 @given(st.floats(0.05, 0.95), st.integers(0, 99))
@@ -147,7 +150,7 @@ def test_dropouts_are_a_rate(rate, seed):
     dropped = sum(len(cohort.missing) for cohort in cohorts)
 
     assert abs(dropped / 2000 - rate) < 5 * math.sqrt(0.25 / 2000)
-    assert all({*cohort.missing.values()} <= {"dropped out"} for cohort in cohorts)
+    assert all({*cohort.missing.values()} <= {Cause("dropped out")} for cohort in cohorts)
 
 
 def test_those_who_are_there_are_asked_first():
@@ -179,7 +182,7 @@ def test_a_deadline_drops_the_slow_or_cuts_their_work():
     left_out = who.draw(np.arange(4), 0, 0, False, work)
     cut = who.draw(np.arange(4), 0, 0, True, work)
 
-    assert left_out.missing == {2: "too slow", 3: "too slow"}
+    assert left_out.missing == {2: Cause("too slow"), 3: Cause("too slow")}
     assert cut.effort.tolist() == [1, 1, 0.5, 0.1]
 
 
@@ -195,7 +198,7 @@ def test_over_selection_counts_the_fastest():
     cohort = who.draw(np.arange(6), 0, 0, False, work)
 
     assert cohort.present.tolist() == [3, 4, 5]
-    assert cohort.missing == {0: "not needed", 1: "not needed", 2: "not needed"}
+    assert cohort.missing == dict.fromkeys([0, 1, 2], Cause("not needed"))
 
 
 @given(st.floats(0, 3), st.integers(0, 99))
@@ -306,11 +309,12 @@ def test_causes_are_closed_words_whatever_a_site_says():
         "the disk is full (0 bytes)": "away",
         "": "away",
     }
-    assert {cause: kind(cause) for cause in said} == said
+    assert {text: Cause.read(text).why for text in said} == said
     sent = {"silent", "too slow", "diverged", "refused"}
-    for k, cause in enumerate(said):
-        cohort = Cohort(np.arange(2), np.arange(1), np.ones(1), {1: cause})
-        assert cohort.reached == (2 if said[cause] in sent else 1), (k, cause)
+    for text, why in said.items():
+        cohort = Cohort(np.arange(2), np.arange(1), np.ones(1), {1: Cause.read(text)})
+        assert cohort.reached == (2 if why in sent else 1), text
+        assert Cause.read(str(Cause.read(text))) == Cause.read(text)
 
 
 @pytest.mark.parametrize("speed", [None, 1e9])

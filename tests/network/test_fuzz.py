@@ -20,6 +20,7 @@ import torch
 
 from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PerFedAvg, PFedHN
 from archipel.data.shadow import Facts, shadow
+from archipel.engines.engine import Cause
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.in_process import Circle
@@ -97,12 +98,10 @@ def peer_study(rounds, silence):
     study = Study.parse(text.decode())
     sites = {name: Facts.of(party(text, k)) for k, name in enumerate((*HONEST, LIAR))}
     fed = shadow("s", sites)
-    found = PeerStudy(
-        study.algorithm_object, fed, study.build_model(fed), study.policy(), "s", sites,
-        asyncio.get_running_loop(), silence,
+    return PeerStudy(
+        study.algorithm_object, fed, study.build_model(fed), study.policy(), sites,
+        Signed(b"", b""), lambda: Signed(b"", b""), silence,
     )  # fmt: skip
-    found.roster, found.excluded = Signed(b"", b""), lambda: Signed(b"", b"")
-    return found
 
 
 def told(t, **changes):
@@ -116,7 +115,7 @@ async def at_gathering(seed, tally):
     lies, one = Lies(f"{TOLD} {seed}"), peer_study(ROUNDS, 0.5)
     for t, k in itertools.product(range(1, ROUNDS + 1), range(3)):
         await one.answer(k, told(t))
-    (run,) = one.runs
+    run = one.run
 
     def where():
         return "told" if one.engine.last.get(3, 0) > run.done else "round open"
@@ -125,7 +124,7 @@ async def at_gathering(seed, tally):
         return await one.answer(int(who), letter)
 
     teller = Teller("3", answer, where, tally)
-    going = asyncio.create_task(asyncio.to_thread(one.go, None, None))
+    going = asyncio.create_task(asyncio.to_thread(one.loop.go, None, None))
     kinds = ["told"] * 12 + ["roster", "scale", "sums", "away", "next", "upload", "vector"]
     sizes = []
     try:
@@ -295,9 +294,9 @@ def test_who_takes_all_the_time_of_a_rounds_first_message_leaves_the_others_thei
                 await asyncio.sleep(0.01)
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1]
-    assert missing == {2: "too slow (has not asked for work)"}
+    assert outcome.missing == {2: Cause("too slow", "has not asked for work")}
 
 
 def test_a_round_that_begins_anew_has_time_of_its_own():
@@ -320,9 +319,9 @@ def test_a_round_that_begins_anew_has_time_of_its_own():
                     await asyncio.sleep(0.001)
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1]
-    assert missing == {2: "diverged"}
+    assert outcome.missing == {2: Cause("diverged")}
 
 
 def test_a_site_that_restarts_before_a_message_without_arrays_goes_on_with_its_round():
@@ -402,7 +401,7 @@ def test_a_peer_that_tells_of_old_rounds_again_and_again_does_not_hold_the_coord
         one = peer_study(2, 0.3)
         for t, k in itertools.product((1, 2), range(3)):
             await one.answer(k, told(t))
-        going = asyncio.create_task(asyncio.to_thread(one.go, None, None))
+        going = asyncio.create_task(asyncio.to_thread(one.loop.go, None, None))
         async with asyncio.timeout(600):
             while not going.done():
                 await one.answer(3, told(1))
@@ -410,11 +409,11 @@ def test_a_peer_that_tells_of_old_rounds_again_and_again_does_not_hold_the_coord
                     await one.answer(3, Letter("scale", {"study": "s"}))
                 await asyncio.sleep(0.01)
         await going
-        return one.runs[0]
+        return one.run
 
     run = asyncio.run(play())
     assert run.done == 2
-    assert run.participation[1].missing == {3: "silent"}
+    assert run.participation[1].missing == {3: Cause("silent")}
 
 
 def test_of_what_peers_tell_of_rounds_to_come_little_is_kept():

@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 import archipel as ar
 from archipel.data.shadow import Facts
+from archipel.engines.engine import Cause
 from archipel.engines.network import party_loop as attend
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
@@ -558,9 +559,9 @@ def test_one_upload_does_not_end_a_study_by_its_numbers():
         await upload(answers, 1, [torch.full_like(w, 3e38)])  # finite, but no sum of it is
         return await running
 
-    outcome, missing = asyncio.run(play())
+    outcome = asyncio.run(play())
     assert outcome.arrived.tolist() == [0]
-    assert missing == {1: "diverged"}
+    assert outcome.missing == {1: Cause("diverged")}
 
 
 def test_what_a_site_says_that_it_does_obeys_no_terminal_and_fills_no_log():
@@ -573,9 +574,9 @@ def test_what_a_site_says_that_it_does_obeys_no_terminal_and_fills_no_log():
         await answers.answer(1, Letter("next", {"study": "s", "pending": -1, "busy": busy}))
         return await running
 
-    _, missing = asyncio.run(play())
-    assert missing[1].isprintable()
-    assert len(missing[1]) < 100
+    outcome = asyncio.run(play())
+    assert str(outcome.missing[1]).isprintable()
+    assert len(str(outcome.missing[1])) < 100
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Each, ServerAlgorithm
-from archipel.engines.engine import Outcome
+from archipel.engines.engine import Cause, Outcome
 from archipel.engines.local.settings import Received
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed
@@ -34,7 +34,6 @@ from archipel.exchange.anatomy import Anatomy, Message
 from archipel.exchange.uploads import Ask
 from archipel.models.model import Model
 from archipel.rng import Ints
-from archipel.runs.participation import DIVERGED
 from archipel.tree import fill, first, fits, leaves, tree_map
 
 _WORDS = 80  # characters of what a party says that it does
@@ -78,7 +77,7 @@ class Opened:
     attempt: int
     letters: Mapping[int, Sealed]  # by party
     uploads: dict[int, Upload] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)  # party -> cause
+    lost: dict[int, Cause] = field(default_factory=dict)
     seen: dict[int, float] = field(default_factory=dict)  # when it last made progress
     reached: dict[int, int] = field(default_factory=dict)  # how far it said that it is
     doing: dict[int, str] = field(default_factory=dict)
@@ -110,7 +109,7 @@ class _Tried(NamedTuple):
 
     shared: Any  # None: the round changes nothing
     arrived: list[int]
-    missing: dict[int, str]  # party -> cause
+    missing: dict[int, Cause]
     gradients: int
 
 
@@ -176,11 +175,11 @@ class NetworkEngine:
         except Refused:
             opened.refused[party] += 1
             if opened.refused[party] >= MOST_REFUSED:
-                self.lose(party, "refused (its uploads are no answer)")
+                self.lose(party, Cause("refused", "its uploads are no answer"))
             raise
         weight = self.parties * (letter["n"] if weighs else 1.0)
         if not all(adds_up(leaf, weight) for leaf in letter.arrays):
-            opened.lost[party] = DIVERGED
+            opened.lost[party] = Cause("diverged")
         else:
             opened.uploads[party] = Upload(letter.arrays, letter["n"], letter["gradients"])
             self.rows.setdefault(party, letter["n"])
@@ -202,7 +201,7 @@ class NetworkEngine:
             )
         return weighs
 
-    def lose(self, party: int, cause: str) -> None:
+    def lose(self, party: int, cause: Cause) -> None:
         """Go on without a party."""
         if self.opened is not None and party in self.opened.waits_for:
             self.opened.lost[party] = cause
@@ -212,14 +211,11 @@ class NetworkEngine:
 
     async def round(
         self, t: int, parties: Sequence[int] | Ints, patience: Patience | None = None
-    ) -> tuple[Outcome, dict[int, str]]:
-        """Run round t with these parties; also who is missing, and why.
-
-        The shared state changes only with the last message, all at once.
-        """
+    ) -> Outcome:
+        """Run round t with these parties; the shared state changes with the last message."""
         patience = patience or Patience()
         asked = sorted(int(k) for k in parties)
-        missing = {k: "diverged before" for k in asked if k in self._barred}
+        missing = {k: Cause("diverged before") for k in asked if k in self._barred}
         while True:
             there = [k for k in asked if k not in missing]
             try:
@@ -227,18 +223,18 @@ class NetworkEngine:
                 break
             except Spoilt as spoilt:  # others have answered it: begin anew, and never again for it
                 self._barred |= set(spoilt.parties)
-                missing |= dict.fromkeys(spoilt.parties, DIVERGED)
+                missing |= dict.fromkeys(spoilt.parties, Cause("diverged"))
         missing |= tried.missing
-        if tried.shared is None:
-            none = np.array([], np.int64)
-            return Outcome(none, _diverged(missing), tried.gradients), missing
-        self.shared = tried.shared
+        if tried.shared is not None:
+            self.shared = tried.shared
+        reached = len(asked) - sum(not cause.reached for cause in missing.values())
+        up, down = self.anatomy.bytes_up, self.anatomy.bytes_down
         arrived = np.array(tried.arrived, np.int64)
-        return Outcome(arrived, _diverged(missing), tried.gradients), missing
+        return Outcome(arrived, missing, tried.gradients, up * len(arrived), down * reached)
 
     async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
         """Ask for the round's uploads, message by message."""
-        attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, str](), 0
+        attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, Cause](), 0
         steps = Steps(self.algorithm, self.anatomy, self.shared, self.parties, t)
         sent = leaves(broadcast(self.algorithm, self.shared))
         letter = await asyncio.to_thread(Sealed, self._letter(t, 0, attempt, sent))
@@ -255,7 +251,7 @@ class NetworkEngine:
             result, out = None, list[int]()
             if len(uploads) >= max(1, patience.needed):
                 result, out = await asyncio.to_thread(steps.take, uploads)
-                missing |= dict.fromkeys(out, DIVERGED)
+                missing |= dict.fromkeys(out, Cause("diverged"))
             if len(uploads) - len(out) < max(1, patience.needed):
                 return _Tried(None, [], missing, gradients)
             if number < len(self.anatomy.messages) - 1:
@@ -270,7 +266,7 @@ class NetworkEngine:
 
     def _replies(
         self, t: int, number: int, attempt: int, reply: Any, heard: list[int],
-        missing: Mapping[int, str],
+        missing: Mapping[int, Cause],
     ) -> dict[int, Sealed]:  # fmt: skip
         """The server's reply, a letter for each party that is still there."""
         there = [k for k in heard if k not in missing]
@@ -305,16 +301,16 @@ class NetworkEngine:
             opened.moved.clear()
             enough = patience.enough if opened.number == 0 else None
             if enough is not None and len(opened.uploads) >= enough:
-                opened.lost |= dict.fromkeys(opened.waits_for, "not needed")
+                opened.lost |= dict.fromkeys(opened.waits_for, Cause("not needed"))
                 break
             now = self.clock()
             if now >= until:
                 for k in opened.waits_for:
-                    opened.lost[k] = f"too slow ({opened.doing[k]})"
+                    opened.lost[k] = Cause("too slow", opened.doing[k])
                 break
             for k in opened.waits_for:
                 if now - opened.seen[k] >= patience.silence:
-                    opened.lost[k] = f"silent ({opened.doing[k]})"
+                    opened.lost[k] = Cause("silent", opened.doing[k])
             if not opened.waits_for:
                 break
             ends = [opened.seen[k] + patience.silence for k in opened.waits_for]
@@ -357,10 +353,6 @@ class NetworkEngine:
         self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
         told = state["rows"].tolist() if "rows" in state else []  # not of an older version
         self.rows = {int(k): n for k, n in told} | self.rows
-
-
-def _diverged(missing: Mapping[int, str]) -> Ints:
-    return np.array(sorted(k for k, cause in missing.items() if cause == DIVERGED), np.int64)
 
 
 def _only(message: Message, upload: Upload, parties: int) -> Received:

@@ -32,7 +32,7 @@ class Played(NamedTuple):
 
     engine: NetworkEngine
     party_states: list[PartyState]  # one per party
-    outcomes: list[tuple[Outcome, dict[int, str]]]  # of every round, with who was missing
+    outcomes: list[Outcome]  # of every round
     scores: dict[int, Letter]  # of every party, at the end
 
 
@@ -69,7 +69,7 @@ async def play(
     try:
         for t, cohort in enumerate(cohorts):
             outcomes.append(await engine.round(t, cohort, patience))
-            answers.verdicts[t] = frozenset(outcomes[-1][0].arrived.tolist())
+            answers.verdicts[t] = frozenset(outcomes[-1].arrived.tolist())
         scores = await answers.evaluate(len(cohorts), everybody)
         answers.end(len(cohorts))
         await asyncio.gather(*tasks)
