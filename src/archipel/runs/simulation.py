@@ -198,6 +198,7 @@ def build(
         topology=build_topology(options.get("topology"), fed, begun.seed),
         workers=options.get("workers"),
         plan=options.get("plan"),
+        cohort=begun.who.count(len(begun.eligible)),
         sweep=settings,
         device=options.get("device", "cpu"),
     )
