@@ -19,7 +19,7 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.presence import Adjourned, Presence
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
-from archipel.exchange.boxes import Boxes, has_personal
+from archipel.exchange.boxes import has_personal
 from archipel.exchange.statistics import keep_own
 from archipel.rng import Ints
 
