@@ -17,7 +17,7 @@ from archipel.engines.network.in_process import meet, play
 from archipel.engines.plan import Plan
 from archipel.exchange.statistics import Joined
 from archipel.graphs import topology
-from archipel.tree import nbytes, leaves
+from archipel.tree import leaves, nbytes
 
 ONE = Plan("one", 1, 1)
 
