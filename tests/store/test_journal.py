@@ -96,10 +96,10 @@ def test_parties_join_and_leave(tmp_path, database):
     run, recorder = begin(tmp_path / "a", HEART.select([0, 1]), database)
     do(run, recorder, cohort([0, 1]), [0.6, 0.7])
     run.data = HEART.select([0, 1, 2])
-    recorder.joined()
+    recording.pad(run)
     do(run, recorder, cohort([0, 1, 2], {1: Cause("away")}))
     run.data = without(HEART, 1)
-    recorder.joined()
+    recording.pad(run)
     do(run, recorder, cohort([0, 2, 3], {0: Cause("silent")}, waited=1, blocked={2: Cause("away")}))
     do(run, recorder, cohort([0, 2, 3]), [0.6, np.nan, 0.8, 0.9])
 
@@ -131,7 +131,7 @@ def test_parties_of_a_round_that_is_not_written_are_not_either(tmp_path, databas
     run, recorder = begin(tmp_path / "a", HEART.select([0, 1]), database)
     do(run, recorder, cohort([0, 1]))
     run.data = HEART
-    recorder.joined()
+    recording.pad(run)
 
     assert Folder.open(tmp_path / "a").journal.parties() == 2
 
@@ -143,7 +143,7 @@ def test_reports_of_a_run_that_grew(tmp_path):
     run.elsewhere = {"auc": torch.tensor([0.4, 0.4])}
     recorder.baselines()
     run.folder, run.data = tmp_path / "a", HEART
-    recorder.joined()
+    recording.pad(run)
     do(run, recorder, cohort([0, 1, 2, 3], {3: Cause("too slow", "asked for work")}))
 
     for each in (run, read(tmp_path / "a", without(HEART, 3))):
