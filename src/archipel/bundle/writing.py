@@ -25,7 +25,7 @@ from archipel.data.federation import Federation
 from archipel.data.rows import ranges
 from archipel.data.schema import Column, Schema
 from archipel.errors import ArchipelError
-from archipel.exchange.boxes import has_personal, is_peer
+from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.models.losses import LOSSES, Weighted
 from archipel.models.model import Model
@@ -175,7 +175,7 @@ def of_run(run: Run, party: str | None = None) -> Source:
     if party is not None:
         k = data.index(party)
         source, chosen = _of_party(run, source, k), slice(k, k + 1)
-    elif keep_own(run.algorithm, run.task_model):
+    elif keep_own(Boxes(run.algorithm), run.task_model):
         raise ArchipelError(
             f"run '{run.name}': every party keeps its own statistics of BatchNorm, so there is no "
             f"one model whose score was reported; say --party, such as {data.name(0)}."
@@ -194,7 +194,7 @@ def _of_party(run: Run, source: Source, k: int) -> Source:
             f"--party {name}: {algorithm} predicts by a party's own rows, which no bundle carries; "
             "leave --party out."
         )
-    keeps = keep_own(run.algorithm, run.task_model)
+    keeps = keep_own(Boxes(run.algorithm), run.task_model)
     if not own and not keeps:
         raise ArchipelError(
             f"--party {name}: {algorithm} has one model for all parties; leave --party out."

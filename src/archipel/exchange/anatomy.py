@@ -77,6 +77,28 @@ def sized(form: Any, growths: Growths, m: int) -> Any:
     return tree_map(one, form)
 
 
+def fits_cohort(form: Any, growths: Growths, tensors: Sequence[Tensor], most: int) -> bool:
+    """Whether tensors have a message's form, with an axis that grows sized for up to `most` parties."""
+    wanted = leaves(form)
+    grown = growths or [None] * len(wanted)
+    return len(wanted) == len(tensors) and all(
+        found.dtype == one.dtype
+        and found.dim() == one.dim()
+        and found.shape == shape_of(one, growth, found)
+        and (growth is None or found.shape[growth.axis] <= growth.per * most + growth.plus)
+        for one, growth, found in zip(wanted, grown, tensors, strict=True)
+    )
+
+
+def shape_of(one: Tensor, growth: Growth | None, found: Tensor) -> tuple[int, ...]:
+    """The shape of one party's tensor; the axis that grows has the size that it came with."""
+    if growth is None:
+        return tuple(one.shape)
+    shape = list(one.shape)
+    shape[growth.axis] = found.shape[growth.axis - one.dim()]
+    return tuple(shape)
+
+
 class Anatomy(NamedTuple):
     """A round, message by message, with the states before it."""
 

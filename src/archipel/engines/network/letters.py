@@ -336,6 +336,7 @@ class Sealed:
         header = _pack(letter)
         self.pieces = list(_cut(_parts(header, letter)))
         self.size = sum(map(len, self.pieces))
+        self.content = sum(tensor.numel() * tensor.element_size() for tensor in letter.arrays)
         self.name = replace(letter, header=header, hashed=letter.digests).name
 
     def since(self, at: int) -> Iterator[bytes]:

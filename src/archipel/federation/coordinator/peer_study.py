@@ -21,8 +21,8 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.engine import Evaluation, Outcome
 from archipel.engines.network.bounds import check_scores
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.network.transport import Refused
 from archipel.engines.plan import Plan
 from archipel.errors import clean
@@ -129,7 +129,7 @@ class PeerStudy(ServerStudy):
         model: Model,
         settings: Mapping[str, Sequence[float]],
     ) -> PeerReports:
-        anatomy = anatomy_of(algorithm, fed, model, 0, self.seed)
+        _, anatomy = fitted(algorithm, fed, model, 0, self.seed)
         return PeerReports(anatomy, fed.training, self._events, fed.task)
 
     async def answer(self, party: int, letter: Letter) -> Any:

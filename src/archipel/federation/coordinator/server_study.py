@@ -27,12 +27,12 @@ from archipel.data.shadow import Facts, shadow
 from archipel.engines.engine import ALIKE, WEIGHTED, Evaluation, Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.network.transport import POLL, Refused
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, BelowQuorum, RunFailed, clean, unknown
-from archipel.exchange.boxes import has_personal, is_peer
+from archipel.exchange.boxes import is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
@@ -62,8 +62,8 @@ class Remote:
     ) -> None:
         self.engine, self.answers, self._loop, self._task = engine, answers, loop, task
         self.anatomy, self.plan = engine.anatomy, Plan("one", 1, 1)
-        self.has_own = has_personal(engine.algorithm)
-        self._weighs = any("mean by examples" in m.asks for m in engine.anatomy.messages)
+        self.has_own = engine.boxes.has_personal
+        self._weighs = any(m.asks & {"n", "mean by examples"} for m in engine.anatomy.messages)
         self.asked: dict[int, float] = {}  # party -> when it last asked for work
         self.away: dict[int, str] = {}  # party -> why it said that it would be
         self._done = 0
@@ -181,7 +181,7 @@ class Remote:
 
     @property
     def own_statistics(self) -> bool:
-        return keep_own(self.engine.algorithm, self.engine.model)
+        return keep_own(self.engine.boxes, self.engine.model)
 
     def state(self) -> dict[str, Tensor]:
         return {**self.engine.state(), "done": torch.tensor([self._done])}
@@ -232,8 +232,8 @@ class ServerStudy(Loop):
             raise ArchipelError(
                 f"{type(algorithm).__name__} has no server: peers run it among themselves."
             )
-        anatomy = anatomy_of(algorithm, fed, model, 0, self.seed)
-        engine = NetworkEngine(algorithm, model, anatomy, fed.training, self._study)
+        boxes, anatomy = fitted(algorithm, fed, model, 0, self.seed)
+        engine = NetworkEngine(boxes, model, anatomy, fed.training, self._study, self.seed)
         metric = name_of(self.options.get("metric") or PRIMARY[fed.task])
         if metric not in (known := metrics_of(fed, model)):
             raise unknown("metric", metric, known)
