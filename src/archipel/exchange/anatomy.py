@@ -78,7 +78,7 @@ def sized(form: Any, growths: Growths, m: int) -> Any:
 
 
 def fits_cohort(form: Any, growths: Growths, tensors: Sequence[Tensor], most: int) -> bool:
-    """Whether tensors have a message's form, with an axis that grows sized for up to `most` parties."""
+    """Whether tensors have a message's form; an axis that grows is right for up to `most`."""
     wanted = leaves(form)
     grown = growths or [None] * len(wanted)
     return len(wanted) == len(tensors) and all(
@@ -137,8 +137,10 @@ class Anatomy(NamedTuple):
 class Probe:
     """Some equal uploads that remember what was asked of them."""
 
-    def __init__(self, upload: Any, parties: int, cohort: int, me: int = 0) -> None:
-        self.parties, self.sampled = parties, cohort
+    def __init__(
+        self, upload: Any, parties: int, cohort: int, dtype: torch.dtype, me: int = 0
+    ) -> None:
+        self.parties, self.sampled, self._dtype = parties, cohort, dtype
         self.present = torch.arange(me, me + cohort)
         self.asks: set[Ask] = set()
         self._upload = upload
@@ -146,7 +148,7 @@ class Probe:
     @property
     def n(self) -> Tensor:
         self.asks.add("n")
-        return torch.ones(self.sampled)
+        return torch.ones(self.sampled, dtype=self._dtype)
 
     def mean(self, by_examples: bool = False) -> Any:
         self.asks.add("mean by examples" if by_examples else "mean")
@@ -194,7 +196,7 @@ def _walk(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int) -> Anat
             same_form(f"the own state {name}.party", own, after)
         payload = tree_map(Tensor.detach, payload)
         upload = boxes.receive(len(messages), me.sender(len(messages)), payload)
-        probe = Probe(upload, parties, cohort, number_of)
+        probe = Probe(upload, parties, cohort, w.dtype, number_of)
         if at_server is None:
             at_server = Talk(boxes.server(shared, probe))
         else:
@@ -270,7 +272,7 @@ def _asked(boxes: Boxes, me: Party, shared: Any, own: Any, w: Vector) -> tuple[M
                 "answers it at the server."
             )
         upload = tree_map(Tensor.detach, talk.said)
-        probe = Probe(upload, 1, 1)
+        probe = Probe(upload, 1, 1, w.dtype)
         reply, each = one_of(boxes.advise(shared, probe))
         messages.append(Message(upload, frozenset(probe.asks), reply, each))
         talk.send(reply)

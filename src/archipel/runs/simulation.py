@@ -20,6 +20,7 @@ from archipel.engines.engine import Evaluation, Outcome
 from archipel.engines.local.engine import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, RunFailed, unknown
+from archipel.exchange.boxes import Boxes
 from archipel.exchange.statistics import notes_of
 from archipel.graphs import Topology
 from archipel.metrics import Own, choose, larger_is_better, name_of
@@ -227,7 +228,7 @@ class Loop:
             )
         self.who.count(len(self.eligible))
         self.engine = self._engine(algorithm, fed, model, settings)
-        notes += notes_of(algorithm, model, self.engine.own_statistics)
+        notes += notes_of(Boxes(algorithm), self.engine.own_statistics)
         if options.get("server_sees") == "sums" and not self.engine.anatomy.sums_only:
             raise ArchipelError(
                 f'privacy.server_sees = "sums": {type(algorithm).__name__} looks at single uploads '

@@ -360,10 +360,18 @@ class NetworkEngine:
         message = self.anatomy.personal[number]
         if not fits(message.upload, arrays):
             raise Refused("the question has another form than the algorithm's.")
-        reply = self.boxes.advise(self.shared, _only(message, arrays, self.parties))
+        reply = self.boxes.advise(self.shared, self._only(message, arrays))
         if isinstance(reply, Each):
             reply = tree_map(lambda leaf: leaf[0], reply.rows)
         return leaves(tree_map(Tensor.detach, reply))
+
+    def _only(self, message: Message, arrays: Sequence[Tensor]) -> Received:
+        """One party's upload, as if it were all."""
+        tree = fill(message.upload, arrays)
+        sums: dict[Ask, Any] = dict.fromkeys(message.asks & {"mean", "mean by examples"}, tree)
+        rows = tree_map(lambda leaf: leaf[None], tree) if "stack" in message.asks else None
+        one = torch.ones(1, dtype=self.model.dtype)
+        return Received(torch.zeros(1, dtype=torch.int64), self.parties, sums, 1.0, rows, one)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""
@@ -381,11 +389,3 @@ class NetworkEngine:
 def _tells(message: Message) -> bool:
     """Whether parties tell with an upload how many training points they have."""
     return bool(message.asks & {"n", "mean by examples"})
-
-
-def _only(message: Message, arrays: Sequence[Tensor], parties: int) -> Received:
-    """One party's upload, as if it were all."""
-    tree = fill(message.upload, arrays)
-    sums: dict[Ask, Any] = dict.fromkeys(message.asks & {"mean", "mean by examples"}, tree)
-    rows = tree_map(lambda leaf: leaf[None], tree) if "stack" in message.asks else None
-    return Received(torch.zeros(1, dtype=torch.int64), parties, sums, 1.0, rows, torch.ones(1))
