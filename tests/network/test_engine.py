@@ -12,8 +12,8 @@ from archipel.algorithms import FedAvg, FedRep, PeFLL, Scaffold
 from archipel.engines.engine import Cause
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_process import play
-from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.plan import Plan
 from archipel.tree import leaves
 
@@ -64,7 +64,8 @@ def test_rounds_over_the_wire_are_those_of_a_simulation(name, cuts):
 
 def engine_alone():
     algorithm, model = ALGORITHMS["fedavg"], mlp()
-    return NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 4, "s")
+    boxes, anatomy = fitted(algorithm, DATA, model, 0, 0)
+    return NetworkEngine(boxes, model, anatomy, 4, "s")
 
 
 def test_a_silent_party_is_named_and_the_others_go_on():

@@ -22,11 +22,12 @@ from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PerFedAvg, PFedH
 from archipel.data.shadow import Facts, shadow
 from archipel.engines.engine import Cause
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.in_process import Circle
 from archipel.engines.network.letters import Letter, decode
 from archipel.engines.network.liveness import Words
-from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.transport import Partials, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import is_peer
@@ -188,7 +189,7 @@ def needed(name, for_long):
             states += ["open, is asked", "closed", "counted", "dropped", "unsure", "asked"]
         return {(state, "vector") for state in states} | {("round open", "told")}
     made, data = Study.parse(text_for(name, 0).decode()), party(text_of(), 0)
-    anatomy = anatomy_of(made.algorithm_object, data, made.build_model(data), 0, 0)
+    _, anatomy = fitted(made.algorithm_object, data, made.build_model(data), 0, 0)
     found = {(f"message {i + 1}", "upload") for i in range(len(anatomy.messages))}
     found |= {("evaluation", "scores"), ("done", "model")}
     found |= {("no scale", "sums")} if name == TABLES.partition(",")[0] else set()
@@ -276,8 +277,8 @@ def test_who_takes_all_the_time_of_a_rounds_first_message_leaves_the_others_thei
 
     async def play():
         algorithm, now = PeFLL(**SMALL), 0.0
-        anatomy = anatomy_of(algorithm, DATA, linear(), 0, 0)
-        engine = NetworkEngine(algorithm, linear(), anatomy, 3, "s")
+        boxes, anatomy = fitted(algorithm, DATA, linear(), 0, 0)
+        engine = NetworkEngine(boxes, linear(), anatomy, 3, "s")
         engine.clock = lambda: now
         patience = Patience(deadline=90.0, silence=1000.0)
         running = asyncio.create_task(engine.round(0, [0, 1, 2], patience))
@@ -304,8 +305,8 @@ def test_a_round_that_begins_anew_has_time_of_its_own():
 
     async def play():
         algorithm, now = Late(), 0.0
-        anatomy = anatomy_of(algorithm, DATA, linear(), 0, 0)
-        engine = NetworkEngine(algorithm, linear(), anatomy, 3, "s")
+        boxes, anatomy = fitted(algorithm, DATA, linear(), 0, 0)
+        engine = NetworkEngine(boxes, linear(), anatomy, 3, "s")
         engine.clock = lambda: now
         running = asyncio.create_task(engine.round(0, [0, 1, 2], Patience(100.0, 1000.0, needed=2)))
         small, w = torch.full_like(linear().w, 1e-3), linear().w

@@ -25,10 +25,11 @@ from archipel.engines.engine import Cause
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.bounds import LARGEST, LONGEST, MOST_GRADIENTS
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.party_loop import PartyLoop
-from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.server import Steps, Upload
 from archipel.engines.network.transport import Partials, Refused
 from archipel.federation.coordinator.rescale import rescale
@@ -66,8 +67,8 @@ class Spoiling(MemoryLink):
 async def played(algorithm, cohorts, change=None, patience=None):
     """A coordinator's engine and what came of its rounds, with a member that spoils uploads."""
     model = linear()
-    anatomy = anatomy_of(algorithm, DATA, model, 0, 0)
-    engine = NetworkEngine(algorithm, model, anatomy, DATA.training, "s")
+    boxes, anatomy = fitted(algorithm, DATA, model, 0, 0)
+    engine = NetworkEngine(boxes, model, anatomy, DATA.training, "s")
     answers, tasks, outcomes = Answers(engine), [], []
 
     async def answer(who, letter):
@@ -203,14 +204,14 @@ def test_a_member_that_is_alone_in_a_round_does_not_end_the_study():
 def test_all_who_spoil_a_round_are_left_out_and_nobody_else():
     """Two together are found as well; a large upload that does no harm stays."""
     algorithm, model = FedOpt(server_optimiser="sgd", server_lr=1e3, **WORK), linear()
-    steps = Steps(algorithm, anatomy_of(algorithm, DATA, model, 0, 0), Shared(*[model.w] * 3), 5, 0)
+    steps = Steps(*fitted(algorithm, DATA, model, 0, 0), Shared(*[model.w] * 3), 5, 0)
     sizes = [1e-3, 0.5 * LARGEST, 1e6, 0.6 * LARGEST, 1e-3]
     _, out = steps.take(
         {k: Upload([torch.full_like(model.w, size)], 9.0, 1) for k, size in enumerate(sizes)}
     )
 
     assert out == [1, 3]
-    assert steps.heard == [0, 2, 4]
+    assert steps.there == [0, 2, 4]
 
 
 def test_a_study_whose_every_upload_diverges_says_so():
@@ -224,7 +225,8 @@ def test_a_study_whose_every_upload_diverges_says_so():
 def opened(algorithm=None, **options):
     """An engine with a desk, an open round of two parties, and an upload that fits it."""
     algorithm, model = algorithm or FedAvg(**WORK), linear()
-    engine = NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 2, "s")
+    boxes, anatomy = fitted(algorithm, DATA, model, 0, 0)
+    engine = NetworkEngine(boxes, model, anatomy, 2, "s")
     answers = Answers(engine, **options)
     fields = {"study": "s", "round": 0, "number": 0, "n": 9.0, "gradients": 1, "signature": b""}
 

@@ -19,7 +19,6 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.presence import Adjourned, Presence
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
-from archipel.exchange.boxes import has_personal
 from archipel.exchange.statistics import keep_own
 from archipel.rng import Ints
 
@@ -45,7 +44,7 @@ class Remote:
         """`metric` is what the study is judged by; `patience` says how long a party may take."""
         self.engine, self.answers, self.presence = engine, answers, Presence()
         self._events, self._metric, self._patience = events, metric, patience
-        self._weighs = any("mean by examples" in m.asks for m in engine.anatomy.messages)
+        self._weighs = any(m.asks & {"n", "mean by examples"} for m in engine.anatomy.messages)
         self._done = 0
         self._letters: dict[int, Letter] = {}  # scores of the last evaluation
         self._waiting: Future[Any] | None = None
@@ -56,11 +55,11 @@ class Remote:
 
     @property
     def has_own(self) -> bool:
-        return has_personal(self.engine.algorithm)
+        return self.engine.boxes.has_personal
 
     @property
     def own_statistics(self) -> bool:
-        return keep_own(self.engine.algorithm, self.engine.model)
+        return keep_own(self.engine.boxes, self.engine.model)
 
     def __enter__(self) -> Self:
         return self

@@ -14,8 +14,8 @@ from archipel.core import PeerAlgorithm
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.network.transport import Refused
 from archipel.federation.coordinator.peer_reports import PeerReports
 from archipel.federation.coordinator.sites import Sites
@@ -64,7 +64,7 @@ class PeerStudy:
         """`excluded` are the members of the roster that peers go on without, as of now."""
         self.roster, self._excluded = roster, excluded
         begun = Beginning(algorithm, fed, model, options)
-        anatomy = anatomy_of(algorithm, fed, model, 0, begun.seed)
+        _, anatomy = fitted(algorithm, fed, model, 0, begun.seed, None, fed.training)
         metric = name_of(options.get("metric") or PRIMARY[fed.task])
         self.engine = PeerReports(anatomy, fed.training, metric, silence)
         (self.run,) = begun.runs(self.engine, {})

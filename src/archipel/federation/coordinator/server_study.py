@@ -19,8 +19,8 @@ from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.letters import Letter, Sealed
-from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.network.remote import Remote
 from archipel.errors import ArchipelError, BelowQuorum, unknown
 from archipel.federation.coordinator.sites import Sites
@@ -109,9 +109,8 @@ class ServerStudy:
         self._study = study
         begun = Beginning(algorithm, fed, model, options)
         metric = _metric(fed, model, options)
-        network = NetworkEngine(
-            algorithm, model, anatomy_of(algorithm, fed, model, 0, begun.seed), fed.training, study
-        )
+        boxes, anatomy = fitted(algorithm, fed, model, 0, begun.seed, None, fed.training)
+        network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
         self.answers = Answers(network, self.judged, silence, patience.limit, metric)
         self.engine = Remote(network, self.answers, events, metric, patience)
