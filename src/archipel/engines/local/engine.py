@@ -336,7 +336,7 @@ class LocalEngine:
             return model.buffers
         if self.peer:
             own = statistics.statistics_of(self.own_states(self._eligible))
-            return model.buffers_with(None if own is None else own.mean(dim=0))
+            return model.buffers_with(own.mean(dim=0))
         return model.buffers_with(statistics.statistics_of(self.shared))
 
     @property
