@@ -16,6 +16,7 @@ import archipel as ar
 from archipel.aggregation.summation import Total
 from archipel.conformance import check_over_the_wire
 from archipel.core import places
+from archipel.engines.engine import Cause
 from archipel.engines.network.coding import Coding
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
@@ -218,10 +219,10 @@ class Federation:
                     continue
                 letter = decode(b"".join(sealed.pieces))
                 if (lost or {}).get(k) == letter["number"]:
-                    self.engine.lose(k, "left")
+                    self.engine.lose(k, Cause("left"))
                 else:
                     self.engine.upload(k, self.answer(k, letter, k in restarts))
-        outcome, _ = await running
+        outcome = await running
         for k in cohort:
             self.parties[k].verdict(t, k in outcome.arrived)
         return outcome
@@ -321,9 +322,9 @@ def test_a_payload_that_cannot_be_undone_is_refused_and_the_round_goes_on():
         engine.upload(0, federation.answer(0, decode(b"".join(engine.work_for(0).pieces))))
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0]
-    assert missing == {1: "diverged"}
+    assert outcome.missing == {1: Cause("diverged")}
 
 
 def test_a_message_that_grows_has_room_for_the_round_and_for_no_more():
@@ -357,7 +358,7 @@ def test_a_message_that_grows_has_room_for_the_round_and_for_no_more():
         return await running
 
     federation.parties[0] = party_of(0, WIRES["sum"])
-    outcome, _ = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1, 2]
 
 

@@ -50,12 +50,11 @@ def handed_over(shared: Any) -> Any:
     return Joined(w, shared.statistics) if isinstance(shared, Joined) else w
 
 
-def statistics_of(state: Any) -> Tensor:
-    """The statistics in a state that has them, whatever is around it."""
-    while not isinstance(state, Joined):
-        state = state.inner
-    assert state.statistics is not None
-    return state.statistics
+def statistics_of(state: Any) -> Tensor | None:
+    """The statistics in a state, whatever is around it; None where it has none."""
+    while isinstance(state, tuple) and not isinstance(state, Joined):
+        state = getattr(state, "inner", None)
+    return state.statistics if isinstance(state, Joined) else None
 
 
 def notes_of(boxes: Boxes, own: bool) -> list[str]:
