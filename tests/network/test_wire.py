@@ -443,7 +443,7 @@ def test_under_one_key_no_message_is_answered_twice_with_other_contents():
 
 def test_a_round_is_begun_anew_a_limited_number_of_times():
     party, first, *_ = begun()
-    with pytest.raises(Refused, match="came again"):
+    with pytest.raises(Refused, match="came again too often"):
         for attempt in range(2, 100):
             party.work(0, 0, first, attempt=attempt)
     assert attempt < 30

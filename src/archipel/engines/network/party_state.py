@@ -150,7 +150,7 @@ class PartyState:
             )
         self._last = t
 
-    def _anew(self, t: int, number: int, may: bool) -> None:
+    def _anew(self, t: int, number: int, may: bool, how: str = "with other contents") -> None:
         """The first letter of a round never changes; later ones do when another party is lost.
 
         Two answers under one key could show what it hides: where there is one, none changes.
@@ -158,7 +158,7 @@ class PartyState:
         self._again += 1
         most = inf if self._rounds is None else self._rounds + 20
         if not may or self._again > most:
-            raise Refused(f"round {t + 1}, message {number + 1}: came again with other contents.")
+            raise Refused(f"round {t + 1}, message {number + 1}: came again {how}.")
 
     def _hide_anew(self, turn: Turn, number: int, arrays: Arrays, attempt: int) -> Turn:
         """The round with fresh secrets, from its first message on: the server began it anew."""
@@ -167,7 +167,9 @@ class PartyState:
                 f"round {turn.round + 1}, message {number + 1}: is of another attempt than the "
                 "messages before, and keys hold for one; begin with the first message."
             )
-        self._anew(turn.round, 0, may=not turn.inbox or same(turn.inbox[0], arrays))
+        if turn.inbox and not same(turn.inbox[0], arrays):
+            self._anew(turn.round, 0, may=False)
+        self._anew(turn.round, 0, may=True, how="too often")
         return Turn(turn.round, attempt, [], [], [])
 
     def _advance(self, turn: Turn) -> None:
@@ -205,8 +207,7 @@ class PartyState:
         upload, own = last_words(self.boxes, talk) if talk.ended else (talk.said, None)
         turn.put(self.anatomy.messages[len(turn.outbox)], upload, me.gradients)
         if talk.ended:
-            state = tree_map(lambda leaf: leaf.detach().clone(), own)
-            turn.own = Own(state, self._kept(me), True)
+            turn.own = self._kept(me, own)
             turn.talk = turn.me = None
 
     def alone(self, t: int, mixing: Callable[..., Tensor]) -> tuple[Own, int]:
@@ -230,19 +231,14 @@ class PartyState:
         me.used = self._used
         state = self.boxes.party(me, self.own.state)
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
-        state = tree_map(lambda leaf: leaf.detach().clone(), state)
-        return Own(state, self._kept(me), True), me.gradients
+        return self._kept(me, state), me.gradients
 
-    def _kept(self, me: LocalParty) -> Tensor | None:
-        """Statistics that the party keeps for itself."""
-        return me.buffers[0].clone() if self._keeps_own and me.buffers is not None else None
+    def _kept(self, me: LocalParty, own: Any) -> Own:
+        """What the party keeps after a round, with statistics where they are its own."""
+        buffers = me.buffers[0].clone() if self._keeps_own and me.buffers is not None else None
+        return Own(tree_map(lambda leaf: leaf.detach().clone(), own), buffers, True)
 
-    def _me(
-        self,
-        t: int,
-        buffers: Tensor | None,
-        mixing: Callable[..., Tensor] | None = None,
-    ) -> LocalParty:
+    def _me(self, t: int, buffers: Tensor | None, mixing: Any = None) -> LocalParty:
         if buffers is None and self.model.buffer_spec.size:
             buffers = self.model.buffers
         return LocalParty(

@@ -91,7 +91,7 @@ class PeerReports(Remote):
         missing = {k: self.away.get(k) or causes.get(k, "silent") for k in parties if k not in told}
         arrived = np.array(sorted(set(told) & set(parties)), np.int64)
         gradients = sum(letter["gradients"] for letter in told.values())
-        return Outcome(arrived, arrived[:0], gradients), missing
+        return Outcome(arrived, {}, gradients), missing
 
     def traffic(self, t: int, outcome: Outcome, sampled: int) -> tuple[int, int]:
         letters = self._letters.values()

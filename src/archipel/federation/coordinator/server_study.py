@@ -370,7 +370,7 @@ class ServerStudy(Loop):
             sampled, here = who.ask(self.eligible, self.seed, t, self.engine.here(self.eligible))
             missing = {int(k): away.get(int(k), "away") for k in sampled[~here]}
             patience = Patience(who.deadline, self._silence, who.count(len(self.eligible)), needed)
-            outcome = Outcome(sampled[:0], sampled[:0], 0)
+            outcome = Outcome(sampled[:0])
             if int(here.sum()) >= max(1, needed):
                 self.waiting = ""
                 outcome, lost = self.engine.round(t, sampled[here], patience)
