@@ -650,7 +650,7 @@ class Senders(Clinics):
 
     def sums(self, k):
         study = self.sites[k].site_studies.read(self.digest)
-        schema = ar.federation.binding.schema_of(study)
+        schema = ar.federation.site.binding.schema_of(study)
         return schema.read(self.path / "tables" / f"clinic-{k}.csv").sums()
 
     async def starts(self, one):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any
 
@@ -105,10 +105,7 @@ class PartyState:
         self.turn = None
 
     def work(self, t: int, number: int, arrays: Arrays, attempt: int = 0) -> tuple[Arrays, int]:
-        """Upload number `number` of round t, and the gradients it took.
-
-        `attempt` is the server's at this round.
-        """
+        """Upload number `number` of round t, in an attempt of the server's; gradients it took."""
         if not 0 <= number < len(self.anatomy.messages):
             raise Refused(f"round {t + 1}: message {number + 1} is none of the algorithm's.")
         turn = self.turn
@@ -184,7 +181,7 @@ class PartyState:
             turn.me.secrets = turn.secrets
         assert turn.me is not None
         while True:
-            said, turn.me.heard = self._said(at, turn.inbox[at]), partial(turn.heard, at)
+            said, turn.me.heard = self._said(at, turn.inbox[at]), cache(partial(turn.heard, at))
             if turn.talk is None:
                 turn.talk = Talk(self.boxes.party(turn.me, said, self.own.state))
             else:
