@@ -32,6 +32,8 @@ LAYERS = [
     {
         "training",
         "exchange",
+        "wire",
+        "aggregation",
         "models.model",
         "models.networks",
         "models.units",

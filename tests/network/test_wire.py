@@ -152,18 +152,17 @@ class Masked:
         secret = me.secret(f"key {number}")[..., :3].long() @ torch.tensor([1, 256, 65536])
         mine = power(torch.full_like(secret, BASE), secret)[..., None]
         everybody = yield torch.cat([me.number, mine], dim=-1)  # [m, 2] to all
-        numbers, keys = everybody.unbind(dim=-1)
-        shared = power(
-            keys.expand(*me.lead, len(keys)), secret[..., None].expand(*me.lead, len(keys))
-        )
-        signs = torch.sign(numbers - me.number)  # [..., m]
+        numbers, keys = everybody.unbind(dim=-1)  # [..., m]
+        wide = (*me.lead, keys.shape[-1])
+        shared = power(keys.expand(wide), secret[..., None].expand(wide))
+        signs = torch.sign(numbers - me.number).expand(wide)
         masked = (flat * SCALE).round().long().reshape(-1, flat.shape[-1])
-        rows = zip(shared.reshape(-1, len(keys)), signs.reshape(-1, len(keys)), strict=True)
-        for row, (pairs, sides) in zip(masked, rows, strict=True):
+        each = (masked, shared.view(-1, wide[-1]), signs.reshape(-1, wide[-1]))
+        for row, pairs, sides in zip(*each, strict=True):
             for key, sign in zip(pairs.tolist(), sides.tolist(), strict=True):
                 row += sign * mask(key, len(row))
         there = yield masked.view(flat.shape)
-        is_lost = (numbers[:, None] != there).all(dim=-1)
+        is_lost = (numbers[..., None] != there[..., None, :]).all(dim=-1)
         return shared * signs.abs() * is_lost
 
     def server(self, uploads, form, number):
@@ -444,7 +443,7 @@ def test_under_one_key_no_message_is_answered_twice_with_other_contents():
 
 def test_a_round_is_begun_anew_a_limited_number_of_times():
     party, first, *_ = begun()
-    with pytest.raises(Refused, match="came again"):
+    with pytest.raises(Refused, match="came again too often"):
         for attempt in range(2, 100):
             party.work(0, 0, first, attempt=attempt)
     assert attempt < 30
