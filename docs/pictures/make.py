@@ -186,14 +186,7 @@ def round_in_simulation() -> None:
     first, gap, up, top, low = 1.5, 2.85, 5.75, 3.95, 1.25
     xs = [first + i * gap for i in range(4)]
     who = Box(
-        xs[0],
-        up,
-        "who takes part",
-        "runs/attendance.py",
-        "quorum, absences",
-        SERVER,
-        1,
-        height=0.8,
+        xs[0], up, "who takes part", "runs/attendance.py", "quorum, absences", SERVER, 1, height=0.8
     )
     loop = Box(xs[1], up, "loop", "runs/loop.py", "evaluates, records", SERVER, height=0.8)
     shared = Box(
