@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,35 @@ def code(path):
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             first.value.value = ""
     return ast.unparse(tree)
+
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_tree_on_the_page_names_every_package_and_module():
+    tree = PAGE.split("src/archipel/\n")[1].split("```")[0]
+    named = [line.split()[0] for line in tree.splitlines()]
+    there = [path.name for path in SOURCE.glob("*.py")]
+    there += [f"{path.parent.name}/" for path in SOURCE.glob("*/__init__.py")]
+
+    assert sorted(named) == sorted(there)
+
+
+@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if ".py`" in line])
+def test_files_that_the_page_names_are_in_the_tree(line):
+    package = re.match(r"\| `([\w/]+/)` \|", line)
+    folders = [SOURCE / package[1]] if package else [SOURCE, ROOT]
+    for name in re.findall(r"`([\w/]+\.py)`", line):
+        assert any((folder / name).exists() for folder in folders), name
+
+
+@pytest.mark.parametrize("where, most", [("in simulation", 4), ("between institutions", 6)])
+def test_a_round_is_followed_in_a_few_files(where, most):
+    section = PAGE.split(f"## The path of a round, {where}\n")[1].split("\n## ")[0]
+    files = re.findall(r"^\d\. `([\w/]+\.py)`", section, re.MULTILINE)
+
+    assert 0 < len(files) <= most
+    assert all((SOURCE / name).exists() for name in files)
 
 
 def test_public_names():

@@ -1,4 +1,4 @@
-"""The roll of a federation, in SQLite and in PostgreSQL: nobody joins twice, nobody is lost."""
+"""The registry of a federation, in SQLite and in PostgreSQL: nobody joins twice, nobody is lost."""
 
 import os
 import re
@@ -139,7 +139,7 @@ def test_a_certificate_that_another_has_leaves_the_invitation_unused(registry):
     serial = f"1{b'mainz'.hex()}"
     registry.invite("trier", b"secret", LATER)
 
-    with refused(f"certificate {serial} is on the roll already"):
+    with refused(f"certificate {serial} is in the registry already"):
         registry.redeem("trier", b"secret", KEY, serial, LATER)
     registry.redeem("trier", b"secret", KEY, "b2", LATER)
     registry.admitted("trier", "b2")
@@ -442,7 +442,7 @@ def test_numbers_under_many_calls(url, registry):
 
 
 def coordinator(url, worker=False):
-    """Fork a process that opens the roll, and one from that if asked; its pid and what it says."""
+    """Fork a process that opens the registry, and one from that if asked; pid and what it says."""
     said, says = os.pipe()
     hold, held = os.pipe()
     pid = os.fork()
@@ -676,7 +676,7 @@ def test_reading_makes_nothing(tmp_path):
         Registry.read(f"sqlite:///{tmp_path}/roll.db")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "roll.db").touch()
-    with refused("holds no roll"):
+    with refused("holds no registry"):
         Registry.read(f"sqlite:///{tmp_path}/roll.db")
 
 

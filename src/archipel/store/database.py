@@ -72,7 +72,7 @@ def _sqlite(url: sa.URL, leads: bool) -> sa.Engine:
     name = url.database or ""
     if name in ("", ":memory:") or name.startswith("file:"):
         raise ArchipelError(
-            f"database = '{url}': the roll needs a file; write sqlite:///path, or "
+            f"database = '{url}': the registry needs a file; write sqlite:///path, or "
             "sqlite:////path for a path from the root."
         )
     path = Path(name).resolve()
@@ -202,7 +202,7 @@ def _taken(engine: sa.Engine, process: str, host: str, since: str) -> ArchipelEr
 
 def _given_back(engine: sa.Engine) -> ArchipelError:
     return ArchipelError(
-        f"database = '{shown(engine)}': the roll was closed and its lease given back; open it "
+        f"database = '{shown(engine)}': the registry was closed and its lease given back; open it "
         "again to write."
     )
 

@@ -108,7 +108,7 @@ class CoordinatorFolder:
         return None if self.database.startswith("sqlite") else self.database
 
     def registry(self) -> Registry:
-        """The federation's roll, to look or for single operations."""
+        """The federation's registry, to look or for single operations."""
         return Registry.read(self.database, self.key)
 
     @property

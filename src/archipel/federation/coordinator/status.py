@@ -100,7 +100,7 @@ def read_status(home: CoordinatorFolder) -> dict[str, Any] | None:
 
 
 def overview(home: CoordinatorFolder) -> dict[str, Any]:
-    """Every study of the roll, with what the coordinator sees of it."""
+    """Every study of the registry, with what the coordinator sees of it."""
     now = read_status(home)
     with home.registry() as registry:
         studies = [_overview(home, registry, each, now) for each in registry.studies()]

@@ -394,7 +394,7 @@ class Site:
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
 
     def _party_state(self, study: str, data: Federation) -> tuple[PartyState, Path]:
-        """This site's seat in a study that it approved, as it was left, and where that lies."""
+        """This site's state as a party of a study that it approved, and where that lies."""
         from safetensors.torch import load_file
 
         from archipel.engines.network.party_state import PartyState
