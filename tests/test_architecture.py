@@ -38,7 +38,7 @@ LAYERS = [
         "runs.participation",
     },
     {"algorithms"},
-    {"models.stacked"},
+    {"models.stacked", "aggregation", "wire"},
     {"engines", "store"},
     {"conformance"},
     {"runs", "scorecard", "report"},

@@ -36,6 +36,7 @@ from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run, Spent
 from archipel.store.folder import Folder
 from archipel.training.descent import work_of
+from archipel.wire.wire import Wire
 
 __all__ = ["Options", "Run", "Watch", "simulate", "sweep"]
 
@@ -67,6 +68,7 @@ class Options(TypedDict, total=False):
     plan: Plan  # how to compute; timed unless given
     device: str  # where: cpu, cuda or mps, in one process
     server_sees: Literal["uploads", "sums"]  # "sums" refuses to look at single uploads
+    wire: Wire  # steps between parties and server, a rule, and how sums are made
     # who takes part; see archipel.runs.participation
     sample: float | int  # rate 0..1, or so many parties a round; 1.0
     over_select: float
@@ -273,6 +275,7 @@ class Loop:
             plan=self.options.get("plan"),
             sweep=settings,
             device=self.options.get("device", "cpu"),
+            wire=self.options.get("wire"),
         )
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
