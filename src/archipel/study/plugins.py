@@ -127,6 +127,7 @@ def _in_file(kind: Kind, path: Path, wanted: str) -> Callable[..., Any]:
         for name, value in vars(module).items()
         if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
     }
+    fit: dict[str, Callable[..., Any]]
     methods = _METHODS.get(kind)
     if methods is not None:
         fit = {n: v for n, v in here.items() if _has(v, methods)}

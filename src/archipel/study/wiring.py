@@ -96,10 +96,8 @@ def _made(part: Part, base: Path) -> Any:
             raise ArchipelError("no rule has a name yet: give a Python file, such as krum.py.")
         raise unknown(part.kind, name, known)
     cls: Any = plugins.find(part.kind, name, base)
-    if not dataclasses.is_dataclass(cls):
-        raise ArchipelError(
-            f"{getattr(cls, '__name__', cls)} is no dataclass: make it one, @dataclass(frozen=True)."
-        )
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ArchipelError(f"{name} is no dataclass: make it one, @dataclass(frozen=True).")
     missing = [each for each in _NEEDS[part.kind] if not hasattr(cls, each)]
     if missing:
         raise ArchipelError(

@@ -131,7 +131,7 @@ class _Door:
         number, self._mixes = self._mixes, self._mixes + 1
         chain, them = self._chains[number], self._me.sender(number)
         payload, self.kept[number] = chain.send(them, x, self.kept[number])
-        arrives = chain.receive(them, payload)
+        arrives: Vector = chain.receive(them, payload)
         mixed: Vector = self._me.mix(arrives, Coded(payload, chain))
         return x - arrives + mixed
 
