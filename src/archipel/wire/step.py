@@ -3,8 +3,8 @@
 
 A step is a frozen dataclass of settings with pure methods, as an algorithm is. It sees an upload as
 a tuple of vectors `[..., *shape]`, whatever the algorithm calls them; leading dimensions are
-stacked parties. What it keeps for itself from round to round (the error of what was left out) is its own
-state, one per party and message.
+stacked parties. What it keeps for itself from round to round (the error of what was left out) is
+its own state, one per party and message.
 """
 
 from __future__ import annotations
