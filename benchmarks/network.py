@@ -36,10 +36,11 @@ from torch import nn
 import archipel as ar
 from archipel.data.shadow import Facts
 from archipel.engines.network.engine import NetworkEngine, Opened
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed, decode, encode
 from archipel.engines.network.party_loop import PartyLoop
-from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.server import Steps
 from archipel.federation import approval
 from archipel.federation.certificates import (
@@ -489,11 +490,10 @@ def aggregation(options: argparse.Namespace) -> list[Row]:
         training=1, task="classification", classes=CLASSES, scan=False,
     )  # fmt: skip
     net, algorithm = ar.Model(nn.Linear(WIDE, CLASSES)), ar.FedAvg(lr=0.1, batch_size=2)
-    anatomy = anatomy_of(algorithm, data, net, 0, 0)
-    engine = NetworkEngine(algorithm, net, anatomy, UPLOADS, "s")
+    boxes, anatomy = fitted(algorithm, data, net, 0, 0)
+    engine = NetworkEngine(boxes, net, anatomy, UPLOADS, "s")
     sealed, me, parties = Sealed(Letter("thanks")), Identity.create(), list(range(UPLOADS))
-    steps = Steps(algorithm, anatomy, engine.shared, UPLOADS, 0)
-    steps.heard = parties
+    steps = Steps(boxes, anatomy, engine.shared, UPLOADS, 0)
     fields = {"study": "s", "round": 0, "number": 0, "attempt": 0, "n": 5.0, "gradients": 1}
     letters = [
         Letter("upload", {**fields, "answers": sealed.name}, [torch.randn(PARAMETERS)])

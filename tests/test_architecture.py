@@ -35,7 +35,6 @@ LAYERS = [
         "models.model",
         "models.networks",
         "models.units",
-        "runs.participation",
     },
     {"algorithms"},
     {"models.stacked", "aggregation", "wire"},

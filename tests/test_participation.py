@@ -1,6 +1,8 @@
 """Who takes part: properties of a cohort, whatever the policy and whatever goes wrong."""
 
 import math
+from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +11,12 @@ from hypothesis import strategies as st
 
 import archipel as ar
 from archipel import rng
+from archipel.engines.engine import Cause, Outcome
 from archipel.errors import ArchipelError, BelowQuorum
-from archipel.runs.participation import Cohort, Participation, absences, kind
+from archipel.runs.attendance import DrawnAttendance
+from archipel.runs.participation import Cohort, Participation, absences
+from archipel.runs.simulation import Options
+from archipel.study.sections import Round, Simulated
 
 ELIGIBLES = st.sets(st.integers(0, 60), min_size=1, max_size=40).map(
     lambda parties: np.array(sorted(parties))
@@ -26,6 +32,7 @@ POLICIES = st.fixed_dictionaries(
         "on_missing": st.sampled_from(["continue", "wait", "abort"]),
         "deadline": st.floats(0.01, 100),
         "dropouts": SHARES,
+        "lost": SHARES,
         "stragglers": SHARES,
         "availability": SHARES | st.integers(2, 30).map(lambda day: f"day:{day}"),
         "away": st.dictionaries(st.integers(0, 60), st.lists(SPANS, max_size=2).map(tuple)),
@@ -57,7 +64,9 @@ def test_a_cohort_adds_up(eligible, policy, seed, t, partial):
     assert sampled == sorted({*sampled}) and {*sampled} <= {*eligible.tolist()}
     assert present == sorted({*present}) and {*present} <= {*sampled}
     assert sorted([*present, *cohort.missing]) == sampled
-    assert {*cohort.missing.values()} <= {"away", "dropped out", "too slow", "not needed"}
+    assert {*cohort.missing.values()} <= {
+        *map(Cause, ("away", "dropped out", "too slow", "not needed"))
+    }
     count = who.count(len(eligible))
     asked = math.ceil(count * (1 + who.over_select) - 1e-9)
     assert len(sampled) == min(asked, len(eligible)) and len(present) <= count
@@ -113,7 +122,7 @@ def test_away_rounds_are_exact(first, more, number):
     cohort = Participation(away=away).draw(np.arange(4), 0, number - 1)
 
     gone = first <= number <= first + more or number == 35
-    assert cohort.missing == ({2: "away"} if gone else {})
+    assert cohort.missing == ({2: Cause("away")} if gone else {})
 
 
 @given(st.floats(0.05, 0.95), st.integers(0, 99))
@@ -147,7 +156,7 @@ def test_dropouts_are_a_rate(rate, seed):
     dropped = sum(len(cohort.missing) for cohort in cohorts)
 
     assert abs(dropped / 2000 - rate) < 5 * math.sqrt(0.25 / 2000)
-    assert all({*cohort.missing.values()} <= {"dropped out"} for cohort in cohorts)
+    assert all({*cohort.missing.values()} <= {Cause("dropped out")} for cohort in cohorts)
 
 
 def test_those_who_are_there_are_asked_first():
@@ -179,7 +188,7 @@ def test_a_deadline_drops_the_slow_or_cuts_their_work():
     left_out = who.draw(np.arange(4), 0, 0, False, work)
     cut = who.draw(np.arange(4), 0, 0, True, work)
 
-    assert left_out.missing == {2: "too slow", 3: "too slow"}
+    assert left_out.missing == {2: Cause("too slow"), 3: Cause("too slow")}
     assert cut.effort.tolist() == [1, 1, 0.5, 0.1]
 
 
@@ -195,7 +204,7 @@ def test_over_selection_counts_the_fastest():
     cohort = who.draw(np.arange(6), 0, 0, False, work)
 
     assert cohort.present.tolist() == [3, 4, 5]
-    assert cohort.missing == {0: "not needed", 1: "not needed", 2: "not needed"}
+    assert cohort.missing == dict.fromkeys([0, 1, 2], Cause("not needed"))
 
 
 @given(st.floats(0, 3), st.integers(0, 99))
@@ -261,7 +270,7 @@ def test_waiting_ends():
     ("field", "value"),
     [
         ("sample", 0), ("sample", -1), ("sample", 1.5), ("sample", math.nan), ("quorum", -1),
-        ("quorum", 1.1), ("over_select", -0.1), ("over_select", math.inf), ("dropouts", 1.1),
+        ("quorum", 1.1), ("over_select", -0.1), ("over_select", math.inf), ("dropouts", 1.1), ("lost", 1.5),
         ("stragglers", -0.1), ("availability", 2.0), ("availability", "night:3"),
         ("availability", "day:1"), ("deadline", 0.0), ("deadline", math.inf), ("speed", -1.0),
         ("speed_spread", math.nan), ("on_missing", "stop"),
@@ -306,11 +315,12 @@ def test_causes_are_closed_words_whatever_a_site_says():
         "the disk is full (0 bytes)": "away",
         "": "away",
     }
-    assert {cause: kind(cause) for cause in said} == said
+    assert {text: Cause.read(text).why for text in said} == said
     sent = {"silent", "too slow", "diverged", "refused"}
-    for k, cause in enumerate(said):
-        cohort = Cohort(np.arange(2), np.arange(1), np.ones(1), {1: cause})
-        assert cohort.reached == (2 if said[cause] in sent else 1), (k, cause)
+    for text, why in said.items():
+        cohort = Cohort(np.arange(2), np.arange(1), np.ones(1), {1: Cause.read(text)})
+        assert cohort.reached == (2 if why in sent else 1), text
+        assert Cause.read(str(Cause.read(text))) == Cause.read(text)
 
 
 @pytest.mark.parametrize("speed", [None, 1e9])
@@ -322,3 +332,87 @@ def test_a_deadline_without_a_clock_is_said_to_do_nothing(speed):
     )  # fmt: skip
     said = any(note.startswith("deadline = 5 has no effect in this sim") for note in run.notes)
     assert said == (speed is None)
+
+
+@given(ELIGIBLES, st.integers(1, 4), st.floats(0, 1), st.integers(0, 2**40))
+def test_parties_are_lost_between_messages_and_only_there(eligible, messages, lost, seed):
+    who = Participation(lost=lost)
+    cohort = who.draw(eligible, seed, 3, messages=messages)
+    whole = Participation().draw(eligible, seed, 3)
+
+    assert cohort.present.tolist() == whole.present.tolist() and not cohort.missing
+    if cohort.answers is None:
+        assert messages == 1 or lost < 1
+        return
+    assert cohort.answers.shape == cohort.present.shape
+    assert 1 <= cohort.answers.min() < messages >= cohort.answers.max()
+    if lost == 1:
+        assert (cohort.answers == 1).all()
+
+
+def test_as_many_are_lost_as_is_said():
+    who, everybody = Participation(lost=0.2), np.arange(20_000)
+    answers = who.draw(everybody, 0, 0, messages=3).answers
+    share = [float((answers == number).mean()) for number in (1, 2, 3)]
+    np.testing.assert_allclose(share, [0.2, 0.16, 0.64], atol=0.02)
+
+
+class Losing:
+    """An engine that loses parties as it is told to, and keeps in mind what it was told."""
+
+    def __init__(self, messages):
+        self.anatomy, self.calls = SimpleNamespace(messages=range(messages)), []
+
+    def round(self, t, parties, effort=None, *, answers=None, needed=1, enough=None, unheard=0):
+        self.calls.append((answers, unheard))
+        count = len(self.anatomy.messages)
+        reached = np.full(len(parties), count) if answers is None else answers
+        missing = {
+            int(k): Cause("dropped out", f"after message {number}")
+            for k, number in zip(parties, reached, strict=True)
+            if number < count
+        }
+        arrived = parties[reached == count]
+        return Outcome(arrived if len(arrived) >= needed else arrived[:0], missing, 7, 8, 9)
+
+
+@pytest.mark.parametrize(("quorum", "counted"), [(1, True), (4, False)])
+def test_who_is_lost_in_mid_round_is_missing_and_may_be_one_too_many(quorum, counted):
+    data, engine = ar.load("heart_disease"), Losing(2)
+    who = Participation(lost=0.5, quorum=quorum)
+    attendance = DrawnAttendance(engine, who, ar.FedAvg(), data, np.arange(4), seed=1)
+    cohort, outcome = attendance.take_part(0, 0)
+
+    answers = engine.calls[0][0].tolist()
+    lost = [k for k, number in enumerate(answers) if number == 1]
+    assert 0 < len(lost) < 4
+    assert cohort.missing == dict.fromkeys(lost, Cause("dropped out", "after message 1"))
+    assert cohort.present.tolist() == [k for k in range(4) if k not in lost]
+    assert cohort.counted == counted and cohort.reached == 4 and cohort.answers is None
+    assert outcome.gradients == 7
+
+
+def test_a_round_that_lost_too_many_is_tried_again_with_other_luck():
+    data, engine = ar.load("heart_disease"), Losing(2)
+    who = Participation(lost=0.5, quorum=3, on_missing="wait")
+    attendance = DrawnAttendance(engine, who, ar.FedAvg(), data, np.arange(4), seed=1)
+    cohort, _ = attendance.take_part(0, 0)
+
+    assert cohort.counted and len(cohort.present) >= 3
+    assert cohort.waited >= 1 and len(engine.calls) == cohort.waited + 1
+    assert set(cohort.blocked.values()) == {Cause("dropped out", "after message 1")}
+
+
+def test_an_algorithm_with_one_message_loses_nobody_in_mid_round():
+    options = {"rounds": 3, "workers": 1, "plan": ar.Plan("one", 1, 1)}
+    runs = [ar.simulate(ar.FedAvg(), "heart_disease", lost=lost, **options) for lost in (0.0, 0.9)]
+    assert runs[0].metrics == runs[1].metrics
+    assert not any(cohort.missing for cohort in runs[1].participation)
+
+
+def test_the_keys_of_a_study_and_of_simulate_say_who_takes_part_alike():
+    names = {each.name: each.default for each in fields(Participation) if each.name != "away"}
+    sections = Round.model_fields | Simulated.model_fields
+    assert {*names, "away"} == {*sections} <= {*Options.__annotations__}
+    for name, default in names.items():
+        assert sections[name].default in (default, None), name

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 import archipel as ar
-from archipel.engines.engine import Evaluation
+from archipel.engines.engine import Cause, Evaluation
 from archipel.runs.participation import Cohort
 from archipel.scorecard import scorecard
 from archipel.scorecard.card import KWH_PER_GB
@@ -32,7 +32,7 @@ def run():
 
 def cohort(sampled, missing=(), cause="away", counted=True, waited=0):
     present = np.setdiff1d(sampled, list(missing))
-    gone = dict.fromkeys(missing, cause)
+    gone = dict.fromkeys(missing, Cause.read(cause))
     return Cohort(np.array(sampled), present, np.ones(len(present)), gone, counted, waited)
 
 

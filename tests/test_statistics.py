@@ -17,7 +17,7 @@ from archipel.engines.network.in_process import meet, play
 from archipel.engines.plan import Plan
 from archipel.exchange.statistics import Joined
 from archipel.graphs import topology
-from archipel.tree import leaves
+from archipel.tree import leaves, nbytes
 
 ONE = Plan("one", 1, 1)
 
@@ -142,7 +142,7 @@ def test_peers_mix_their_statistics_as_their_models(name):
             for t in range(3):
                 engine.round(t, range(DATA.training))
             found.append([leaf.clone() for leaf in leaves(engine.own_states(range(4)))])
-            buffers, sent = engine.buffers(), engine._mixed_bytes
+            buffers, sent = engine.buffers(), sum(map(nbytes, engine.anatomy.mixed))
             scores = engine.evaluate(own=True).parties["loss"]
 
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)

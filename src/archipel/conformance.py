@@ -7,7 +7,7 @@ And every step of a wire: `check_step(MyStep())`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -29,30 +29,33 @@ from archipel.graphs import topology
 from archipel.models.model import Model
 from archipel.tree import leaves, tree_map
 from archipel.wire.conformance import check_step
+from archipel.wire.wire import Wire
 
 __all__ = ["check_algorithm", "check_step"]
 
 ROUNDS = 3
+PLAIN = Wire()
 _ONE = Plan("one", 1, 1)
 
 
-def check_algorithm(algorithm: Algorithm) -> None:
-    """Run every check; an AssertionError names the one that fails, in a sentence."""
+def check_algorithm(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
+    """Run every check, on this wire; an AssertionError names the one that fails, in a sentence."""
     name = type(algorithm).__name__
-    for check in (
-        check_parties_apart,
-        check_stacked_equals_looped,
-        check_workers_agree,
-        check_same_seed_same_result,
-        check_order_of_parties,
-        check_arguments_unchanged,
-        check_sweep_equals_separate_runs,
-        check_states_are_plain_tensors,
-        check_own_models,
-        check_over_the_wire,
-    ):
+    checks: tuple[tuple[Callable[..., None], tuple[Wire, ...]], ...] = (
+        (check_parties_apart, ()),
+        (check_stacked_equals_looped, (wire,)),
+        (check_workers_agree, (wire,)),
+        (check_same_seed_same_result, (wire,)),
+        (check_order_of_parties, (wire,)),
+        (check_arguments_unchanged, ()),
+        (check_sweep_equals_separate_runs, (wire,)),
+        (check_states_are_plain_tensors, ()),
+        (check_own_models, (wire,)),
+        (check_over_the_wire, (wire,)),
+    )
+    for check, on in checks:
         try:
-            check(algorithm)
+            check(algorithm, *on)
         except AssertionError as error:
             raise AssertionError(f"{name}: {check.__name__}: {error}") from None
         except ArchipelError as error:
@@ -70,29 +73,31 @@ def check_parties_apart(algorithm: Algorithm) -> None:
     probe(algorithm, data, model)
 
 
-def check_stacked_equals_looped(algorithm: Algorithm) -> None:
+def check_stacked_equals_looped(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """One party at a time, through torch.func and in batched layers: the same numbers."""
-    one = _learn(algorithm, _ONE)
+    one = _learn(algorithm, wire, _ONE)
     for way in ("vmapped", "stacked"):
-        _close(one, _learn(algorithm, Plan(way, 3, 1)), way)
+        _close(one, _learn(algorithm, wire, Plan(way, 3, 1)), way)
 
 
-def check_workers_agree(algorithm: Algorithm) -> None:
+def check_workers_agree(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Two processes give what one gives."""
-    _close(_learn(algorithm, _ONE), _learn(algorithm, Plan("stacked", 2, 2)), "two workers")
+    _close(
+        _learn(algorithm, wire, _ONE), _learn(algorithm, wire, Plan("stacked", 2, 2)), "two workers"
+    )
 
 
-def check_same_seed_same_result(algorithm: Algorithm) -> None:
+def check_same_seed_same_result(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """A run repeats bit for bit."""
-    first, again = _learn(algorithm, _ONE), _learn(algorithm, _ONE)
+    first, again = _learn(algorithm, wire, _ONE), _learn(algorithm, wire, _ONE)
     assert _equal(first, again), "not repeatable"
 
 
-def check_order_of_parties(algorithm: Algorithm) -> None:
+def check_order_of_parties(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """The server's result does not depend on the order in which uploads come."""
     _close(
-        _learn(algorithm, _ONE, ids=[0, 1, 2, 3, 4]),
-        _learn(algorithm, _ONE, ids=[3, 0, 4, 2, 1]),
+        _learn(algorithm, wire, _ONE, ids=[0, 1, 2, 3, 4]),
+        _learn(algorithm, wire, _ONE, ids=[3, 0, 4, 2, 1]),
         "another order",
     )
 
@@ -114,7 +119,7 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
         assert torch.equal(old, new), "party() wrote into its arguments"
 
 
-def check_sweep_equals_separate_runs(algorithm: Algorithm) -> None:
+def check_sweep_equals_separate_runs(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """`[s, m, p]`: several values of any decimal field at once are several runs."""
     for field in fields(algorithm):  # type: ignore[arg-type]
         value = getattr(algorithm, field.name)
@@ -122,11 +127,11 @@ def check_sweep_equals_separate_runs(algorithm: Algorithm) -> None:
             continue
         values = [0.5 * value + 0.01, value]
         for plan in (_ONE, Plan("stacked", 2, 1)):
-            together = _learn(algorithm, plan, sweep={field.name: values})
+            together = _learn(algorithm, wire, plan, sweep={field.name: values})
             for index, each in enumerate(values):
                 one = replace(algorithm, **{field.name: each})  # type: ignore[type-var]
                 part = [leaf[:, index] if is_peer(one) else leaf[index] for leaf in together]
-                _close(_learn(one, plan), part, f"{field.name} = {each}")
+                _close(_learn(one, wire, plan), part, f"{field.name} = {each}")
 
 
 def check_states_are_plain_tensors(algorithm: Algorithm) -> None:
@@ -141,49 +146,53 @@ def check_states_are_plain_tensors(algorithm: Algorithm) -> None:
         assert torch.equal(leaf, restored), "a state does not survive its bytes"
 
 
-def check_own_models(algorithm: Algorithm) -> None:
+def check_own_models(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Parties' own models, also of those that never trained, are the same however they are made.
 
     To make them changes nothing: neither the models that are made next nor a later round.
     """
     if not has_personal(algorithm):
         return
-    scores, states = _evaluated(algorithm, _ONE, times=1)
+    scores, states = _evaluated(algorithm, wire, _ONE, times=1)
     for plan in (Plan("stacked", 3, 1), Plan("stacked", 10, 2)):
-        _close(scores, _evaluated(algorithm, plan, times=1)[0], f"own models, {plan}")
+        _close(scores, _evaluated(algorithm, wire, plan, times=1)[0], f"own models, {plan}")
     for times in (0, 2):
-        again, after = _evaluated(algorithm, _ONE, times)
+        again, after = _evaluated(algorithm, wire, _ONE, times)
         assert _equal(states, after), "states differ once own models were made"
         assert times == 0 or _equal(scores, again), "own models differ once they were made before"
 
 
-def check_over_the_wire(algorithm: Algorithm) -> None:
+def check_over_the_wire(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Between parties that send letters, rounds give what they give in one process."""
     if is_peer(algorithm):
         data, model = _problem()
-        states = asyncio.run(meet(algorithm, data, model, topology("ring", 5), ROUNDS))  # type: ignore[arg-type]
-        for i, leaf in enumerate(_learn(algorithm, _ONE)):
+        states = asyncio.run(
+            meet(algorithm, data, model, topology("ring", 5), ROUNDS, wire=wire)  # type: ignore[arg-type]
+        )
+        for i, leaf in enumerate(_learn(algorithm, wire, _ONE)):
             mine = [leaves(state)[i] for state in states]
             _close(list(leaf), mine, "own states of peers over the wire")
         return
     cohorts = [[0, 1, 2, 3, 4], [0, 1, 3], [2, 3, 4]]
     data, model = _problem()
-    with LocalEngine(algorithm, data, model, plan=_ONE) as engine:
+    with LocalEngine(algorithm, data, model, plan=_ONE, wire=wire) as engine:
         for t, cohort in enumerate(cohorts):
             engine.round(t, cohort)
         shared, own = leaves(engine.shared), leaves(engine.own_states(range(5)))
-    played = asyncio.run(play(algorithm, data, model, cohorts))  # type: ignore[arg-type]
+    played = asyncio.run(play(algorithm, data, model, cohorts, wire=wire))  # type: ignore[arg-type]
     _close(shared, leaves(played.engine.shared), "shared state over the wire")
     for k, party_state in enumerate(played.party_states):
         mine = [leaf[k] for leaf in own]
         _close(mine, leaves(party_state.own.state), f"own state of party {k} over the wire")
 
 
-def _evaluated(algorithm: Algorithm, plan: Plan, times: int) -> tuple[list[Tensor], list[Tensor]]:
+def _evaluated(
+    algorithm: Algorithm, wire: Wire, plan: Plan, times: int
+) -> tuple[list[Tensor], list[Tensor]]:
     """Losses of own models, made so many times before every round, and the states at the end."""
     data, model = _problem(new=2)
     scores = []
-    with LocalEngine(algorithm, data, model, plan=plan) as engine:
+    with LocalEngine(algorithm, data, model, plan=plan, wire=wire) as engine:
         for t in range(ROUNDS):
             for _ in range(times):
                 found = engine.evaluate(own=True, split="train").parties["loss"]
@@ -207,6 +216,7 @@ def _problem(new: int = 0) -> tuple[Federation, Model]:
 
 def _learn(
     algorithm: Algorithm,
+    wire: Wire,
     plan: Plan,
     ids: list[int] | None = None,
     sweep: dict[str, list[float]] | None = None,
@@ -214,7 +224,7 @@ def _learn(
     """The states after a few rounds: the shared one, or the peers' own."""
     data, model = _problem()
     graph = topology("ring", 5) if is_peer(algorithm) else None
-    engine = LocalEngine(algorithm, data, model, plan=plan, topology=graph, sweep=sweep)
+    engine = LocalEngine(algorithm, data, model, plan=plan, topology=graph, sweep=sweep, wire=wire)
     with engine:
         for t in range(ROUNDS):
             engine.round(t, ids or range(5))

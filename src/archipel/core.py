@@ -133,8 +133,8 @@ class Party(Protocol):
     def secret(self, purpose: str) -> Tensor:
         """32 bytes `[..., 32]` that nobody else knows, for one purpose: the same all round.
 
-        They come from the operating system, drawn once a round. Between institutions they are on the party's disk
-        before its first message leaves, so that after a crash it answers as it did before.
+        They come from the operating system, drawn once a round. Between institutions they are on
+        the party's disk before its first message leaves: after a crash it answers as before.
         """
 
     def mix(self, x: Vector) -> Vector:

@@ -256,6 +256,7 @@ class Heard:
     def __init__(self, uploads, notes):
         self._uploads, self._notes = uploads, notes
         self.sampled, self.parties = uploads.sampled, uploads.parties
+        self.present = uploads.present
 
     def mean(self, by_examples=False):
         self._notes.append(self._uploads.mean(by_examples).clone())
@@ -285,7 +286,7 @@ def test_messages_hold_what_the_paper_says_and_nothing_else(kind):
     with ar.LocalEngine(algorithm, data, model, plan=ONE) as engine:
         anatomy = engine.anatomy
         outcome = engine.round(0, range(3))
-        traffic = engine.traffic(0, outcome, 3)
+        traffic = outcome.up, outcome.down
 
     assert [tuple(m.upload.shape) for m in anatomy.messages] == [(e,), (p,), (q,)]
     assert [leaves(m.reply) and tuple(m.reply.shape) for m in anatomy.messages] == [(p,), (e,), []]

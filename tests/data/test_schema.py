@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from archipel.core import Algorithm
 from archipel.data.scaling import Scaling, Sums
 from archipel.data.schema import Records, Schema
-from archipel.engines.network.party_state import anatomy_of
+from archipel.engines.network.fitting import fitted
 from archipel.errors import ArchipelError
 from archipel.study.file import Study
 from archipel.study.sections import schema_of
@@ -165,7 +165,7 @@ def test_a_model_can_be_built_and_its_uploads_seen_without_data(target: Any) -> 
 
     algorithm: Algorithm = study.algorithm_object
     model = study.build_model(empty)
-    anatomy = anatomy_of(algorithm, empty, model, 0, 0)
+    _, anatomy = fitted(algorithm, empty, model, 0, 0)
 
     assert anatomy.bytes_up >= 4 * model.w.numel() > 0
 

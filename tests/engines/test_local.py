@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import archipel as ar
+from archipel.engines.engine import Cause
 from archipel.engines.plan import Plan
 from archipel.runs.participation import Participation
 from problems import classification, learn, network
@@ -135,7 +136,7 @@ def test_a_party_that_diverges_is_left_out_and_named():
     run = ar.simulate(ar.Scaffold(lr=0.01), data, "linear", rounds=2, plan=Plan("stacked", 2, 1))
 
     assert torch.isfinite(run.vector).all()
-    assert run.participation[0].missing == {1: "diverged"}
+    assert run.participation[0].missing == {1: Cause("diverged")}
     assert "lille" in run.notes[0]
 
 
@@ -177,7 +178,7 @@ def test_stragglers_are_dropped_or_kept_as_the_algorithm_says():
     assert len(dropped.present) == 1 and len(kept.present) == 10
     assert np.array_equal(dropped.sampled, kept.sampled)
     assert (kept.effort < 1).sum() == 9
-    assert set(dropped.missing.values()) == {"too slow"}
+    assert set(dropped.missing.values()) == {Cause("too slow")}
 
 
 def test_a_round_nobody_answers_changes_nothing():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.engines.engine import Cause
 from archipel.engines.network.engine import Patience
 from archipel.engines.network.in_process import play
 from archipel.errors import BelowQuorum
@@ -91,8 +92,8 @@ def test_the_wire_leaves_the_same_states_behind(make):
 
     played = asyncio.run(play(make(), data, model, [everybody] * 3, patience=Patience(needed=3)))
 
-    assert [outcome.arrived.tolist() for outcome, _ in played.outcomes] == arrived
-    assert [missing for _, missing in played.outcomes] == [{}, {0: "diverged"}, {}]
+    assert [outcome.arrived.tolist() for outcome in played.outcomes] == arrived
+    assert [outcome.missing for outcome in played.outcomes] == [{}, {0: Cause("diverged")}, {}]
     torch.testing.assert_close(played.engine.shared, shared)
     for k, party_state in enumerate(played.party_states):
         torch.testing.assert_close(party_state.own.state, Kept(*(leaf[k] for leaf in own)))
@@ -114,7 +115,7 @@ def test_continue_does_not_count_the_round():
     models = []
     run = simulate("continue", on_round=lambda run: models.append(run.vector.clone()))
     assert [cohort.counted for cohort in run.participation] == [True, False, True]
-    assert run.participation[1].missing == {0: "diverged"}
+    assert run.participation[1].missing == {0: Cause("diverged")}
     assert "round 2: below the quorum, not counted." in run.notes
     assert "round 2: party 0 diverged and was left out: lower lr." in run.notes
     assert torch.equal(models[0], models[1]) and not torch.equal(models[1], models[2])
@@ -133,5 +134,5 @@ def test_waiting_helps_where_others_come():
     run = simulate("wait", quorum=2, away=away, sample=2, seed=4)
     assert all(cohort.counted for cohort in run.participation)
     assert run.participation[1].waited == 1
-    assert run.participation[1].blocked == {0: "diverged"}
+    assert run.participation[1].blocked == {0: Cause("diverged")}
     assert run.participation[1].present.tolist() == [1, 2]

@@ -13,18 +13,19 @@ ONE = ar.Plan("one", 1, 1)
 
 @dataclass(frozen=True)
 class Replies:
-    """A reply of as many numbers as there are uploads."""
+    """A reply of as many numbers as there are uploads, and of one more from round to round."""
 
     def init(self, w):
         return w, None
 
     def party(self, me, w, own):
         back = yield w
-        return w * back.sum(dim=-1, keepdim=True), own
+        return w * back.sum(), own
 
     def server(self, w, uploads):
-        uploads = yield w.new_zeros(uploads.sampled)
-        return w + uploads.mean()
+        more = int(w.sum() > 1e3)
+        uploads = yield w.new_zeros(uploads.sampled, 1 + more)
+        return w + uploads.mean() + 1e3
 
 
 class Advises(Replies):
@@ -42,12 +43,15 @@ class Advises(Replies):
         return w.new_zeros(uploads.sampled)
 
 
-def test_a_reply_of_another_size_than_before():
+def test_a_reply_may_grow_with_the_parties_and_not_with_the_rounds():
     engine = ar.LocalEngine(Replies(), classification(4, 3, 3, 0), network(3, 3), plan=ONE)
-    with engine, pytest.raises(ar.ArchipelError) as error:
+    with engine:
         engine.round(0, [0, 2])
+        with pytest.raises(ar.ArchipelError) as error:
+            engine.round(1, [0, 2])
     assert str(error.value).startswith(
-        "reply 1 of Replies.server has shapes [[2]], where before the first round they were [[4]]: "
+        "reply 1 of Replies.server has shapes [[2, 2]], where before the first round they were "
+        "[[4, 1]]: "
     )
 
 

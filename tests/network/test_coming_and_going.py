@@ -14,6 +14,7 @@ import torch
 import archipel as ar
 from archipel.data.features import Features
 from archipel.data.schema import Schema
+from archipel.engines.engine import Cause
 from archipel.engines.plan import Plan
 from archipel.federation.audit import Audit, check
 from archipel.federation.certificates import Identity, Invitation
@@ -223,7 +224,7 @@ def test_a_site_comes_late_and_the_coordinator_comes_back(tmp_path, database):
             clinics.goes_up(2)
             while (
                 "clinic-2" not in one.seen
-                or 2 not in one.server_studies[clinics.digest].engine.asked
+                or 2 not in one.server_studies[clinics.digest].engine.presence.asked
             ):
                 await asyncio.sleep(0.02)
             go.set()
@@ -307,12 +308,12 @@ def test_a_site_pauses_resumes_and_leaves_and_is_named(tmp_path):
             go.set()
             go = await gate.at(4)
             clinics.sites[1].resume()
-            while 1 not in server_study.engine.asked:
+            while 1 not in server_study.engine.presence.asked:
                 await asyncio.sleep(0.02)
             go.set()
             go = await gate.at(6)
             clinics.sites[2].leave([clinics.digest])
-            while server_study.engine.away.get(2) != "left":
+            while server_study.engine.presence.away.get(2) != Cause("left"):
                 await asyncio.sleep(0.02)
             go.set()
             await clinics.done(one)
@@ -321,7 +322,7 @@ def test_a_site_pauses_resumes_and_leaves_and_is_named(tmp_path):
     play(main())
     run = open_run(clinics.home.run_of(clinics.digest))
     missing = [cohort.missing for cohort in run.participation]
-    assert missing == [{}, {}, {1: "paused"}, {1: "paused"}, {}, {}, {}, {}]
+    assert missing == [{}, {}, {1: Cause("paused")}, {1: Cause("paused")}, {}, {}, {}, {}]
     assert [len(cohort.sampled) for cohort in run.participation] == [3] * 6 + [2] * 2
     for k in (0, 1, 2):
         audit = clinics.sites[k].audit

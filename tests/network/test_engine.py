@@ -9,10 +9,11 @@ from torch import nn
 
 import archipel as ar
 from archipel.algorithms import FedAvg, FedRep, PeFLL, Scaffold
+from archipel.engines.engine import Cause
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_process import play
-from archipel.engines.network.party_state import anatomy_of
 from archipel.engines.plan import Plan
 from archipel.tree import leaves
 
@@ -57,26 +58,27 @@ def test_rounds_over_the_wire_are_those_of_a_simulation(name, cuts):
         torch.testing.assert_close(leaves(party_state.own.state), mine, rtol=1e-6, atol=1e-6)
         found = scores[k]["own"] or scores[k]["metrics"]
         assert found["accuracy"] == pytest.approx(float(metrics["accuracy"][k]), abs=1e-6)
-    assert [outcome.arrived.tolist() for outcome, _ in outcomes] == cohorts
-    assert not any(missing for _, missing in outcomes)
+    assert [outcome.arrived.tolist() for outcome in outcomes] == cohorts
+    assert not any(outcome.missing for outcome in outcomes)
 
 
 def engine_alone():
     algorithm, model = ALGORITHMS["fedavg"], mlp()
-    return NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 4, "s")
+    boxes, anatomy = fitted(algorithm, DATA, model, 0, 0)
+    return NetworkEngine(boxes, model, anatomy, 4, "s")
 
 
 def test_a_silent_party_is_named_and_the_others_go_on():
     async def wait():
         engine = engine_alone()
         before = engine.vector().clone()
-        outcome, missing = await engine.round(0, [0, 1], Patience(silence=0.05))
+        outcome = await engine.round(0, [0, 1], Patience(silence=0.05))
         assert torch.equal(engine.vector(), before)
-        return outcome, missing
+        return outcome
 
-    outcome, missing = asyncio.run(wait())
+    outcome = asyncio.run(wait())
     assert len(outcome.arrived) == 0
-    assert missing == dict.fromkeys([0, 1], "silent (has not asked for work)")
+    assert outcome.missing == dict.fromkeys([0, 1], Cause("silent", "has not asked for work"))
 
 
 @pytest.mark.parametrize("what", ["round", "evaluation"])

@@ -13,6 +13,7 @@ import torch
 import archipel as ar
 from archipel.data.shadow import Facts
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.presence import Adjourned
 from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.plan import Plan
 from archipel.federation import approval
@@ -21,7 +22,6 @@ from archipel.federation.certificates import Invitation
 from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.enrolment import Enrolment
 from archipel.federation.coordinator.folder import CoordinatorFolder
-from archipel.federation.coordinator.server_study import Adjourned
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.site.site import Site, signed
 from archipel.study.file import Study

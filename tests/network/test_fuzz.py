@@ -20,12 +20,14 @@ import torch
 
 from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PerFedAvg, PFedHN
 from archipel.data.shadow import Facts, shadow
+from archipel.engines.engine import Cause
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.in_process import Circle
 from archipel.engines.network.letters import Letter, decode
 from archipel.engines.network.liveness import Words
-from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.transport import Partials, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import is_peer
@@ -97,12 +99,10 @@ def peer_study(rounds, silence):
     study = Study.parse(text.decode())
     sites = {name: Facts.of(party(text, k)) for k, name in enumerate((*HONEST, LIAR))}
     fed = shadow("s", sites)
-    found = PeerStudy(
-        study.algorithm_object, fed, study.build_model(fed), study.policy(), "s", sites,
-        asyncio.get_running_loop(), silence,
+    return PeerStudy(
+        study.algorithm_object, fed, study.build_model(fed), study.policy(), sites,
+        Signed(b"", b""), lambda: Signed(b"", b""), silence,
     )  # fmt: skip
-    found.roster, found.excluded = Signed(b"", b""), lambda: Signed(b"", b"")
-    return found
 
 
 def told(t, **changes):
@@ -116,7 +116,7 @@ async def at_gathering(seed, tally):
     lies, one = Lies(f"{TOLD} {seed}"), peer_study(ROUNDS, 0.5)
     for t, k in itertools.product(range(1, ROUNDS + 1), range(3)):
         await one.answer(k, told(t))
-    (run,) = one.runs
+    run = one.run
 
     def where():
         return "told" if one.engine.last.get(3, 0) > run.done else "round open"
@@ -125,7 +125,7 @@ async def at_gathering(seed, tally):
         return await one.answer(int(who), letter)
 
     teller = Teller("3", answer, where, tally)
-    going = asyncio.create_task(asyncio.to_thread(one.go, None, None))
+    going = asyncio.create_task(asyncio.to_thread(one.loop.go, None, None))
     kinds = ["told"] * 12 + ["roster", "scale", "sums", "away", "next", "upload", "vector"]
     sizes = []
     try:
@@ -189,7 +189,7 @@ def needed(name, for_long):
             states += ["open, is asked", "closed", "counted", "dropped", "unsure", "asked"]
         return {(state, "vector") for state in states} | {("round open", "told")}
     made, data = Study.parse(text_for(name, 0).decode()), party(text_of(), 0)
-    anatomy = anatomy_of(made.algorithm_object, data, made.build_model(data), 0, 0)
+    _, anatomy = fitted(made.algorithm_object, data, made.build_model(data), 0, 0)
     found = {(f"message {i + 1}", "upload") for i in range(len(anatomy.messages))}
     found |= {("evaluation", "scores"), ("done", "model")}
     found |= {("no scale", "sums")} if name == TABLES.partition(",")[0] else set()
@@ -277,8 +277,8 @@ def test_who_takes_all_the_time_of_a_rounds_first_message_leaves_the_others_thei
 
     async def play():
         algorithm, now = PeFLL(**SMALL), 0.0
-        anatomy = anatomy_of(algorithm, DATA, linear(), 0, 0)
-        engine = NetworkEngine(algorithm, linear(), anatomy, 3, "s")
+        boxes, anatomy = fitted(algorithm, DATA, linear(), 0, 0)
+        engine = NetworkEngine(boxes, linear(), anatomy, 3, "s")
         engine.clock = lambda: now
         patience = Patience(deadline=90.0, silence=1000.0)
         running = asyncio.create_task(engine.round(0, [0, 1, 2], patience))
@@ -295,9 +295,9 @@ def test_who_takes_all_the_time_of_a_rounds_first_message_leaves_the_others_thei
                 await asyncio.sleep(0.01)
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1]
-    assert missing == {2: "too slow (has not asked for work)"}
+    assert outcome.missing == {2: Cause("too slow", "has not asked for work")}
 
 
 def test_a_round_that_begins_anew_has_time_of_its_own():
@@ -305,8 +305,8 @@ def test_a_round_that_begins_anew_has_time_of_its_own():
 
     async def play():
         algorithm, now = Late(), 0.0
-        anatomy = anatomy_of(algorithm, DATA, linear(), 0, 0)
-        engine = NetworkEngine(algorithm, linear(), anatomy, 3, "s")
+        boxes, anatomy = fitted(algorithm, DATA, linear(), 0, 0)
+        engine = NetworkEngine(boxes, linear(), anatomy, 3, "s")
         engine.clock = lambda: now
         running = asyncio.create_task(engine.round(0, [0, 1, 2], Patience(100.0, 1000.0, needed=2)))
         small, w = torch.full_like(linear().w, 1e-3), linear().w
@@ -320,9 +320,9 @@ def test_a_round_that_begins_anew_has_time_of_its_own():
                     await asyncio.sleep(0.001)
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1]
-    assert missing == {2: "diverged"}
+    assert outcome.missing == {2: Cause("diverged")}
 
 
 def test_a_site_that_restarts_before_a_message_without_arrays_goes_on_with_its_round():
@@ -402,7 +402,7 @@ def test_a_peer_that_tells_of_old_rounds_again_and_again_does_not_hold_the_coord
         one = peer_study(2, 0.3)
         for t, k in itertools.product((1, 2), range(3)):
             await one.answer(k, told(t))
-        going = asyncio.create_task(asyncio.to_thread(one.go, None, None))
+        going = asyncio.create_task(asyncio.to_thread(one.loop.go, None, None))
         async with asyncio.timeout(600):
             while not going.done():
                 await one.answer(3, told(1))
@@ -410,11 +410,11 @@ def test_a_peer_that_tells_of_old_rounds_again_and_again_does_not_hold_the_coord
                     await one.answer(3, Letter("scale", {"study": "s"}))
                 await asyncio.sleep(0.01)
         await going
-        return one.runs[0]
+        return one.run
 
     run = asyncio.run(play())
     assert run.done == 2
-    assert run.participation[1].missing == {3: "silent"}
+    assert run.participation[1].missing == {3: Cause("silent")}
 
 
 def test_of_what_peers_tell_of_rounds_to_come_little_is_kept():

@@ -27,14 +27,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 import archipel as ar
 from archipel.data.shadow import Facts
+from archipel.engines.engine import Cause
 from archipel.engines.network import party_loop as attend
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
 from archipel.engines.network.liveness import Liveness, Words
 from archipel.engines.network.party_loop import PartyLoop
-from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peer_rounds import Rounds
 from archipel.engines.network.transport import SMALL, Cut, Partials, Refused
 from archipel.federation import approval
@@ -529,8 +531,8 @@ def opened(parties=2):
     study = Study.of("fedavg", data={"name": "heart_disease"})
     data = study.federation()
     model = study.build_model(data)
-    anatomy = anatomy_of(study.algorithm_object, data, model, 0, 0)
-    engine = NetworkEngine(study.algorithm_object, model, anatomy, parties, "s")
+    boxes, anatomy = fitted(study.algorithm_object, data, model, 0, 0)
+    engine = NetworkEngine(boxes, model, anatomy, parties, "s")
     fields = {"study": "s", "round": 0, "number": 0, "n": 9.0, "gradients": 1, "signature": b""}
 
     async def upload(answers, party, arrays=(model.w,), **changes):
@@ -558,9 +560,9 @@ def test_one_upload_does_not_end_a_study_by_its_numbers():
         await upload(answers, 1, [torch.full_like(w, 3e38)])  # finite, but no sum of it is
         return await running
 
-    outcome, missing = asyncio.run(play())
+    outcome = asyncio.run(play())
     assert outcome.arrived.tolist() == [0]
-    assert missing == {1: "diverged"}
+    assert outcome.missing == {1: Cause("diverged")}
 
 
 def test_what_a_site_says_that_it_does_obeys_no_terminal_and_fills_no_log():
@@ -573,9 +575,9 @@ def test_what_a_site_says_that_it_does_obeys_no_terminal_and_fills_no_log():
         await answers.answer(1, Letter("next", {"study": "s", "pending": -1, "busy": busy}))
         return await running
 
-    _, missing = asyncio.run(play())
-    assert missing[1].isprintable()
-    assert len(missing[1]) < 100
+    outcome = asyncio.run(play())
+    assert str(outcome.missing[1]).isprintable()
+    assert len(str(outcome.missing[1])) < 100
 
 
 @pytest.mark.parametrize(
@@ -760,7 +762,7 @@ def test_a_site_takes_no_number_that_fills_its_memory(party):
     party_state = seat_of()
     data = party_state.data.select(np.array([0]))
     with pytest.raises(Refused, match="is no party's number"):
-        PartyState(party_state.algorithm, data, party_state.model, party=party)
+        PartyState(party_state.boxes.algorithm, data, party_state.model, party=party)
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e300])

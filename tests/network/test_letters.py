@@ -25,7 +25,10 @@ from archipel.engines.network.letters import (
     encode,
 )
 
-DTYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]
+DTYPES = [
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.uint8, torch.bool,
+]  # fmt: skip
 VALUES = {
     str: st.text(max_size=20),
     bytes: st.binary(max_size=40),
@@ -62,6 +65,13 @@ def test_a_letter_comes_back_as_it_was(letter):
     for one, other in zip(found.arrays, letter.arrays, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
+
+
+def test_truth_values_are_0_or_1():
+    data = encode(Letter("thanks", {}, [torch.tensor([True, False])]))
+    data[-1] = 2
+    with pytest.raises(BadLetter, match="neither 0 nor 1"):
+        decode(data)
 
 
 def test_a_transposed_array_is_written_row_by_row():

@@ -21,17 +21,20 @@ from archipel.cli import main
 from archipel.data.scaling import Sums
 from archipel.data.schema import Schema
 from archipel.data.shadow import MOST_ROWS, Facts, shadow
+from archipel.engines.engine import Cause
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.bounds import LARGEST, LONGEST, MOST_GRADIENTS
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.party_loop import PartyLoop
-from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.server import Steps, Upload
 from archipel.engines.network.transport import Partials, Refused
 from archipel.federation.coordinator.rescale import rescale
 from archipel.federation.scale import Scale, digest, path_of, read
+from archipel.federation.site.binding import schema_of
 from archipel.federation.site.site import signed
 from archipel.runs.listing import open_run
 from archipel.tree import leaves
@@ -64,8 +67,8 @@ class Spoiling(MemoryLink):
 async def played(algorithm, cohorts, change=None, patience=None):
     """A coordinator's engine and what came of its rounds, with a member that spoils uploads."""
     model = linear()
-    anatomy = anatomy_of(algorithm, DATA, model, 0, 0)
-    engine = NetworkEngine(algorithm, model, anatomy, DATA.training, "s")
+    boxes, anatomy = fitted(algorithm, DATA, model, 0, 0)
+    engine = NetworkEngine(boxes, model, anatomy, DATA.training, "s")
     answers, tasks, outcomes = Answers(engine), [], []
 
     async def answer(who, letter):
@@ -81,7 +84,7 @@ async def played(algorithm, cohorts, change=None, patience=None):
     try:
         for t, cohort in enumerate(cohorts):
             outcomes.append(await asyncio.wait_for(engine.round(t, cohort, patience), 600))
-            answers.verdicts[t] = frozenset(outcomes[-1][0].arrived.tolist())
+            answers.verdicts[t] = frozenset(outcomes[-1].arrived.tolist())
     finally:
         for task in tasks:
             task.cancel()
@@ -110,8 +113,8 @@ def test_h3_an_upload_of_absurd_numbers_is_left_out_and_its_sender_named(algorit
     )
     without, _ = asyncio.run(played(algorithm, HONEST))
 
-    assert [missing for _, missing in outcomes] == [{MALLORY: "diverged"}] * 3
-    assert [outcome.diverged.tolist() for outcome, _ in outcomes] == [[MALLORY]] * 3
+    assert [outcome.missing for outcome in outcomes] == [{MALLORY: Cause("diverged")}] * 3
+    assert [outcome.diverged.tolist() for outcome in outcomes] == [[MALLORY]] * 3
     torch.testing.assert_close(leaves(engine.shared), leaves(without.shared), rtol=0, atol=0)
 
 
@@ -127,7 +130,7 @@ def test_h3_a_server_step_that_one_upload_spoils_is_computed_again_without_it(al
     )
     without, _ = asyncio.run(played(algorithm, HONEST))
 
-    assert [missing for _, missing in outcomes] == [{MALLORY: "diverged"}] * 3
+    assert [outcome.missing for outcome in outcomes] == [{MALLORY: Cause("diverged")}] * 3
     torch.testing.assert_close(leaves(engine.shared), leaves(without.shared), rtol=0, atol=0)
 
 
@@ -140,8 +143,8 @@ def test_h3_a_later_message_that_spoils_a_round_is_left_out_and_others_answer_no
 
     engine, outcomes = asyncio.run(played(algorithm, EVERYBODY, change))
 
-    assert [missing for _, missing in outcomes] == [{}, {MALLORY: "diverged"}, {}]
-    assert outcomes[1][0].arrived.tolist() == [0, 1, 2]
+    assert [outcome.missing for outcome in outcomes] == [{}, {MALLORY: Cause("diverged")}, {}]
+    assert outcomes[1].arrived.tolist() == [0, 1, 2]
     assert all(float(leaf.abs().max()) < 1e3 for leaf in leaves(engine.shared))
 
 
@@ -169,9 +172,9 @@ def test_h3_a_round_that_an_earlier_message_spoils_is_done_again_without_its_sen
     engine, outcomes = asyncio.run(played(Late(), EVERYBODY, change))
     without, _ = asyncio.run(played(Late(), [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2]]))
 
-    missing = [missing for _, missing in outcomes]
-    assert missing == [{}, {MALLORY: "diverged"}, {MALLORY: "diverged before"}]
-    assert [outcome.diverged.tolist() for outcome, _ in outcomes] == [[], [MALLORY], []]
+    missing = [outcome.missing for outcome in outcomes]
+    assert missing == [{}, {MALLORY: Cause("diverged")}, {MALLORY: Cause("diverged before")}]
+    assert [outcome.diverged.tolist() for outcome in outcomes] == [[], [MALLORY], []]
     torch.testing.assert_close(engine.vector(), without.vector())
 
 
@@ -183,9 +186,9 @@ def test_the_quorum_holds_after_somebody_was_left_out():
 
     engine, outcomes = asyncio.run(played(algorithm, [[0, 1, MALLORY]], change, Patience(needed=3)))
 
-    ((outcome, missing),) = outcomes
+    (outcome,) = outcomes
     assert outcome.arrived.tolist() == []
-    assert missing == {MALLORY: "diverged"}
+    assert outcome.missing == {MALLORY: Cause("diverged")}
     assert torch.equal(engine.vector(), linear().w)
 
 
@@ -195,20 +198,20 @@ def test_a_member_that_is_alone_in_a_round_does_not_end_the_study():
         played(algorithm, [[MALLORY], [0]], lambda t, number, x: torch.full_like(x, 0.9 * LARGEST))
     )
 
-    assert [outcome.arrived.tolist() for outcome, _ in outcomes] == [[], [0]]
+    assert [outcome.arrived.tolist() for outcome in outcomes] == [[], [0]]
 
 
 def test_all_who_spoil_a_round_are_left_out_and_nobody_else():
     """Two together are found as well; a large upload that does no harm stays."""
     algorithm, model = FedOpt(server_optimiser="sgd", server_lr=1e3, **WORK), linear()
-    steps = Steps(algorithm, anatomy_of(algorithm, DATA, model, 0, 0), Shared(*[model.w] * 3), 5, 0)
+    steps = Steps(*fitted(algorithm, DATA, model, 0, 0), Shared(*[model.w] * 3), 5, 0)
     sizes = [1e-3, 0.5 * LARGEST, 1e6, 0.6 * LARGEST, 1e-3]
     _, out = steps.take(
         {k: Upload([torch.full_like(model.w, size)], 9.0, 1) for k, size in enumerate(sizes)}
     )
 
     assert out == [1, 3]
-    assert steps.heard == [0, 2, 4]
+    assert steps.there == [0, 2, 4]
 
 
 def test_a_study_whose_every_upload_diverges_says_so():
@@ -222,7 +225,8 @@ def test_a_study_whose_every_upload_diverges_says_so():
 def opened(algorithm=None, **options):
     """An engine with a desk, an open round of two parties, and an upload that fits it."""
     algorithm, model = algorithm or FedAvg(**WORK), linear()
-    engine = NetworkEngine(algorithm, model, anatomy_of(algorithm, DATA, model, 0, 0), 2, "s")
+    boxes, anatomy = fitted(algorithm, DATA, model, 0, 0)
+    engine = NetworkEngine(boxes, model, anatomy, 2, "s")
     answers = Answers(engine, **options)
     fields = {"study": "s", "round": 0, "number": 0, "n": 9.0, "gradients": 1, "signature": b""}
 
@@ -254,10 +258,10 @@ def test_h3_a_number_that_cannot_be_is_refused_and_the_round_goes_on(changes):
         await upload(1, gradients=MOST_GRADIENTS)
         return await running
 
-    outcome, missing = asyncio.run(play())
+    outcome = asyncio.run(play())
     assert outcome.arrived.tolist() == [0, 1]
     assert outcome.gradients == MOST_GRADIENTS + 1 < 1 << 63  # SQLite holds it
-    assert not missing
+    assert not outcome.missing
 
 
 @pytest.mark.parametrize("pending", [-(1 << 63), -1, 7, (1 << 63) - 1, (1 << 64) - 1])
@@ -285,9 +289,9 @@ def test_a_party_that_is_refused_again_and_again_is_not_waited_for():
                 await upload(1, n=0.5)
         return await asyncio.wait_for(running, 600)
 
-    outcome, missing = asyncio.run(play())
+    outcome = asyncio.run(play())
     assert outcome.arrived.tolist() == [0]
-    assert missing == {1: "refused (its uploads are no answer)"}
+    assert outcome.missing == {1: Cause("refused", "its uploads are no answer")}
 
 
 def test_a_party_has_as_many_points_in_every_round_also_after_a_restart():
@@ -437,8 +441,8 @@ def test_m1_a_round_ends_although_a_member_goes_on_and_on(deadline):
             await asyncio.sleep(0.01)
         return await asyncio.wait_for(running, 600)
 
-    _, missing = asyncio.run(play())
-    assert missing == {1: "too slow (trains)"}
+    outcome = asyncio.run(play())
+    assert outcome.missing == {1: Cause("too slow", "trains")}
 
 
 def test_words_that_change_are_no_progress():
@@ -459,8 +463,8 @@ def test_words_that_change_are_no_progress():
         engine.opened.moved.set()
         return await asyncio.wait_for(running, 600)
 
-    _, missing = asyncio.run(play())
-    assert missing == {1: "silent (trains, 2 gradients)"}
+    outcome = asyncio.run(play())
+    assert outcome.missing == {1: Cause("silent", "trains, 2 gradients")}
 
 
 # -- a whole study with a member that lies, over TLS -----------------------------------------------
@@ -648,7 +652,7 @@ class Senders(Clinics):
 
     def sums(self, k):
         study = self.sites[k].site_studies.read(self.digest)
-        schema = ar.federation.binding.schema_of(study)
+        schema = schema_of(study)
         return schema.read(self.path / "tables" / f"clinic-{k}.csv").sums()
 
     async def starts(self, one):
@@ -710,8 +714,8 @@ def test_h3_a_wrong_scale_is_made_anew_without_the_sums_of_a_site(tmp_path, monk
             assert (await server_study.answer(0, letter)).kind == "rescaled"
             assert (await clinics.asks(0)).kind == "wanted"
             assert (await clinics.asks(2, days)).kind == "wait"
-            assert "waits for sums since " in server_study.waiting
-            assert "0 of 2 sites have sent theirs" in server_study.waiting
+            assert "waits for sums since " in server_study.sites.waiting
+            assert "0 of 2 sites have sent theirs" in server_study.sites.waiting
             for k in (0, 1):
                 await clinics.asks(k, clinics.sums(k))
             right = await clinics.made(one)
@@ -764,7 +768,7 @@ def test_h3_the_sums_of_a_revoked_site_are_not_in_the_scale(tmp_path):
             clinics.home.revoke("clinic-2", "it lied")
             await clinics.asks(1, clinics.sums(1))
             found = await clinics.made(one)
-            while server_study.presence()["clinic-2"] != "revoked: it lied":
+            while server_study.presence()["clinic-2"] != "revoked (it lied)":
                 await asyncio.sleep(0.02)
             return found
 
@@ -790,17 +794,17 @@ def test_a_study_below_its_quorum_says_so_and_who_is_away_is_shown_as_what_it_is
             link = sites[1][0].link()
             await link.ask(Letter("away", {"study": digest, "reason": "too few rows"}))
             await link.close()
-            while "below quorum" not in server_study.waiting:
+            while "below quorum" not in server_study.sites.waiting:
                 await asyncio.sleep(0.02)
-            said, presence = server_study.waiting, server_study.presence()
+            said, presence = server_study.sites.waiting, server_study.presence()
             tasks.append(asyncio.create_task(attend(*sites[1], digest)))
             await asyncio.wait_for(running, 600)
             await asyncio.gather(*tasks)
-            return said, presence, server_study.waiting
+            return said, presence, server_study.sites.waiting
 
     said, presence, after = asyncio.run(asyncio.wait_for(play(), 600))
     assert said.startswith("below quorum since 20")
     assert " UTC: " in said
     assert "of 2 sites" in said
-    assert presence["site-1"] == "too few rows"
+    assert presence["site-1"] == "away (too few rows)"
     assert after == ""

@@ -25,6 +25,7 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import Left
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Report
+from archipel.engines.network.presence import Adjourned
 from archipel.engines.network.transport import Cut, Refused
 from archipel.engines.plan import Plan
 from archipel.federation import rehearsal
@@ -32,7 +33,6 @@ from archipel.federation.audit import check
 from archipel.federation.certificates import Authority, Invitation, verify
 from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.folder import CoordinatorFolder
-from archipel.federation.coordinator.server_study import Adjourned
 from archipel.federation.peer import port
 from archipel.federation.peer.peer import PeerSite
 from archipel.federation.peer.record import Log
@@ -1015,8 +1015,7 @@ def test_a_process_that_is_killed_goes_on_where_it_was(tmp_path):
             running = asyncio.create_task(one.run(digest))
             for victim, after in ((2, 10), (0, 30)):
                 while (
-                    digest not in one.server_studies
-                    or one.server_studies[digest].runs[0].done < after
+                    digest not in one.server_studies or one.server_studies[digest].run.done < after
                 ):
                     await asyncio.sleep(0.02)
                 processes[victim].kill()  # -9

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from archipel.data.shadow import Facts
+from archipel.engines.engine import Cause
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError, RunFailed
@@ -176,7 +177,7 @@ def test_a_site_revoked_in_mid_study_is_out_of_it_and_shown_so(tmp_path):
             clinics.home.start("clinics")
             go, server_study = await gate.at(1), one.server_studies[clinics.digest]
             clinics.home.revoke("clinic-1", "stolen")
-            while server_study.engine.away.get(1) != "revoked: stolen":
+            while server_study.engine.presence.away.get(1) != Cause("revoked", "stolen"):
                 await asyncio.sleep(0.02)
             go.set()
             go = await gate.at(3)
@@ -187,7 +188,7 @@ def test_a_site_revoked_in_mid_study_is_out_of_it_and_shown_so(tmp_path):
 
     play(main())
     (study,) = overview(clinics.home)["studies"]
-    assert shown["clinic-1"] == "revoked: stolen"
+    assert shown["clinic-1"] == "revoked (stolen)"
     assert study["decisions"] == {"clinic-0": "approved", "clinic-1": "revoked"}
     run = open_run(clinics.home.run_of(clinics.digest))
     assert [len(cohort.sampled) for cohort in run.participation] == [2, 1, 1, 1]
@@ -207,7 +208,7 @@ def test_nobody_comes_late_while_the_study_is_stopped_or_the_coordinator_was_res
             clinics.home.start("clinics")
             go, server_study = await gate.at(1), one.server_studies[clinics.digest]
             clinics.home.stop("clinics")
-            while not server_study.engine._adjourned:
+            while not server_study.engine.presence.adjourned:
                 await asyncio.sleep(0.02)
             go.set()
             while clinics.digest in one.server_studies:
@@ -349,7 +350,7 @@ def test_a_stalled_study_looks_stalled_everywhere(tmp_path, monkeypatch):
                     scrape
                 )
                 clinics.sites[1].pause()
-                while server_study.engine.away.get(1) != "paused":
+                while server_study.engine.presence.away.get(1) != Cause("paused"):
                     await asyncio.sleep(0.02)
                 go.set()
                 while not any("waits in round 3" in text for text in said):
@@ -401,7 +402,7 @@ def test_a_site_that_refuses_is_shown_with_its_reason_and_no_number_leaves(tmp_p
             await clinics.goes_down()
 
     play(main())
-    assert shown["clinic-1"].startswith("refuses: '...': is not the table that was bound")
+    assert shown["clinic-1"].startswith("away (refuses: '...': is not the table that was bound")
     assert not any(character.isdigit() for character in shown["clinic-1"])
 
 

@@ -13,11 +13,11 @@ from archipel.data.shadow import Facts
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import KINDS, Letter
 from archipel.engines.network.party_loop import Rescaled
+from archipel.engines.network.presence import Adjourned
 from archipel.engines.network.transport import Partials, Refused
 from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.federation.coordinator.rescale import rescale
-from archipel.federation.coordinator.server_study import Adjourned
 from archipel.federation.site import binding
 from archipel.federation.site.service import data_of
 from archipel.federation.site.site import signed
@@ -77,7 +77,7 @@ class Walk:
     @property
     def liar(self):
         """The number of the member that lies."""
-        return list(self.server_study.sites).index(LIAR)
+        return list(self.server_study.sites.of).index(LIAR)
 
     def where(self):
         """The state that the coordinator is in, for the member that lies."""
@@ -105,7 +105,7 @@ class Walk:
         server_study = self.server_study
         if server_study is None:
             return None
-        (run,), answers = server_study.runs, server_study.answers
+        run, answers = server_study.run, server_study.answers
         return (
             server_study,
             run.done,
@@ -221,8 +221,8 @@ class Tables(Walk):
 
     def where(self):
         server_study = self.server_study
-        if server_study is not None and server_study._scale.made is None:
-            sent = list(server_study.sites).index(LIAR) in server_study._scale.sent
+        if server_study is not None and server_study.sites.scale.made is None:
+            sent = list(server_study.sites.of).index(LIAR) in server_study.sites.scale.sent
             return "no scale, sums sent" if sent else "no scale"
         return super().where()
 
@@ -239,7 +239,10 @@ class Tables(Walk):
             except Refused as no:
                 assert "the scale is none of this site's columns" in str(no)
                 self.refusals += 1
-                if self.server_study is not None and LIAR not in self.server_study._scale.without:
+                if (
+                    self.server_study is not None
+                    and LIAR not in self.server_study.sites.scale.without
+                ):
                     self.server_study.engine.adjourn()
                 await asyncio.sleep(0.1)
 

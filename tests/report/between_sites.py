@@ -105,7 +105,7 @@ async def _play(folder, home, digest, tell, pause):
         go.set()
         go = await gate.at(PAUSE[1])
         sites[-1].resume()
-        while len(sites) - 1 not in one.server_studies[digest].engine.asked:
+        while len(sites) - 1 not in one.server_studies[digest].engine.presence.asked:
             await asyncio.sleep(0.02)
         go.set()
     run = await running

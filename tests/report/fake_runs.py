@@ -7,7 +7,7 @@ import torch
 
 from archipel.algorithms import FedAvg
 from archipel.data import About, Federation
-from archipel.engines.engine import Evaluation
+from archipel.engines.engine import Cause, Evaluation
 from archipel.runs.participation import Cohort
 from archipel.runs.run import Run, Spent
 
@@ -65,7 +65,7 @@ def fake_run(
         sampled = np.sort(rng.choice(parties, max(int(sample * parties), 1), replace=False))
         lost = sampled[rng.random(len(sampled)) < missing].tolist()
         present = np.setdiff1d(sampled, lost)
-        causes = {k: CAUSES[(k + t) % len(CAUSES)] for k in lost}
+        causes = {k: Cause.read(CAUSES[(k + t) % len(CAUSES)]) for k in lost}
         run.participation.append(
             Cohort(sampled, present, np.ones(len(present)), causes, len(present) > 0)
         )

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import archipel as ar
 from archipel.data.shadow import Facts, shadow
-from archipel.engines.engine import ALIKE, SITES, WEIGHTED
+from archipel.engines.engine import ALIKE, SITES, WEIGHTED, Cause
 from archipel.exchange.boxes import has_personal
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report.export import contents
@@ -281,7 +281,7 @@ def test_a_paused_site_received_nothing(played):
     _, read, _, _ = played("untold")
     reached = [cohort.reached for cohort in read.participation]
 
-    assert [cohort.missing for cohort in read.participation][2:4] == [{3: "paused"}] * 2
+    assert [cohort.missing for cohort in read.participation][2:4] == [{3: Cause("paused")}] * 2
     assert reached == [4, 4, 3, 3, 4, 4]
     assert read.spent.down == sum(reached) * read.anatomy.bytes_down
     assert read.scorecard.efficiency.bytes_down_per_party_round == read.anatomy.bytes_down
@@ -293,7 +293,7 @@ def test_a_paused_site_received_nothing(played):
      ("too slow (trains, 5 gradients)", 2), ("diverged", 2), ("not needed", 2)],
 )  # fmt: skip
 def test_who_was_asked_received_the_work(cause, reached):
-    assert Cohort(np.arange(2), np.arange(1), np.ones(1), {1: cause}).reached == reached
+    assert Cohort(np.arange(2), np.arange(1), np.ones(1), {1: Cause.read(cause)}).reached == reached
 
 
 def weak_hospital_leaves(target=None):

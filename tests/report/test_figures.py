@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import archipel as ar
-from archipel.engines.engine import Evaluation
+from archipel.engines.engine import Cause, Evaluation
 from archipel.report.figures import figures, lines_of, save_figures
 from archipel.report.grid import bin_sizes, participation
 from archipel.report.plots import alone_and_together, curve_and_spread
@@ -79,7 +79,7 @@ def test_the_grid_of_many_says_what_a_cell_is(hospitals):
     data = ar.Federation.from_arrays([np.zeros((1, 1))] * 200, [np.zeros(1, int)] * 200, classes=2)
     everybody = np.arange(200)
     rounds = [
-        Cohort(everybody, everybody[50:], np.ones(150), dict.fromkeys(range(50), "away"))
+        Cohort(everybody, everybody[50:], np.ones(150), dict.fromkeys(range(50), Cause("away")))
         for _ in range(400)
     ]
     with styled():

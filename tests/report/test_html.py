@@ -12,6 +12,7 @@ import torch
 
 import archipel as ar
 from archipel.data import About
+from archipel.engines.engine import Cause
 from archipel.report.html import render, write
 from archipel.runs.run import Spent
 from archipel.store.journal import Event
@@ -195,7 +196,7 @@ def test_names_and_texts_from_anywhere_stay_text():
     run = hospitals(data=replace(data, names=names, about=about), dropouts=0.5, quorum=4)
     run.study, run.events = Study(), [Event("2026-01-01T00:00:00", 1, EVIL, EVIL)]
     run.notes, run.environment = [EVIL], {"python": EVIL}
-    run.participation[0].missing[0] = EVIL
+    run.participation[0].missing[0] = Cause("away", EVIL)
 
     text = render(run)
 

@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from archipel.algorithms import FedAvg
+from archipel.engines.engine import Cause
 from archipel.report.frame import Clock, Pace, Still, lines
 from archipel.report.live import LiveView, live_view, picture, render
 from archipel.runs.simulation import simulate
@@ -120,7 +121,7 @@ def test_a_target_that_is_to_be_undercut():
 
 def test_who_is_missing_and_why():
     run = fake_run(names=("north", "south", "east", "west"), missing=0.0)
-    run.participation[-1].missing[1] = "dropped out"
+    run.participation[-1].missing[1] = Cause("dropped out")
 
     text = text_of(run)
     row = next(line for line in text.splitlines() if "south" in line)
@@ -131,7 +132,7 @@ def test_who_is_missing_and_why():
 
 def test_many_parties_are_counted():
     run = fake_run(1000, sample=0.1, missing=0.0)
-    run.participation[-1].missing.update({1: "away", 2: "away", 3: "too slow"})
+    run.participation[-1].missing.update({1: Cause("away"), 2: Cause("away"), 3: Cause("too slow")})
 
     assert "sampled 100 of 1,000 parties · present 97 · away 2 · too slow 1" in text_of(run)
 

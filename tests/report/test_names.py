@@ -11,6 +11,7 @@ from rich.console import Console
 
 import archipel as ar
 from archipel.cli import main
+from archipel.engines.engine import Cause
 from archipel.errors import ArchipelError, clean
 from archipel.report.export import contents, export
 from archipel.report.style import short
@@ -66,7 +67,7 @@ def run():
     )
     made = ar.simulate(ar.FedAvg(lr=0.1), data, rounds=2, plan=ar.Plan("one", 4, 1))
     made.participation[0] = Cohort(
-        np.arange(4), np.array([1, 2, 3]), np.ones(3), {0: "=1+\x1b[2J"}, True
+        np.arange(4), np.array([1, 2, 3]), np.ones(3), {0: Cause("away", "=1+\x1b[2J")}, True
     )
     return made
 
@@ -79,7 +80,7 @@ def test_exported_tables_are_safe_to_open(run):
     assert [row["party"] for row in parties] == [
         '\'=HYPERLINK("http://evil","x")', "'@SUM(1)", "]0;pwned", "'-1 +2",
     ]  # fmt: skip
-    assert answers[0]["cause"] == "'=1+ [2J" and answers[0]["answered"] == "False"
+    assert answers[0]["cause"] == "away (=1+ [2J)" and answers[0]["answered"] == "False"
     assert all(c.isprintable() or c == "\n" for text in files.values() for c in text)
 
 

@@ -11,15 +11,16 @@ import sqlalchemy as sa
 import torch
 
 import archipel as ar
-from archipel.engines.engine import Evaluation
+from archipel.engines.engine import Cause, Evaluation
 from archipel.errors import RunFailed
 from archipel.report.export import contents
 from archipel.runs import recording
+from archipel.runs.loop import entry
 from archipel.runs.participation import Cohort
 from archipel.runs.parts import build_model
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Spent
-from archipel.runs.simulation import Loop, _entry
+from archipel.runs.simulation import build
 from archipel.store.folder import Folder
 from archipel.store.journal import ROSTER, ROUNDS, RUNS
 from archipel.store.registry import Registry
@@ -37,7 +38,7 @@ def database(request):
 def loop_of(data, rounds=6):
     options = {"rounds": rounds, "metric": "auc", "workers": 1}
     model = build_model(None, data, None, 0)
-    return Loop(ar.FedAvg(lr=0.05), data, model, {}, options)
+    return build(ar.FedAvg(lr=0.05), data, model, options)[1]
 
 
 def begin(path, data, database=None):
@@ -63,10 +64,10 @@ def do(run, recorder, cohort, scores=None):
     if scores is not None:
         run.parties = {"auc": torch.tensor(scores, dtype=torch.float64)}
         run.making = {"seconds": run.parties["auc"].clone()}
-        entry = _entry(run.done, run, Evaluation(run.parties, {"auc": 0.7}, {}), None)
+        found = entry(run.done, run, Evaluation(run.parties, {"auc": 0.7}, {}), None)
         cost = {"bytes": {"up": run.spent.up, "down": run.spent.down}, "gradients": 10}
         counts = {"sampled": len(cohort.sampled), "missing": len(cohort.missing)}
-        run.history.append({**entry, **cost, **counts, "seconds": 1.0})
+        run.history.append({**found, **cost, **counts, "seconds": 1.0})
         recorder.evaluated()
         recorder.save_in_time()
 
@@ -95,11 +96,11 @@ def test_parties_join_and_leave(tmp_path, database):
     run, recorder = begin(tmp_path / "a", HEART.select([0, 1]), database)
     do(run, recorder, cohort([0, 1]), [0.6, 0.7])
     run.data = HEART.select([0, 1, 2])
-    recorder.joined()
-    do(run, recorder, cohort([0, 1, 2], {1: "away"}))
+    recording.pad(run)
+    do(run, recorder, cohort([0, 1, 2], {1: Cause("away")}))
     run.data = without(HEART, 1)
-    recorder.joined()
-    do(run, recorder, cohort([0, 2, 3], {0: "silent"}, waited=1, blocked={2: "away"}))
+    recording.pad(run)
+    do(run, recorder, cohort([0, 2, 3], {0: Cause("silent")}, waited=1, blocked={2: Cause("away")}))
     do(run, recorder, cohort([0, 2, 3]), [0.6, np.nan, 0.8, 0.9])
 
     again = read(tmp_path / "a", without(HEART, 1))
@@ -130,7 +131,7 @@ def test_parties_of_a_round_that_is_not_written_are_not_either(tmp_path, databas
     run, recorder = begin(tmp_path / "a", HEART.select([0, 1]), database)
     do(run, recorder, cohort([0, 1]))
     run.data = HEART
-    recorder.joined()
+    recording.pad(run)
 
     assert Folder.open(tmp_path / "a").journal.parties() == 2
 
@@ -142,8 +143,8 @@ def test_reports_of_a_run_that_grew(tmp_path):
     run.elsewhere = {"auc": torch.tensor([0.4, 0.4])}
     recorder.baselines()
     run.folder, run.data = tmp_path / "a", HEART
-    recorder.joined()
-    do(run, recorder, cohort([0, 1, 2, 3], {3: "too slow (asked for work)"}))
+    recording.pad(run)
+    do(run, recorder, cohort([0, 1, 2, 3], {3: Cause("too slow", "asked for work")}))
 
     for each in (run, read(tmp_path / "a", without(HEART, 3))):
         page = each.report().read_text()
@@ -176,10 +177,10 @@ def test_cohorts_do_not_depend_on_the_roster(sampled, written):
 
 def test_uploads_of_a_round_that_did_not_count_are_in_vain():
     sampled = np.arange(4)
-    below = Cohort(sampled, sampled[:0], np.ones(0), {2: "silent"}, counted=False)
+    below = Cohort(sampled, sampled[:0], np.ones(0), {2: Cause("silent")}, counted=False)
     again = recording._cohort_of_json(recording._cohort_to_json(below), {})
 
-    assert again.present.tolist() == [] and again.missing == {2: "silent"}
+    assert again.present.tolist() == [] and again.missing == {2: Cause("silent")}
     assert not again.counted
 
 
@@ -193,7 +194,7 @@ def test_rounds_of_a_million_share_their_parties():
 
 def test_a_journal_of_version_1_is_read(tmp_path):
     run, recorder = begin(tmp_path / "a", without(HEART, 1))
-    do(run, recorder, cohort([0, 2, 3], {2: "away"}))
+    do(run, recorder, cohort([0, 2, 3], {2: Cause("away")}))
     with Folder.open(tmp_path / "a").journal._transaction() as connection:
         connection.execute(sa.update(ROUNDS).values(sampled="all"))
         connection.execute(sa.update(RUNS).values(version=1))
@@ -228,7 +229,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, database):
             stop = at_three
         with folder, loop.engine:
             loop.recorder = Recorder(folder, run, loop.engine.state, 0.0)
-            loop.recorder.event("started", f"after round {run.done}")
+            run.event("started", f"after round {run.done}")
             loop.go(stop, None)
 
     again = read(tmp_path / "a", HEART)
@@ -255,7 +256,7 @@ def test_large_and_odd_numbers_are_kept(tmp_path, database):
 def test_runs_share_a_database(tmp_path, database):
     runs = [begin(tmp_path / name / "same", HEART, database) for name in ("a", "b")]
     for (run, recorder), sampled in zip(runs, ([0, 1], [2, 3]), strict=True):
-        recorder.event("started", str(sampled))
+        run.event("started", str(sampled))
         do(run, recorder, cohort(sampled), [0.1, 0.2, 0.3, sampled[0]])
 
     for name, (run, _) in zip(("a", "b"), runs, strict=True):

@@ -9,6 +9,7 @@ about, and one that asks for single uploads is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,8 +58,8 @@ class Summed(Around):
             if message.asks & {"stack", "n"}:
                 raise ArchipelError(
                     f"wire.sum = {type(how).__name__}: {inner.name} looks at single uploads "
-                    "(uploads.stack() or uploads.n); take an algorithm that needs their mean alone, "
-                    'or wire.sum = "plain".'
+                    "(uploads.stack() or uploads.n); take an algorithm that needs their mean "
+                    'alone, or wire.sum = "plain".'
                 )
 
     def broadcast(self, shared: Any, t: int) -> Any:
@@ -68,17 +69,16 @@ class Summed(Around):
     def party(self, me: Any, *states: Any) -> Any:
         talk = Talk(self.inner.party(me, *states))
         for number, message in enumerate(self._messages):
-            last = talk.ended
-            upload, own = (
-                pair(f"{self.name}.party", "upload, own", talk.said) if last else (talk.said, None)
-            )
-            x = self._terms(me, message.asks, upload, message.sent)
-            said = Talk(one_by_one(me, lambda one, row: self._how.party(one, row, number), x))  # noqa: B023
-            while not said.ended:
-                said.send((yield said.said))
+            last, upload, own = talk.ended, talk.said, None
             if last:
-                return said.said, own
-            talk.send((yield said.said))
+                upload, own = pair(f"{self.name}.party", "upload, own", talk.said)
+            x = self._terms(me, message.asks, upload, message.sent)
+            how = Talk(one_by_one(me, partial(self._how.party, number=number), x))
+            while not how.ended:
+                how.send((yield how.said))
+            if last:
+                return how.said, own
+            talk.send((yield how.said))
         raise AssertionError("a party sends as often as its anatomy says")
 
     def _terms(self, me: Any, asks: frozenset[Ask], upload: Any, form: Any) -> Vectors:

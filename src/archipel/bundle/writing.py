@@ -31,7 +31,7 @@ from archipel.models.losses import LOSSES, Weighted
 from archipel.models.model import Model
 from archipel.plain import plain
 from archipel.runs.run import Run
-from archipel.runs.simulation import Loop
+from archipel.runs.simulation import build
 from archipel.store.folder import Folder
 from archipel.study import plugins
 from archipel.study.file import Study
@@ -202,7 +202,7 @@ def _of_party(run: Run, source: Source, k: int) -> Source:
     if int(data.n[k]) == 0:
         raise ArchipelError(f"--party {name}: has no training point, so no model of its own.")
     options: Any = {**source.study.options(), "plan": run.plan, "workers": 1}
-    engine = Loop(run.algorithm, data, run.task_model, {}, options).engine
+    engine, _ = build(run.algorithm, data, run.task_model, options)
     assert run.folder is not None
     folder = Folder(run.folder)
     engine.restore(folder.load_checkpoint(folder.journal.row()["done"]))

@@ -27,7 +27,7 @@ from archipel.metrics import PRIMARY
 from archipel.models import default_model
 from archipel.plain import plain
 from archipel.runs.run import Run
-from archipel.runs.simulation import Loop, Options, Watch, simulate
+from archipel.runs.simulation import Options, Watch, build, simulate
 from archipel.store.files import write
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study.file import Study, changed
@@ -132,9 +132,9 @@ def check(plan: Design, workers: int | None = None) -> None:
     data = chosen(plan.entries[0].study, {}, seed).federation()
     for entry in plan.entries:
         study = chosen(entry.study, {}, seed)
-        Loop(
-            study.algorithm_object, data, study.build_model(data), {}, _options(study, workers)
-        ).engine.close()
+        model = study.build_model(data)
+        engine, _ = build(study.algorithm_object, data, model, _options(study, workers))
+        engine.close()
 
 
 class _Work:

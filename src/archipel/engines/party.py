@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, shake_256
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,9 @@ class LocalParty:
     mixed: list[Tensor] | None = None  # what was mixed so far; where somebody asks
     secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
     each: bool = False  # whether the last reply of the round was a row to each party
-    private: bool = False  # whether noise is the operating system's; else of the seed, and repeats
+    hides: bool = False  # whether the algorithm has asked for a secret
+    private: bool = False  # whether noise is of the round's secrets; else of the seed, and repeats
+    heard: Callable[[], bytes] = bytes  # names what came so far: after other words, other noise
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
@@ -217,32 +219,44 @@ class LocalParty:
         return self._normal(like, "normal", self._noise_drawn)
 
     def noise(self, like: Vector) -> Vector:
+        """After a crash the same is drawn, since it is a stream of the round's secrets."""
         self._noise_drawn += 1
         if not self.private:
             return self._normal(like, "noise", self._noise_drawn)
-        drawn = np.frombuffer(os.urandom(8 * like.numel()), np.uint64) >> np.uint64(11)
-        uniform = torch.from_numpy((drawn.astype(np.float64) + 0.5) * 2.0**-53)
-        return (2**0.5 * torch.erfinv(2 * uniform - 1)).to(like.dtype).view(like.shape)
+        inner, purpose = self._inner(like), b"noise %d " % self._noise_drawn + self.heard()
+        drawn = [shake_256(key).digest(8 * prod(inner)) for key in self._secrets_for(purpose)]
+        bits = np.frombuffer(b"".join(drawn), np.uint64) >> np.uint64(12)
+        uniform = torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-52)
+        return self._by_party((2**0.5 * torch.erfinv(2 * uniform - 1)).to(like.dtype), inner)
 
     def _normal(self, like: Vector, purpose: str, count: int) -> Vector:
-        size = like.shape[-1]
+        inner = self._inner(like)
         draws = [
-            rng.generator(self.seed, self.round, int(k), purpose, count).standard_normal(size)
+            rng.generator(self.seed, self.round, int(k), purpose, count).standard_normal(inner)
             for k in self.ids
         ]
-        noise = torch.from_numpy(np.stack(draws)).to(like.dtype)
-        return noise.view(*self.lead[-1:], size).expand(*self.lead, size)
+        return self._by_party(torch.from_numpy(np.stack(draws)).to(like.dtype), inner)
+
+    def _inner(self, like: Tensor) -> tuple[int, ...]:
+        """The shape of one party's tensor, of one that may have parties first."""
+        return tuple(like.shape[min(len(self.lead), like.dim() - 1) :])
+
+    def _by_party(self, rows: Tensor, inner: tuple[int, ...]) -> Tensor:
+        """Rows of the parties as `[..., *inner]`: alike across a sweep."""
+        return rows.view(*self.lead[-1:], *inner).expand(*self.lead, *inner)
 
     def secret(self, purpose: str) -> Tensor:
+        self.hides = True
+        rows = b"".join(self._secrets_for(b"secret " + purpose.encode()))
+        return self._by_party(torch.frombuffer(bytearray(rows), dtype=torch.uint8), (32,))
+
+    def _secrets_for(self, purpose: bytes) -> list[bytes]:
+        """32 bytes of each party."""
         if self.secrets is None:
             drawn = bytearray(os.urandom(32 * len(self.ids)))
             self.secrets = torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
-        rows = [
-            blake2b(purpose.encode(), key=row.numpy().tobytes(), digest_size=32).digest()
-            for row in self.secrets
-        ]
-        found = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
-        return found.view(*self.lead[-1:], 32).expand(*self.lead, 32)
+        keys = [row.numpy().tobytes() for row in self.secrets]
+        return [blake2b(purpose, key=key, digest_size=32).digest() for key in keys]
 
     def sender(self, number: int) -> Sender:
         """These parties as both ends of message `number` know them."""

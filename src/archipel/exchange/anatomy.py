@@ -77,6 +77,28 @@ def sized(form: Any, growths: Growths, m: int) -> Any:
     return tree_map(one, form)
 
 
+def fits_cohort(form: Any, growths: Growths, tensors: Sequence[Tensor], most: int) -> bool:
+    """Whether tensors have a message's form; an axis that grows is right for up to `most`."""
+    wanted = leaves(form)
+    grown = growths or [None] * len(wanted)
+    return len(wanted) == len(tensors) and all(
+        found.dtype == one.dtype
+        and found.dim() == one.dim()
+        and found.shape == shape_of(one, growth, found)
+        and (growth is None or found.shape[growth.axis] <= growth.per * most + growth.plus)
+        for one, growth, found in zip(wanted, grown, tensors, strict=True)
+    )
+
+
+def shape_of(one: Tensor, growth: Growth | None, found: Tensor) -> tuple[int, ...]:
+    """The shape of one party's tensor; the axis that grows has the size that it came with."""
+    if growth is None:
+        return tuple(one.shape)
+    shape = list(one.shape)
+    shape[growth.axis] = found.shape[growth.axis - one.dim()]
+    return tuple(shape)
+
+
 class OnWire(NamedTuple):
     """What messages pass, as Python writes it: for those who read what was done."""
 
@@ -127,8 +149,10 @@ class Anatomy(NamedTuple):
 class Probe:
     """Some equal uploads that remember what was asked of them."""
 
-    def __init__(self, upload: Any, parties: int, cohort: int, me: int = 0) -> None:
-        self.parties, self.sampled = parties, cohort
+    def __init__(
+        self, upload: Any, parties: int, cohort: int, dtype: torch.dtype, me: int = 0
+    ) -> None:
+        self.parties, self.sampled, self._dtype = parties, cohort, dtype
         self.present = torch.arange(me, me + cohort)
         self.asks: set[Ask] = set()
         self._upload = upload
@@ -136,7 +160,7 @@ class Probe:
     @property
     def n(self) -> Tensor:
         self.asks.add("n")
-        return torch.ones(self.sampled)
+        return torch.ones(self.sampled, dtype=self._dtype)
 
     def mean(self, by_examples: bool = False) -> Any:
         self.asks.add("mean by examples" if by_examples else "mean")
@@ -184,7 +208,7 @@ def _walk(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int) -> Anat
             same_form(f"the own state {name}.party", own, after)
         payload = tree_map(Tensor.detach, payload)
         upload = boxes.receive(len(messages), me.sender(len(messages)), payload)
-        probe = Probe(upload, parties, cohort, number_of)
+        probe = Probe(upload, parties, cohort, w.dtype, number_of)
         if at_server is None:
             at_server = Talk(boxes.server(shared, probe))
         else:
@@ -260,7 +284,7 @@ def _asked(boxes: Boxes, me: Party, shared: Any, own: Any, w: Vector) -> tuple[M
                 "answers it at the server."
             )
         upload = tree_map(Tensor.detach, talk.said)
-        probe = Probe(upload, 1, 1)
+        probe = Probe(upload, 1, 1, w.dtype)
         reply, each = one_of(boxes.advise(shared, probe))
         messages.append(Message(upload, frozenset(probe.asks), reply, each))
         talk.send(reply)

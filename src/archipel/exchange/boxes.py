@@ -51,7 +51,7 @@ class Boxes:
         return self.algorithm.server(shared, uploads)
 
     def receive(self, number: int, them: Sender, payload: Any) -> Any:
-        """Message `number` as it came, `[..., q]`, to the upload that it stands for: before a sum."""
+        """The upload that message `number` stands for, as it came: before any sum."""
         return payload
 
     def personal(self, me: Party, shared: Any, own: Any) -> Any:

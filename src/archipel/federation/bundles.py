@@ -16,7 +16,7 @@ from archipel.data.features import Features
 from archipel.data.federation import Federation
 from archipel.engines.network.party_state import Learnt, PartyState
 from archipel.errors import ArchipelError
-from archipel.exchange.boxes import is_peer
+from archipel.exchange.boxes import Boxes, is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.federation import scale
 from archipel.federation.site.binding import schema_of
@@ -49,7 +49,7 @@ def of_run(run: Run, party: str | None = None) -> Source:
             f"--party {party}: sites' own models are at the sites; there, 'archipel site "
             "personalise' writes a bundle."
         )
-    if keep_own(run.algorithm, run.task_model):
+    if keep_own(Boxes(run.algorithm), run.task_model):
         raise ArchipelError(
             f"run '{run.name}': every site keeps its own statistics of BatchNorm (model.statistics "
             "= \"own\"); there, 'archipel site personalise' writes a bundle."
@@ -85,13 +85,12 @@ def of_site(
 
     None where the site predicts by more than a model: its rows go into no bundle.
     """
-    described, algorithm = site.site_studies.read(study), party_state.algorithm
-    if hasattr(algorithm, "predict"):
+    described, boxes = site.site_studies.read(study), party_state.boxes
+    if boxes.has_predict:
         return None
-    peer = is_peer(algorithm)
-    own = peer or party_state.has_personal
+    own = boxes.peer or boxes.has_personal
     has_own_buffers = bool(len(party_state.model.running)) and (
-        own or keep_own(algorithm, party_state.model)
+        own or keep_own(boxes, party_state.model)
     )
     statistics = AVERAGED if len(party_state.model.running) else ""
     source = Source(
@@ -108,7 +107,7 @@ def of_site(
         party_state.score(model, rounds),
         party=site.name if own or has_own_buffers else None,
         statistics=f"{site.name}'s own" if has_own_buffers else statistics,
-        together=_AMONG_PEERS if peer else _TOGETHER,
+        together=_AMONG_PEERS if boxes.peer else _TOGETHER,
     )
     folder = site.site_studies.folder(study) / "bundle"
     write(source, folder, again=True)

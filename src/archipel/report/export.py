@@ -95,7 +95,7 @@ def _participation(run: Run) -> Iterable[Sequence[Any]]:
     yield ["round", "party", "answered", "cause", "counted"]
     for t, cohort in enumerate(run.participation, 1):
         for k in cohort.sampled.tolist():
-            cause = cohort.missing.get(k, "")
+            cause = str(cohort.missing.get(k, ""))
             yield [t, run.data.name(k), not cause, cause, cohort.counted]
 
 

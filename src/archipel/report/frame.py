@@ -15,7 +15,6 @@ from archipel.errors import clean
 from archipel.metrics import SHARES, larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
 from archipel.runs.history import absent
-from archipel.runs.participation import kind
 from archipel.scorecard.words import metric_name, number
 
 if TYPE_CHECKING:
@@ -322,7 +321,7 @@ def _each(still: Still, width: int) -> list[Line]:
 
 def _mark(k: int, cohort: Cohort, asked: set[int]) -> tuple[str, str]:
     if k in cohort.missing:
-        return CAUSES.get(kind(cohort.missing[k]), OTHER)
+        return CAUSES.get(cohort.missing[k].why, OTHER)
     if k not in asked:
         return _UNASKED
     return _HERE if cohort.counted else _UNUSED
@@ -331,7 +330,7 @@ def _mark(k: int, cohort: Cohort, asked: set[int]) -> tuple[str, str]:
 def _state(k: int, cohort: Cohort, asked: set[int], idle: str) -> tuple[str, str]:
     if k in cohort.missing:
         cause = cohort.missing[k]
-        return f"missing: {clean(cause)}", CAUSES.get(kind(cause), OTHER)[1]
+        return f"missing: {clean(str(cause))}", CAUSES.get(cause.why, OTHER)[1]
     if k not in asked:
         return idle, AXIS
     return ("present", TOGETHER) if cohort.counted else ("below quorum", ALONE)
@@ -343,8 +342,8 @@ def _counts(still: Still, width: int) -> list[Line]:
         (f"sampled {len(last.sampled):,} of {_parties(data.training)}", ""),
         (f"present {_present(last):,}", TOGETHER),
     ]
-    for cause, count in Counter(map(kind, last.missing.values())).most_common(3):
-        phrases.append((f"{clean(cause)} {count:,}", CAUSES.get(cause, OTHER)[1]))
+    for why, count in Counter(cause.why for cause in last.missing.values()).most_common(3):
+        phrases.append((f"{why} {count:,}", CAUSES.get(why, OTHER)[1]))
     if not last.counted:
         phrases.append(("below quorum: not counted", f"bold {BAD}"))
     word = " present"

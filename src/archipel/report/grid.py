@@ -14,7 +14,6 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from archipel.report.style import AMBER, GREY, INK, ORANGE, PINK, RULE, SKY, bare, short
-from archipel.runs.participation import kind
 from archipel.runs.run import Run
 
 PARTIES, ROUNDS = 60, 300  # cells of their own up to here
@@ -51,7 +50,7 @@ def participation(run: Run) -> Figure | None:
 def _cells(run: Run) -> Figure:
     """One cell per party and round, coloured by what happened."""
     count, rounds = run.data.training, run.done
-    seen = Counter(kind(cause) for cohort in run.participation for cause in cohort.missing.values())
+    seen = Counter(cause.why for cohort in run.participation for cause in cohort.missing.values())
     known = [cause for cause in _CAUSES if cause in seen]
     others = sorted(set(seen) - set(known))
     kinds = ["present", *known, *others]
@@ -59,7 +58,7 @@ def _cells(run: Run) -> Figure:
     for t, cohort in enumerate(run.participation):
         code[cohort.sampled, t] = 0
         for k, cause in cohort.missing.items():
-            code[k, t] = kinds.index(kind(cause))
+            code[k, t] = kinds.index(cause.why)
     figure, axes = _canvas(count, rounds)
     axes.hlines(np.arange(count), 0.5, rounds + 0.5, color=RULE, lw=0.8, zorder=0)
     colours = {"present": SKY, **_CAUSES}

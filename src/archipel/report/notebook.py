@@ -35,7 +35,6 @@ from archipel.report.frame import (
     title,
 )
 from archipel.report.style import GREY, short, styled
-from archipel.runs.participation import kind
 from archipel.scorecard.words import number
 
 if TYPE_CHECKING:
@@ -212,8 +211,7 @@ def _codes(cohorts: list[Cohort], parties: int, kinds: list[str]) -> NDArray[np.
     for t, cohort in enumerate(cohorts):
         codes[cohort.sampled, t] = 1
         for k, cause in cohort.missing.items():
-            why = kind(cause)
-            codes[k, t] = kinds.index(why) if why in kinds else len(kinds)
+            codes[k, t] = kinds.index(cause.why) if cause.why in kinds else len(kinds)
     return codes
 
 

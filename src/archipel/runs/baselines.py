@@ -2,7 +2,7 @@
 """What learning together is compared with: every party alone, and all data in one place.
 
 A comparison is fair if either side is done well. Where the model is linear, pooled data are solved
-(`archipel.runs.solving`), and of numbers each party's, too: what a statistician would do with all tables
+(`runs.solving`), and of numbers each party's, too: what a statistician would do with all tables
 or one at hand. Classes at a party alone are trained: with few points, training that stops in time
 is better than the solution. What is not solved gets the budget of the federated run - a party alone
 trains as often as it was expected to be sampled, pooled training passes over as many examples in

@@ -98,7 +98,7 @@ def _commonest(run: Run) -> tuple[float, int]:
 
 def _left_out(run: Run) -> list[str]:
     rounds = [
-        sum("diverged" in cause for cause in cohort.missing.values())
+        sum(cause.why in ("diverged", "diverged before") for cause in cohort.missing.values())
         for cohort in run.participation
     ]
     if not any(rounds):

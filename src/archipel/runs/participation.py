@@ -5,39 +5,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from archipel import rng
+from archipel.engines.engine import Cause, Floats
 from archipel.errors import ArchipelError, BelowQuorum, unknown
 from archipel.rng import Ints
 
-Floats = NDArray[np.float64]
 Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
 
 _WAITS = 1000  # of one round, at most
-DIVERGED = "diverged"  # the cause of those whose numbers others cannot use
-# Why a party is missing, and whether it was sent the round's work. What follows such a word in a
-# cause is for people: what it did last, or why it says that it is away.
-CAUSES = {
-    "not needed": True,
-    "dropped out": True,
-    "too slow": True,
-    "silent": True,
-    "diverged before": False,
-    DIVERGED: True,
-    "refused": True,
-    "paused": False,
-    "declined": False,
-    "left": False,
-    "revoked": False,
-    "away": False,
-}
 
 
 class Cohort(NamedTuple):
@@ -46,29 +29,35 @@ class Cohort(NamedTuple):
     sampled: Ints
     present: Ints  # those that will send something
     effort: Floats  # of the present ones: in [0, 1) for a straggler, else 1
-    missing: dict[int, str]  # party -> cause
+    missing: dict[int, Cause]
     counted: bool = True  # False below the quorum: the round changes nothing
     waited: int = 0  # how often the round was tried before
-    blocked: Mapping[int, str] = {}  # who was missing at the last of these tries
+    blocked: Mapping[int, Cause] = {}  # who was missing at the last of these tries
+    answers: Ints | None = None  # how many messages each present one answers; None: all of them
 
     @property
     def reached(self) -> int:
         """How many were sent the round's work: not who was away, paused, had left or was revoked.
 
-        >>> Cohort(np.arange(3), np.arange(1), np.ones(1), {1: "paused", 2: "too slow"}).reached
+        >>> missing = {1: Cause("paused"), 2: Cause("too slow")}
+        >>> Cohort(np.arange(3), np.arange(1), np.ones(1), missing).reached
         2
         """
-        asked = sum(CAUSES[kind(cause)] for cause in self.missing.values())
+        asked = sum(cause.reached for cause in self.missing.values())
         return len(self.sampled) - len(self.missing) + asked
 
-
-def kind(cause: str) -> str:
-    """Why a party is missing, as one of `CAUSES`: "away" where a site says it in its own words.
-
-    >>> kind("silent (trains, 512 gradients)"), kind("the disk is full")
-    ('silent', 'away')
-    """
-    return next((word for word in CAUSES if re.match(rf"{word}\b", cause)), "away")
+    def without(self, lost: Mapping[int, Cause], needed: int) -> Cohort:
+        """The same after the round, in which these were lost and so many were needed."""
+        if not lost:
+            return self._replace(answers=None)
+        left = ~np.isin(self.present, list(lost))
+        return self._replace(
+            present=self.present[left],
+            effort=self.effort[left],
+            missing=self.missing | dict(lost),
+            counted=int(left.sum()) >= needed,
+            answers=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +77,7 @@ class Participation:
     late_joiners: bool = True  # between institutions: whether sites may join after the first round
     # what happens to a simulation's parties
     dropouts: float = 0.0  # chance that a sampled party does not answer
+    lost: float = 0.0  # chance that a party is lost between two messages of a round
     stragglers: float = 0.0  # share of a round's parties that do not finish
     availability: float | str = 1.0  # chance to be there, or "day:24": half of every 24 rounds
     away: Away = field(default_factory=dict)
@@ -103,7 +93,7 @@ class Participation:
                     f"{name} = {value}: give a rate between 0 and 1, or a whole number of "
                     f"parties from {least}."
                 )
-        for name in ("dropouts", "stragglers", "availability"):
+        for name in ("dropouts", "lost", "stragglers", "availability"):
             value = getattr(self, name)
             if not isinstance(value, str) and not 0 <= value <= 1:
                 raise ArchipelError(f"{name} = {value}: give a share between 0 and 1.")
@@ -122,6 +112,12 @@ class Participation:
                 f"availability = '{self.availability}': give a share between 0 and 1, or "
                 "'day:24' for parties that are there half of every 24 rounds."
             )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Participation:
+        """What a run's options say of it, those that are not None."""
+        names = {each.name for each in fields(cls)}
+        return cls(**{k: v for k, v in options.items() if k in names and v is not None})
 
     def count(self, parties: int) -> int:
         """How many of the parties a round samples."""
@@ -149,17 +145,19 @@ class Participation:
         keeps_partial_work: bool = False,
         work: Floats | None = None,
         clock: int | None = None,
+        messages: int = 1,
     ) -> Cohort:
         """Draw round t's parties, uniformly without replacement, in ascending order.
 
         `work` is how many examples each eligible party would work through; `clock` is the time,
-        which runs ahead of t once a round was waited for.
+        which runs ahead of t once a round was waited for; `messages` are those that a party sends.
         """
         clock = t if clock is None else clock
-        waited, blocked = 0, dict[int, str]()
+        waited, blocked = 0, dict[int, Cause]()
         while True:
             cohort = self._attempt(eligible, seed, t, clock + waited, keeps_partial_work, work)
-            cohort = cohort._replace(waited=waited, blocked=blocked)
+            answers = self._answers(cohort.present, seed, clock + waited, messages)
+            cohort = cohort._replace(waited=waited, blocked=blocked, answers=answers)
             if cohort.counted or self.on_missing == "continue":
                 return cohort
             self.may_wait(t, cohort, len(eligible))
@@ -170,7 +168,7 @@ class Participation:
         if self.on_missing != "abort" and cohort.waited < _WAITS:
             return
         waited = cohort.waited
-        causes = ", ".join(sorted(set(cohort.missing.values()))) or "too few are sampled"
+        causes = ", ".join(sorted(set(map(str, cohort.missing.values())))) or "too few are sampled"
         raise BelowQuorum(
             f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
             f"({causes}), below the quorum of {self.needed(eligible)}"
@@ -190,9 +188,9 @@ class Participation:
     ) -> Cohort:
         count = self.count(len(eligible))
         sampled, here = self.ask(eligible, seed, t, self._here(eligible, seed, clock))
-        missing = dict.fromkeys(sampled[~here].tolist(), "away")
+        missing = dict.fromkeys(sampled[~here].tolist(), Cause("away"))
         stays = here & (_draws(seed, clock, "dropouts", sampled) >= self.dropouts)
-        missing |= dict.fromkeys(sampled[here & ~stays].tolist(), "dropped out")
+        missing |= dict.fromkeys(sampled[here & ~stays].tolist(), Cause("dropped out"))
 
         late = np.zeros(len(sampled), bool)
         late[
@@ -207,7 +205,7 @@ class Participation:
             effort = np.minimum(effort, in_time)
         if not keeps_partial_work:
             slow = stays & (effort < 1)
-            missing |= dict.fromkeys(sampled[slow].tolist(), "too slow")
+            missing |= dict.fromkeys(sampled[slow].tolist(), Cause("too slow"))
             stays &= ~slow
 
         if stays.sum() > count:  # the first to finish count
@@ -215,12 +213,22 @@ class Participation:
             first = np.flatnonzero(stays)[np.argsort(order[stays], kind="stable")[:count]]
             spare = stays.copy()
             spare[first] = False
-            missing |= dict.fromkeys(sampled[spare].tolist(), "not needed")
+            missing |= dict.fromkeys(sampled[spare].tolist(), Cause("not needed"))
             stays &= ~spare
         counted = int(stays.sum()) >= self.needed(len(eligible))
         if stays.all():  # nothing to copy
             return Cohort(sampled, sampled, _whole(effort), missing, counted)
         return Cohort(sampled, sampled[stays], _whole(effort[stays]), missing, counted)
+
+    def _answers(self, present: Ints, seed: int, clock: int, messages: int) -> Ints | None:
+        """How many messages each party answers before it is lost; None where nobody is."""
+        if not self.lost or messages < 2:
+            return None
+        answers = np.full(len(present), messages)
+        for number in range(messages - 1, 0, -1):
+            draws = _draws(seed, clock, f"lost after message {number}", present)
+            answers[draws < self.lost] = number
+        return answers if (answers < messages).any() else None
 
     def ask(
         self, eligible: Ints, seed: int, t: int, here: NDArray[np.bool_]

@@ -19,7 +19,6 @@ from archipel.graphs import topology as topology_of
 from archipel.models.losses import Loss, balanced, default_loss, weighted
 from archipel.models.losses import loss as loss_of
 from archipel.models.model import Model, Statistics
-from archipel.runs.participation import Away, absences
 
 ClassWeights = Sequence[float] | Literal["balanced"]
 
@@ -94,8 +93,3 @@ def build_topology(topology: str | Topology | None, fed: Federation, seed: int) 
     if not isinstance(topology, str):
         raise ArchipelError(f"topology = {topology!r}: give a name such as 'ring'.")
     return topology_of(topology, fed.training, seed)
-
-
-def build_away(away: Mapping[str, str] | None, fed: Federation) -> Away:
-    """Return who is away in which rounds, by number, from `{"Cleveland": "11-20"}`."""
-    return {fed.index(name): absences(rounds) for name, rounds in (away or {}).items()}

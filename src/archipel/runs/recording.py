@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from archipel.data.federation import Federation
-from archipel.engines.engine import Evaluation
+from archipel.engines.engine import Cause, Evaluation
 from archipel.engines.local.pool import cores
 from archipel.engines.plan import Plan
 from archipel.errors import BelowQuorum
@@ -30,7 +30,6 @@ from archipel.runs.participation import Cohort
 from archipel.runs.run import Description, Run, Spent
 from archipel.store.files import now
 from archipel.store.folder import Folder
-from archipel.store.journal import Event
 
 State = Callable[[], Mapping[str, Tensor]]
 
@@ -112,16 +111,6 @@ class Recorder:
         self.rounds = run.done  # on the disk
         folder.forget_checkpoints(but=run.done)
 
-    def event(self, kind: str, text: str) -> None:
-        self._run.events.append(Event(now(), self._run.done, kind, text))
-
-    def joined(self) -> None:
-        """The run's data has more parties now, after those it had; numbers stay.
-
-        The next commit enters them in the roster.
-        """
-        _pad(self._run)
-
     def baselines(self) -> None:
         """Write down what the run is compared with."""
         found = self._run.baselines
@@ -187,7 +176,7 @@ class Recorder:
         run = self._run
         run.state = state
         self._take_notes()
-        self.event(state, text)
+        self._run.event(state, text)
         if run.done and run.vector.numel():  # peers keep their models to themselves
             facts = {"run": run.name, "round": str(run.done), "algorithm": repr(run.algorithm)}
             if (unit := run.data.features.target) is not None:  # of the network's output
@@ -200,14 +189,15 @@ class Recorder:
         if isinstance(error, BelowQuorum):  # between two rounds
             self.save()
         self._run.state = "failed"
-        event = Event(now(), self._run.done, "failed", str(error) or type(error).__name__)
-        self._run.events.append(event)
-        self._folder.journal.commit({"state": "failed", "ended": now()}, events=[event])
+        self._run.event("failed", str(error) or type(error).__name__)
+        self._folder.journal.commit(
+            {"state": "failed", "ended": now()}, events=self._run.events[-1:]
+        )
 
     def _take_notes(self) -> None:
         """Make an event of every new note."""
         for note in self._run.notes[self._notes :]:
-            self.event("note", note)
+            self._run.event("note", note)
         self._notes = len(self._run.notes)
 
     def _commit(self, row: Mapping[str, Any]) -> None:
@@ -250,7 +240,7 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
         by_metric = _after(f"{name} ", parties)
         run.baselines[name] = Evaluation(by_metric, level["pooled"], level["new"])
     run.elsewhere = _after("elsewhere ", parties)
-    _pad(run)
+    pad(run)
     return folder.load_checkpoint(row["done"]) if row["done"] else {}
 
 
@@ -258,8 +248,11 @@ def _after(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
 
 
-def _pad(run: Run) -> None:
-    """Give NaN to parties that joined after something was measured."""
+def pad(run: Run) -> None:
+    """Give NaN to parties that joined after something was measured; numbers stay.
+
+    The next commit enters them in the roster.
+    """
     count = run.data.parties
     for found in (
         run.parties,
@@ -276,18 +269,29 @@ def _pad(run: Run) -> None:
 def _cohort_to_json(cohort: Cohort) -> dict[str, Any]:
     slow = np.flatnonzero(cohort.effort < 1)
     late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
-    missing = dict(cohort.missing)
+    missing = _causes_to_json(cohort.missing)
     if len(cohort.present) + len(missing) < len(cohort.sampled):
-        known = [*cohort.present.tolist(), *missing]
-        missing |= dict.fromkeys(np.setdiff1d(cohort.sampled, known).tolist(), "")
+        known = [*cohort.present.tolist(), *cohort.missing]
+        unknown = np.setdiff1d(cohort.sampled, known)
+        missing |= dict.fromkeys(map(str, unknown.tolist()), "")
     return {
         "sampled": _sampled_to_json(cohort.sampled),
-        "missing": {str(k): cause for k, cause in missing.items()},
+        "missing": missing,
         "late": late,
         "counted": cohort.counted,
         "waited": cohort.waited,
-        "blocked": {str(k): cause for k, cause in cohort.blocked.items()},
+        "blocked": _causes_to_json(cohort.blocked),
     }
+
+
+def _causes_to_json(causes: Mapping[int, Cause]) -> dict[str, str]:
+    return {str(k): str(cause) for k, cause in causes.items()}
+
+
+def _causes_of_json(causes: Mapping[str, str]) -> dict[int, Cause]:
+    """Who was missing; parties of which nothing is said took no part, and are not among them."""
+    read = {text: Cause.read(text) for text in set(causes.values())}  # a million say the same
+    return {int(k): read[text] for k, text in causes.items() if text}
 
 
 def _sampled_to_json(sampled: Ints) -> list[int] | str:
@@ -315,13 +319,13 @@ def _sampled_of_json(sampled: list[int] | str, known: dict[str, Ints]) -> Ints:
 
 def _cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
     sampled = _sampled_of_json(row["sampled"], known)
-    absent = {int(k): cause for k, cause in row["missing"].items()}
-    present = sampled[~np.isin(sampled, list(absent))] if absent else sampled
-    missing = {k: cause for k, cause in absent.items() if cause}
+    absent = [int(k) for k in row["missing"]]
+    present = sampled[~np.isin(sampled, absent)] if absent else sampled
+    missing = _causes_of_json(row["missing"])
     effort: Any = np.broadcast_to(1.0, present.shape)
     if row["late"]:
         effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
-    blocked = {int(k): cause for k, cause in row["blocked"].items()}
+    blocked = _causes_of_json(row["blocked"])
     return Cohort(sampled, present, effort, missing, row["counted"], row["waited"], blocked)
 
 

@@ -25,6 +25,7 @@ from archipel.models.units import InUnits
 from archipel.runs import divergence
 from archipel.runs.history import Round, absent, rounds_to, spread
 from archipel.runs.participation import Cohort
+from archipel.store.files import now
 from archipel.store.journal import Event
 from archipel.tree import leaves, nbytes
 
@@ -128,6 +129,10 @@ class Run:
     def done(self) -> int:
         """Rounds done."""
         return len(self.participation)
+
+    def event(self, kind: str, text: str) -> None:
+        """Note what happened, and when."""
+        self.events.append(Event(now(), self.done, kind, text))
 
     @property
     def model(self) -> nn.Module:
@@ -314,7 +319,7 @@ class Run:
                 "round": t,
                 "sampled": len(cohort.sampled),
                 "arrived": len(cohort.present),
-                "missing": {self.data.name(k): cause for k, cause in cohort.missing.items()},
+                "missing": {self.data.name(k): str(cause) for k, cause in cohort.missing.items()},
                 "counted": cohort.counted,
                 "waited": cohort.waited,
             }

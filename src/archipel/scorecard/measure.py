@@ -20,7 +20,6 @@ from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.metrics import larger_is_better
 from archipel.models.model import Model
 from archipel.runs.history import absent, spread
-from archipel.runs.participation import kind
 from archipel.runs.run import Run
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
@@ -179,8 +178,8 @@ def flops_of_one_gradient(model: Model, x: Tensor) -> tuple[int, str]:
 
 
 def _robustness(run: Run) -> Robustness:
-    causes = Counter(
-        kind(cause) for cohort in run.participation for cause in cohort.missing.values()
+    causes = Counter[str](
+        cause.why for cohort in run.participation for cause in cohort.missing.values()
     )
     spare = causes.pop(SPARE, 0)
     sampled = sum(len(cohort.sampled) for cohort in run.participation)
@@ -215,7 +214,7 @@ def _longest_absence(run: Run) -> tuple[int, str | None]:
     streak = np.zeros(run.data.parties, np.int64)
     longest, who = 0, None
     for cohort in run.participation:
-        missing = [k for k, cause in cohort.missing.items() if cause != SPARE]
+        missing = [k for k, cause in cohort.missing.items() if cause.why != SPARE]
         before = streak[missing] + 1
         streak[cohort.sampled] = 0
         streak[missing] = before

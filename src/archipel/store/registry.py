@@ -202,8 +202,8 @@ class Registry:
             if has != needs:
                 holds = f"has tables of version {has}" if has else "holds no roll"
                 raise ArchipelError(
-                    f"database = '{shown(registry._engine)}': {holds} and this Archipel needs version "
-                    f"{needs}; start the coordinator of this Archipel once, which brings it there."
+                    f"database = '{shown(registry._engine)}': {holds} and this Archipel needs "
+                    f"version {needs}; start its coordinator once, which brings it there."
                 )
             if authority:
                 with registry._reading() as connection:

@@ -256,6 +256,9 @@ class Simulated(Section):
     dropouts: Annotated[float, Field(description="chance that a sampled party does not answer")] = (
         0.0
     )
+    lost: Annotated[
+        float | None, Field(description="chance that it is lost between two messages of a round")
+    ] = None
     stragglers: Annotated[
         float, Field(description="share of a round's parties that do not finish")
     ] = 0.0
@@ -410,7 +413,7 @@ def check_policy(policy: Round, simulated: Simulated) -> None:
             absences(rounds)
         except ArchipelError as error:
             raise ArchipelError(f"simulate.away.{party}: {error}") from None
-    Participation(**policy.model_dump(), **{**simulated.model_dump(), "away": {}})
+    Participation.of({**policy.model_dump(), **simulated.model_dump(), "away": {}})
 
 
 # -- reading, and what a reader is told ------------------------------------------------------------

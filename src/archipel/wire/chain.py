@@ -13,7 +13,7 @@ from archipel.wire.step import Step, Vectors
 
 
 class Payload(NamedTuple):
-    """What travels: what steps made of the vectors, and what they leave alone (whole numbers)."""
+    """What travels: what the steps made of the vectors, and whole numbers as they are."""
 
     coded: Any
     plain: Vectors
@@ -61,7 +61,7 @@ class Chain:
         return Payload(found, plain), tuple(kept)
 
     def receive(self, them: Sender, payload: Payload) -> Any:
-        """The upload that a payload stands for; of a sum of them, where all steps are linear."""
+        """The upload that a payload stands for, or of a sum of payloads if steps are linear."""
         found: Any = payload.coded
         for at in reversed(range(len(self.steps))):
             vectors = self.steps[at].receive(them, found, self.into[at])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of the wire: what is done to an upload where it leaves, and undone where it arrives.
 
-A step is a frozen dataclass of settings with pure methods, as an algorithm is. It sees an upload as
-a tuple of vectors `[..., *shape]`, whatever the algorithm calls them; leading dimensions are
+A step is a frozen dataclass of settings with pure methods, as an algorithm is. It sees an upload
+as a tuple of vectors `[..., *shape]`, whatever the algorithm calls them; leading dimensions are
 stacked parties. What it keeps for itself from round to round (the error of what was left out) is
 its own state, one per party and message.
 """

@@ -20,7 +20,7 @@ from archipel.engines.local.pool import Json, each_block
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Anatomy, Growth, Growths
+from archipel.exchange.anatomy import Anatomy, Growths, shape_of
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.statistics import statistics_of
 from archipel.exchange.talk import Talk
@@ -376,7 +376,7 @@ def stacked_leaves(
     grown = growths or [None] * len(leaves(form))
     try:
         return [
-            leaf.detach().expand((*lead, *_shape(one, growth, leaf)))
+            leaf.detach().expand((*lead, *shape_of(one, growth, leaf)))
             for leaf, one, growth in zip(leaves(tree), leaves(form), grown, strict=True)
         ]
     except (RuntimeError, ValueError):
@@ -386,15 +386,6 @@ def stacked_leaves(
             f"{what} of {lead[-1]} parties has shapes {got}, but one party's had {wanted}: "
             "keep the shape from round to round, and name the last dimension in every reduction."
         ) from None
-
-
-def _shape(one: Tensor, growth: Growth | None, leaf: Tensor) -> tuple[int, ...]:
-    """The shape of one party's tensor; the axis that grows has the size that it came with."""
-    if growth is None:
-        return tuple(one.shape)
-    shape = list(one.shape)
-    shape[growth.axis] = leaf.shape[growth.axis - one.dim()]
-    return tuple(shape)
 
 
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -16,7 +16,6 @@ from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, check_scores,
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
-from archipel.exchange.boxes import has_personal
 from archipel.exchange.statistics import handed_over
 from archipel.tree import leaves
 
@@ -76,7 +75,8 @@ class Answers:
                     raise Refused("the study is not done yet.")
                 if self._given is None:
                     fields = {"study": self.engine.study, "rounds": self.rounds_done}
-                    self._given = Sealed(Letter("learnt", fields, self._learnt()))
+                    learnt = self._learnt(self.rounds_done)
+                    self._given = Sealed(Letter("learnt", fields, learnt))
                 return self._given
             case "ask":
                 number = letter["number"]
@@ -114,11 +114,11 @@ class Answers:
 
     # -- what was learnt ---------------------------------------------------------------------------
 
-    def _learnt(self) -> list[Tensor]:
-        """What a party needs to use it: the model; where it makes its own, what that is made of."""
+    def _learnt(self, t: int) -> list[Tensor]:
+        """What a party needs after t rounds: the model, or what its own one is made of."""
         engine = self.engine
-        if has_personal(engine.algorithm):
-            return leaves(broadcast(engine.algorithm, engine.shared))
+        if engine.boxes.has_personal:
+            return leaves(engine.boxes.broadcast(engine.shared, t))
         return leaves(handed_over(engine.shared))
 
     def _score(self, party: int, letter: Letter) -> None:
@@ -140,9 +140,9 @@ class Answers:
         points, told = letter["points"], self.points.get(party)
         if points and told is not None and points != told:
             raise Refused(f"the scores are not of the {told} points that the party told before.")
-        if letter["own"] is not None and not has_personal(self.engine.algorithm):
+        if letter["own"] is not None and not self.engine.boxes.has_personal:
             raise Refused("the scores are not those of this algorithm: parties have no own model.")
-        own = ["own"] if has_personal(self.engine.algorithm) else []
+        own = ["own"] if self.engine.boxes.has_personal else []
         for scores in (letter[name] for name in ("metrics", *own)):
             check_scores(scores, points)
             has_points = points > 0 or bool(letter["metrics"]) or bool(letter["own"])
@@ -159,7 +159,7 @@ class Answers:
         engine = self.engine
         parties = [k for k in parties if k < engine.parties]  # without those who come later
         self.scores, self._refused = {t: {}}, Counter()
-        made_of = self._learnt() if has_personal(engine.algorithm) else []
+        made_of = self._learnt(t) if engine.boxes.has_personal else []
         arrays = [*leaves(handed_over(engine.shared)), *made_of]
         sealed = Sealed(Letter("evaluate", {"study": engine.study, "round": t}, arrays))
         self._scored, began = (t, sealed), engine.clock()

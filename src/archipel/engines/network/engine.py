@@ -21,21 +21,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Each, ServerAlgorithm
-from archipel.engines.engine import Outcome
-from archipel.engines.local.settings import Received
+from archipel.core import Each
+from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.server import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
-from archipel.errors import ArchipelError, clean
+from archipel.errors import clean
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Anatomy, Message
-from archipel.exchange.uploads import Ask
+from archipel.exchange.anatomy import Anatomy, Message, fits_cohort
+from archipel.exchange.boxes import Boxes
+from archipel.exchange.sender import Sender
+from archipel.exchange.uploads import Ask, Received
 from archipel.models.model import Model
 from archipel.rng import Ints
-from archipel.runs.participation import DIVERGED
-from archipel.tree import fill, first, fits, leaves, tree_map
+from archipel.tree import fill, first, fits, leaves, nbytes, tree_map
 
 _WORDS = 80  # characters of what a party says that it does
 
@@ -77,8 +77,10 @@ class Opened:
     number: int
     attempt: int
     letters: Mapping[int, Sealed]  # by party
+    most: int = 1  # parties that the round began with
+    given: set[int] = field(default_factory=set)  # who was sent its letter
     uploads: dict[int, Upload] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)  # party -> cause
+    lost: dict[int, Cause] = field(default_factory=dict)
     seen: dict[int, float] = field(default_factory=dict)  # when it last made progress
     reached: dict[int, int] = field(default_factory=dict)  # how far it said that it is
     doing: dict[int, str] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class _Tried(NamedTuple):
 
     shared: Any  # None: the round changes nothing
     arrived: list[int]
-    missing: dict[int, str]  # party -> cause
+    missing: dict[int, Cause]
     gradients: int
 
 
@@ -118,11 +120,16 @@ class NetworkEngine:
     """Runs the server's side of an algorithm with parties that are elsewhere."""
 
     def __init__(
-        self, algorithm: ServerAlgorithm, model: Model, anatomy: Anatomy, parties: int, study: str
+        self,
+        boxes: Boxes,
+        model: Model,
+        anatomy: Anatomy,
+        parties: int,
+        study: str,
+        seed: int = 0,
     ) -> None:
-        self.algorithm: ServerAlgorithm = statistics.joined(algorithm, model)
-        self.model, self.anatomy = model, anatomy
-        self.parties, self.study = parties, study
+        self.boxes, self.model, self.anatomy = boxes, model, anatomy
+        self.parties, self.study, self.seed = parties, study, seed
         self.shared = tree_map(Tensor.clone, anatomy.shared)
         self.opened: Opened | None = None
         self.rows: dict[int, float] = {}  # party -> training points that it told, once and for all
@@ -131,6 +138,7 @@ class NetworkEngine:
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
         self.log: str | None = None  # anchor of the coordinator's audit log, for parties to keep
+        self._up = self._down = 0  # bytes of arrays in this round's letters
 
     # -- what parties ask --------------------------------------------------------------------------
 
@@ -141,6 +149,9 @@ class NetworkEngine:
             return None
         opened.seen[party], opened.reached[party] = self.clock(), -1  # it may have been restarted
         opened.doing[party] = "asked for work"
+        if party not in opened.given:
+            opened.given.add(party)
+            self._down += opened.letters[party].content
         return opened.letters[party]
 
     def note(self, party: int, doing: str, reached: int | None = None) -> None:
@@ -172,37 +183,51 @@ class NetworkEngine:
             return
         message = self.anatomy.messages[opened.number]
         try:
-            weighs = self._check(t, party, letter, message)
+            self._check(t, party, letter, message, opened.most)
+            arrays = self._undone(t, party, letter, message)
         except Refused:
             opened.refused[party] += 1
             if opened.refused[party] >= MOST_REFUSED:
-                self.lose(party, "refused (its uploads are no answer)")
+                self.lose(party, Cause("refused", "its uploads are no answer"))
             raise
-        weight = self.parties * (letter["n"] if weighs else 1.0)
-        if not all(adds_up(leaf, weight) for leaf in letter.arrays):
-            opened.lost[party] = DIVERGED
+        self._up += nbytes(tuple(letter.arrays))
+        weight = self.parties * (letter["n"] if "mean by examples" in message.asks else 1.0)
+        if not all(adds_up(leaf, weight) for leaf in arrays):
+            opened.lost[party] = Cause("diverged")
         else:
-            opened.uploads[party] = Upload(letter.arrays, letter["n"], letter["gradients"])
+            opened.uploads[party] = Upload(arrays, letter["n"], letter["gradients"])
             self.rows.setdefault(party, letter["n"])
-            if weighs:
+            if _tells(message):
                 self.points[party] = int(letter["n"])
         opened.moved.set()
 
-    def _check(self, t: int, party: int, letter: Letter, message: Message) -> bool:
-        """Refuse an upload of another form, and counts that cannot be; whether n is its weight."""
-        if not fits(message.upload, letter.arrays):
+    def _check(self, t: int, party: int, letter: Letter, message: Message, most: int) -> None:
+        """Refuse an upload of another form, and counts that cannot be."""
+        if not fits_cohort(message.sent, message.grows[0], letter.arrays, most):
             raise Refused(f"round {t + 1}: the upload has another form than the algorithm's.")
-        weighs = "mean by examples" in message.asks
         n, told = letter["n"], self.rows.get(party)
-        check_counts(t, n, letter["gradients"], weighs)
+        check_counts(t, n, letter["gradients"], _tells(message))
         if told is not None and n != told:
             raise Refused(
                 f"round {t + 1}: n = {n:g}, where this party told {told:g} training points: a "
                 "party's table stays the same in a study; leave it and approve it again."
             )
-        return weighs
 
-    def lose(self, party: int, cause: str) -> None:
+    def _undone(self, t: int, party: int, letter: Letter, message: Message) -> Sequence[Tensor]:
+        """What a party's payload stands for; one that stands for nothing is refused."""
+        if message.payload is None:
+            return letter.arrays
+        them = Sender(self.seed, t, letter["number"], np.array([party]), ())
+        try:
+            payload = fill(message.payload, letter.arrays)
+            arrays = leaves(self.boxes.receive(letter["number"], them, payload))
+        except Exception:  # whatever it is, these bytes have caused it
+            arrays = None
+        if arrays is None or not fits(message.upload, arrays):
+            raise Refused(f"round {t + 1}: no step of the wire could have sent this upload.")
+        return arrays
+
+    def lose(self, party: int, cause: Cause) -> None:
         """Go on without a party."""
         if self.opened is not None and party in self.opened.waits_for:
             self.opened.lost[party] = cause
@@ -212,14 +237,12 @@ class NetworkEngine:
 
     async def round(
         self, t: int, parties: Sequence[int] | Ints, patience: Patience | None = None
-    ) -> tuple[Outcome, dict[int, str]]:
-        """Run round t with these parties; also who is missing, and why.
-
-        The shared state changes only with the last message, all at once.
-        """
+    ) -> Outcome:
+        """Run round t with these parties; the shared state changes with the last message."""
         patience = patience or Patience()
+        self._up = self._down = 0
         asked = sorted(int(k) for k in parties)
-        missing = {k: "diverged before" for k in asked if k in self._barred}
+        missing = {k: Cause("diverged before") for k in asked if k in self._barred}
         while True:
             there = [k for k in asked if k not in missing]
             try:
@@ -227,24 +250,22 @@ class NetworkEngine:
                 break
             except Spoilt as spoilt:  # others have answered it: begin anew, and never again for it
                 self._barred |= set(spoilt.parties)
-                missing |= dict.fromkeys(spoilt.parties, DIVERGED)
+                missing |= dict.fromkeys(spoilt.parties, Cause("diverged"))
         missing |= tried.missing
-        if tried.shared is None:
-            none = np.array([], np.int64)
-            return Outcome(none, _diverged(missing), tried.gradients), missing
-        self.shared = tried.shared
+        if tried.shared is not None:
+            self.shared = tried.shared
         arrived = np.array(tried.arrived, np.int64)
-        return Outcome(arrived, _diverged(missing), tried.gradients), missing
+        return Outcome(arrived, missing, tried.gradients, self._up, self._down)
 
     async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
         """Ask for the round's uploads, message by message."""
-        attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, str](), 0
-        steps = Steps(self.algorithm, self.anatomy, self.shared, self.parties, t)
-        sent = leaves(broadcast(self.algorithm, self.shared))
+        attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, Cause](), 0
+        steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t)
+        sent = leaves(self.boxes.broadcast(self.shared, t))
         letter = await asyncio.to_thread(Sealed, self._letter(t, 0, attempt, sent))
-        letters = dict.fromkeys(asked, letter)
+        letters, most = dict.fromkeys(asked, letter), len(asked)
         for number in range(len(self.anatomy.messages)):
-            opened = Opened(t, number, attempt, letters)
+            opened = Opened(t, number, attempt, letters, most)
             try:
                 await self._gather(opened, patience, began)
             finally:
@@ -255,12 +276,14 @@ class NetworkEngine:
             result, out = None, list[int]()
             if len(uploads) >= max(1, patience.needed):
                 result, out = await asyncio.to_thread(steps.take, uploads)
-                missing |= dict.fromkeys(out, DIVERGED)
+                missing |= dict.fromkeys(out, Cause("diverged"))
             if len(uploads) - len(out) < max(1, patience.needed):
                 return _Tried(None, [], missing, gradients)
+            if number == 0:
+                most = len(steps.there)
             if number < len(self.anatomy.messages) - 1:
                 letters = await asyncio.to_thread(
-                    self._replies, t, number + 1, attempt, result, steps.heard, missing
+                    self._replies, t, number + 1, attempt, result, steps.there
                 )
         return _Tried(result, sorted(set(uploads) - set(out)), missing, gradients)
 
@@ -269,23 +292,15 @@ class NetworkEngine:
         return Letter("work", {**fields, "log": self.log}, arrays)
 
     def _replies(
-        self, t: int, number: int, attempt: int, reply: Any, heard: list[int],
-        missing: Mapping[int, str],
-    ) -> dict[int, Sealed]:  # fmt: skip
+        self, t: int, number: int, attempt: int, reply: Any, there: list[int]
+    ) -> dict[int, Sealed]:
         """The server's reply, a letter for each party that is still there."""
-        there = [k for k in heard if k not in missing]
         if not isinstance(reply, Each):
             sealed = Sealed(self._letter(t, number, attempt, leaves(reply)))
             return dict.fromkeys(there, sealed)
-        rows = leaves(reply.rows)
-        if any(len(leaf) != len(heard) for leaf in rows):
-            raise ArchipelError(
-                f"Each holds {len(rows[0])} rows for {len(heard)} uploads: give one row each."
-            )
         return {
-            k: Sealed(self._letter(t, number, attempt, [leaf[i] for leaf in rows]))
-            for i, k in enumerate(heard)
-            if k in there
+            k: Sealed(self._letter(t, number, attempt, [leaf[i] for leaf in leaves(reply.rows)]))
+            for i, k in enumerate(there)
         }
 
     async def _gather(self, opened: Opened, patience: Patience, began: float) -> None:
@@ -305,16 +320,16 @@ class NetworkEngine:
             opened.moved.clear()
             enough = patience.enough if opened.number == 0 else None
             if enough is not None and len(opened.uploads) >= enough:
-                opened.lost |= dict.fromkeys(opened.waits_for, "not needed")
+                opened.lost |= dict.fromkeys(opened.waits_for, Cause("not needed"))
                 break
             now = self.clock()
             if now >= until:
                 for k in opened.waits_for:
-                    opened.lost[k] = f"too slow ({opened.doing[k]})"
+                    opened.lost[k] = Cause("too slow", opened.doing[k])
                 break
             for k in opened.waits_for:
                 if now - opened.seen[k] >= patience.silence:
-                    opened.lost[k] = f"silent ({opened.doing[k]})"
+                    opened.lost[k] = Cause("silent", opened.doing[k])
             if not opened.waits_for:
                 break
             ends = [opened.seen[k] + patience.silence for k in opened.waits_for]
@@ -330,21 +345,28 @@ class NetworkEngine:
     def buffers(self) -> Tensor | None:
         """Buffers that go with the shared vector; None where there are none, or at the parties."""
         model, shared = self.model, self.shared
-        if not model.buffer_spec.size or statistics.keep_own(self.algorithm, model):
+        if not model.buffer_spec.size or statistics.keep_own(self.boxes, model):
             return None
-        has = isinstance(shared, statistics.Joined)
-        return model.buffers_with(shared.statistics) if has else model.buffers
+        found = statistics.statistics_of(shared)
+        return model.buffers if found is None else model.buffers_with(found)
 
     def advise(self, number: int, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Answer one party that makes a model of its own."""
         message = self.anatomy.personal[number]
         if not fits(message.upload, arrays):
             raise Refused("the question has another form than the algorithm's.")
-        asked = _only(message, Upload(arrays, 0.0, 0), self.parties)
-        reply = self.algorithm.advise(self.shared, asked)  # type: ignore[attr-defined]
+        reply = self.boxes.advise(self.shared, self._only(message, arrays))
         if isinstance(reply, Each):
             reply = tree_map(lambda leaf: leaf[0], reply.rows)
         return leaves(tree_map(Tensor.detach, reply))
+
+    def _only(self, message: Message, arrays: Sequence[Tensor]) -> Received:
+        """One party's upload, as if it were all."""
+        tree = fill(message.upload, arrays)
+        sums: dict[Ask, Any] = dict.fromkeys(message.asks & {"mean", "mean by examples"}, tree)
+        rows = tree_map(lambda leaf: leaf[None], tree) if "stack" in message.asks else None
+        one = torch.ones(1, dtype=self.model.dtype)
+        return Received(torch.zeros(1, dtype=torch.int64), self.parties, sums, 1.0, rows, one)
 
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""
@@ -359,13 +381,6 @@ class NetworkEngine:
         self.rows = {int(k): n for k, n in told} | self.rows
 
 
-def _diverged(missing: Mapping[int, str]) -> Ints:
-    return np.array(sorted(k for k, cause in missing.items() if cause == DIVERGED), np.int64)
-
-
-def _only(message: Message, upload: Upload, parties: int) -> Received:
-    """One party's upload, as if it were all."""
-    tree = fill(message.upload, upload.arrays)
-    sums: dict[Ask, Any] = dict.fromkeys(message.asks - {"stack"}, tree)
-    rows = tree_map(lambda leaf: leaf[None], tree)
-    return Received(1, parties, 1.0, sums, rows if "stack" in message.asks else None)
+def _tells(message: Message) -> bool:
+    """Whether parties tell with an upload how many training points they have."""
+    return bool(message.asks & {"n", "mean by examples"})

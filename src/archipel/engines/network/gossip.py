@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from archipel import rng
 from archipel.core import Vector
+from archipel.engines.network.coding import Coding
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Left, Liveness, Over, Place, Words, why_not
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
-from archipel.tree import first
+from archipel.tree import first, nbytes
+
+if TYPE_CHECKING:
+    from archipel.wire.wired import Coded
 
 _ANSWER = 600.0  # seconds that an answer may take, of a large vector over a slow line
 _ASKING = 2.0  # seconds that a peer waits for an answer before it goes on
@@ -42,6 +46,9 @@ class Gossip:
 
     Vectors are averaged with those of the same number in a round. A change that comes after a
     peer's last mix goes to its model where it has the model's form.
+
+    A question passes the steps of the wire, where there are any. An answer is the change, which
+    both make alike: it travels as it is, and tells of nothing that has not passed them.
     """
 
     def __init__(
@@ -52,9 +59,10 @@ class Gossip:
         words: Words,
         keep: Callable[[], None],
         seed: int,
+        coding: Coding | None = None,
     ) -> None:
         """`keep` writes this and the peer's state to the disk, at once."""
-        self.party, self.seed = party, seed
+        self.party, self.seed, self._coding = party, seed, coding or Coding()
         self.graph = Place(topology, party, liveness.of)
         self.liveness, self.words, self._keep = liveness, words, keep
         self.at: At = (0, 0)
@@ -64,7 +72,7 @@ class Gossip:
         self.pending: dict[int, Tensor] = {}  # number -> changes for the next mix
         self._taken: dict[int, Tensor] = {}  # changes that mixes of this round took
         self._asked: dict[int, int] = {}  # number -> round in which it last asked
-        self._questions: dict[At, tuple[int, Tensor]] = {}  # unanswered: whom, and what
+        self._questions: dict[At, tuple[int, list[Tensor]]] = {}  # unanswered: whom, and what
         self._answered: dict[At, tuple[int, Tensor]] = {}  # (peer, number) -> round, its change
         self._given_up: dict[At, int] = {}  # (peer, number) -> round of its last question
         self._tasks: dict[At, asyncio.Task[None]] = {}
@@ -81,8 +89,11 @@ class Gossip:
     def told(self, j: int) -> Letter:
         return self.words.beat(self.at, "gossips")
 
-    async def mix(self, x: Vector) -> Vector:
-        """Average with one neighbour that is there; add what others averaged in the meantime."""
+    async def mix(self, x: Vector, coded: Coded | None = None) -> Vector:
+        """Average with one neighbour that is there; add what others averaged in the meantime.
+
+        `coded` is how x travels, where a wire has steps.
+        """
         t, number = self.at
         if self.liveness.left:
             raise Left("the peer leaves.")
@@ -102,7 +113,7 @@ class Gossip:
         there = [j for j in there if j not in busy]
         if there and self._asked.get(number, -1) < t:
             draw = rng.generator(self.seed, t, self.party, "gossip", number)
-            self._questions[self.at] = (int(draw.choice(there)), x)
+            self._questions[self.at] = (int(draw.choice(there)), self._coding.sent(x, coded))
             self._asked[number] = t
             self._keep()
             await asyncio.wait([self._pursue(self.at)], timeout=_ASKING)
@@ -141,8 +152,8 @@ class Gossip:
 
     async def _ask(self, at: At) -> None:
         """Ask until there is an answer, and past the deadline a last time."""
-        liveness, (i, x) = self.liveness, self._questions[at]
-        letter, pause = self.words.vector(at, x), 0.05
+        liveness, (i, sent) = self.liveness, self._questions[at]
+        letter, pause = self.words.vector(at, *sent), 0.05
         until = liveness.clock() + liveness.limit
         while not liveness.left and not liveness.silent(i):
             left, answer = until - liveness.clock(), None
@@ -156,7 +167,7 @@ class Gossip:
                 if answer is not None:
                     self.words.place(answer)
                 if answer is not None and answer.kind == "vector":
-                    change = self.words.read(i, answer, x)
+                    (change,) = self.words.read(i, answer, self.public[at[1]])
             except (Cut, TimeoutError):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 5.0)
@@ -170,12 +181,11 @@ class Gossip:
 
     def _close(self, at: At, answer: Letter | None, change: Tensor | None) -> None:
         """Make the change that a question brought, if it did, on the disk as well."""
-        i, x = self._questions.pop(at)
+        i, sent = self._questions.pop(at)
         if answer is not None:
             self.liveness.note(i, answer)
         if change is not None:
-            self.up += x.numel() * x.element_size()
-            self.down = self.up
+            self.up, self.down = self.up + nbytes(tuple(sent)), self.down + nbytes(change)
             self._add(at[1], change)
         self._keep()
         self.liveness.ring()
@@ -198,7 +208,8 @@ class Gossip:
         if number not in self.public or self.at[0] >= self.words.rounds:
             return self.told(j)
         mine = self.public[number]
-        change = (self.words.read(j, letter, mine) - mine) / 2
+        arrays = self.words.read(j, letter, *self._coding.form(number, mine))
+        change = (self._coding.undone(j, (t, number), arrays, mine) - mine) / 2
         self._add(number, change)
         self._answered[j, number] = (t, -change)
         self._keep()
@@ -239,27 +250,30 @@ class Gossip:
             found[f"gossip-pending-{number}"] = torch.stack(parts).sum(dim=0)
         for number, t in self._asked.items():
             found[f"gossip-asked-{number}"] = torch.tensor(t)
-        for (t, number), (j, x) in self._questions.items():
-            found[f"gossip-question-{t}-{number}-{j}"] = x
+        for (t, number), (j, sent) in self._questions.items():
+            name = f"gossip-question-{t}-{number}-{j}"
+            found |= {f"{name}-{i}" if i else name: x for i, x in enumerate(sent)}
         for (j, number), (t, change) in self._answered.items():
             found[f"gossip-answered-{j}-{number}-{t}"] = change
         return found
 
     def restore(self, kept: Mapping[str, Mapping[str, Tensor]], at: At) -> None:
         self.at = at
+        found = []
         for name, x in kept.get("own", {}).items():
-            if not name.startswith("gossip-"):
-                continue
-            kind, *numbers = name.removeprefix("gossip-").split("-")
-            match kind, [int(number) for number in numbers]:
+            if name.startswith("gossip-"):
+                kind, *numbers = name.removeprefix("gossip-").split("-")
+                found.append((kind, [int(number) for number in numbers], x))
+        for kind, parts, x in sorted(found, key=lambda each: each[:2]):
+            match kind, parts:
                 case "public", [number]:
                     self.public[number] = x
                 case "pending", [number]:
                     self.pending[number] = x
                 case "asked", [number]:
                     self._asked[number] = int(x)
-                case "question", [t, number, j]:
-                    self._questions[t, number] = (j, x)
+                case "question", [t, number, j, *_]:
+                    self._questions.setdefault((t, number), (j, []))[1].append(x)
                 case "answered", [j, number, t]:
                     self._answered[j, number] = (t, x)
 

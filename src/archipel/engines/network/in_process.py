@@ -11,20 +11,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from archipel.core import PeerAlgorithm, ServerAlgorithm
+from archipel.core import Algorithm, PeerAlgorithm, ServerAlgorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import Words
 from archipel.engines.network.party_loop import PartyLoop
-from archipel.engines.network.party_state import PartyState, anatomy_of
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.transport import Cut, Partials
 from archipel.graphs import Topology
 from archipel.models.model import Model
+from archipel.wire.wire import Wire
 
 
 class Played(NamedTuple):
@@ -32,7 +34,7 @@ class Played(NamedTuple):
 
     engine: NetworkEngine
     party_states: list[PartyState]  # one per party
-    outcomes: list[tuple[Outcome, dict[int, str]]]  # of every round, with who was missing
+    outcomes: list[Outcome]  # of every round
     scores: dict[int, Letter]  # of every party, at the end
 
 
@@ -43,23 +45,23 @@ async def play(
     cohorts: Sequence[Sequence[int]],
     cuts: Sequence[tuple[float, float]] = (),
     patience: Patience | None = None,
+    wire: Wire | None = None,
 ) -> Played:
     """Run rounds with these parties; each party's first streams are cut after so many bytes.
 
     Every party has a copy of the model: they compute in threads, where a site is a process.
     """
-    anatomy = anatomy_of(algorithm, data, model, 0, 0)
-    engine = NetworkEngine(algorithm, model, anatomy, data.training, "twin")
+    count = data.training
+    boxes, anatomy = fitted(algorithm, data, model, 0, 0, wire, count)
+    engine = NetworkEngine(boxes, model, anatomy, count, "twin")
     answers, partials = Answers(engine), Partials()
 
     async def answer(who: str, letter: Letter) -> Any:
         return await answers.answer(int(who), letter)
 
-    party_states, tasks, everybody = [], [], list(range(data.training))
+    party_states, tasks, everybody = [], [], list(range(count))
     for k in everybody:
-        party_states.append(
-            PartyState(algorithm, data.select(np.array([k])), copy.deepcopy(model), party=k)
-        )
+        party_states.append(_party(algorithm, data, model, k, wire))
         link = MemoryLink(str(k), answer, partials)
         link.cuts += cuts
         tasks.append(
@@ -69,7 +71,7 @@ async def play(
     try:
         for t, cohort in enumerate(cohorts):
             outcomes.append(await engine.round(t, cohort, patience))
-            answers.verdicts[t] = frozenset(outcomes[-1][0].arrived.tolist())
+            answers.verdicts[t] = frozenset(outcomes[-1].arrived.tolist())
         scores = await answers.evaluate(len(cohorts), everybody)
         answers.end(len(cohorts))
         await asyncio.gather(*tasks)
@@ -78,6 +80,15 @@ async def play(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return Played(engine, party_states, outcomes, scores)
+
+
+def _party(
+    algorithm: Algorithm, data: Federation, model: Model, k: int, wire: Wire | None
+) -> PartyState:
+    """Party k, which draws noise as a simulation does."""
+    mine, copied = data.select(np.array([k])), copy.deepcopy(model)
+    parties = data.training
+    return PartyState(algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False)
 
 
 class Disk:
@@ -112,8 +123,9 @@ class Circle:
         silence: float = 60.0,
         deadline: float | None = None,
         cuts: Sequence[tuple[float, float]] = (),
+        wire: Wire | None = None,
     ) -> None:
-        self._parts = (algorithm, data, model, topology)
+        self._parts, self._wire = (algorithm, data, model, topology), wire
         self._rounds, self._asynchronous, self._silence = rounds, asynchronous, silence
         self._cuts, self._deadline = cuts, deadline
         count = data.training
@@ -128,9 +140,7 @@ class Circle:
     def begin(self, k: int) -> Peer:
         """Start peer k from what is on its disk."""
         algorithm, data, model, topology = self._parts
-        party_state = PartyState(
-            algorithm, data.select(np.array([k])), copy.deepcopy(model), party=k
-        )
+        party_state = _party(algorithm, data, model, k, self._wire)
         links = {j: self._link(k, j) for j in range(data.training) if j != k}
         peer = self.up[k] = Peer(
             party_state, topology, links, Words("twin", self._rounds), self.disks[k],
@@ -180,9 +190,10 @@ async def meet(
     topology: Topology,
     rounds: int,
     cuts: Sequence[tuple[float, float]] = (),
+    wire: Wire | None = None,
 ) -> list[Any]:
     """The own states of peers after so many rounds."""
-    circle = Circle(algorithm, data, model, topology, rounds, cuts=cuts)
+    circle = Circle(algorithm, data, model, topology, rounds, cuts=cuts, wire=wire)
     for k in range(data.training):
         circle.begin(k)
     return await circle.done()

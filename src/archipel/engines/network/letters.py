@@ -39,9 +39,13 @@ MOST_ARRAYS, MOST_DIMENSIONS, MOST_NUMBERS = 4096, 8, 1 << 40
 MOST_CONTAINERS = 2 * MOST_ARRAYS + 32  # lists and maps of a header: two for an array, some fields
 
 _DTYPES = {  # tag: torch's name, and bytes of a number
+    "b1": ("bool", 1),
+    "bf": ("bfloat16", 2),
     "f2": ("float16", 2),
     "f4": ("float32", 4),
     "f8": ("float64", 8),
+    "i1": ("int8", 1),
+    "i2": ("int16", 2),
     "i4": ("int32", 4),
     "i8": ("int64", 8),
     "u1": ("uint8", 1),
@@ -214,7 +218,12 @@ def _parts(header: bytes, letter: Letter) -> list[memoryview]:
 
 def _raw(tensor: Tensor) -> memoryview:
     """The bytes of an array."""
-    flat = tensor.detach().contiguous().reshape(-1).numpy()
+    import torch
+
+    whole = tensor.detach().contiguous().reshape(-1)
+    if whole.dtype == torch.bfloat16:  # numpy has none
+        whole = whole.view(torch.int16)
+    flat = whole.numpy()
     return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view("u1").data
 
 
@@ -247,6 +256,8 @@ def _tensor(data: Any, at: int, size: int, tag: str, shape: list[int]) -> Tensor
     where = memoryview(data)[at : at + size]
     if where.readonly or at % dtype.itemsize:
         where = memoryview(bytearray(where))
+    if dtype == torch.bool and bool((torch.frombuffer(where, dtype=torch.uint8) > 1).any()):
+        raise BadLetter("an array of truth values that are neither 0 nor 1.")
     return torch.frombuffer(where, dtype=dtype).view(shape)
 
 
@@ -325,6 +336,7 @@ class Sealed:
         header = _pack(letter)
         self.pieces = list(_cut(_parts(header, letter)))
         self.size = sum(map(len, self.pieces))
+        self.content = sum(tensor.numel() * tensor.element_size() for tensor in letter.arrays)
         self.name = replace(letter, header=header, hashed=letter.digests).name
 
     def since(self, at: int) -> Iterator[bytes]:

@@ -187,9 +187,9 @@ class Words:
         fields = {"study": self.study, "round": at[0], "number": at[1], "doing": doing}
         return Letter("beat", {**fields, "gave_up": None if gave_up is None else list(gave_up)})
 
-    def vector(self, at: At, x: Tensor) -> Letter:
+    def vector(self, at: At, *arrays: Tensor) -> Letter:
         fields = {"study": self.study, "round": at[0], "number": at[1]}
-        letter = Letter("vector", fields, [x.detach()])
+        letter = Letter("vector", fields, [x.detach() for x in arrays])
         return letter.adding(signature=self.sign(letter))
 
     def place(self, letter: Letter) -> At:
@@ -201,20 +201,20 @@ class Words:
             raise Refused(f"round {t + 1}, exchange {number + 1}: there is none.")
         return t, number
 
-    def read(self, j: int, letter: Letter, like: Tensor) -> Tensor:
-        """The vector in a letter of peer j, of the form that is expected."""
+    def read(self, j: int, letter: Letter, *likes: Tensor) -> list[Tensor]:
+        """The tensors in a letter of peer j, of the forms that are expected."""
         self.check(j, letter)
-        if len(letter.arrays) != 1:
-            raise Refused(f"{len(letter.arrays)} arrays where one vector is expected.")
-        (x,) = letter.arrays
-        if x.shape != like.shape or x.dtype != like.dtype:
-            raise Refused(
-                f"a vector of shape {list(x.shape)} and {x.dtype} where {list(like.shape)} and "
-                f"{like.dtype} are expected."
-            )
-        if not tame([x]):  # one peer's numbers must not end what others learn
+        if len(letter.arrays) != len(likes):
+            raise Refused(f"{len(letter.arrays)} arrays where {len(likes)} are expected.")
+        for x, like in zip(letter.arrays, likes, strict=True):
+            if x.shape != like.shape or x.dtype != like.dtype:
+                raise Refused(
+                    f"a vector of shape {list(x.shape)} and {x.dtype} where {list(like.shape)} and "
+                    f"{like.dtype} are expected."
+                )
+        if not tame(letter.arrays):  # one peer's numbers must not end what others learn
             raise Refused(f"a vector with numbers that are not finite, or beyond {LARGEST:g}.")
-        return x.clone()
+        return list(letter.arrays)
 
 
 def why_not(no: ArchipelError) -> str:

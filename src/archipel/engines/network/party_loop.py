@@ -16,6 +16,7 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.party_state import Learnt, PartyState
 from archipel.engines.network.transport import SMALL, Cut, Link, Refused
 from archipel.errors import ArchipelError
+from archipel.exchange.talk import Talk
 from archipel.tree import leaves
 
 _BEAT = 5.0  # seconds between two words on how far the work is
@@ -87,7 +88,8 @@ class PartyLoop:
     async def _work(self, letter: Letter) -> None:
         t, number = letter["round"], letter["number"]
         self._say(f"round {t + 1}, message {number + 1}")
-        arrays, gradients = await self._busy(self._party_state.work, t, number, list(letter.arrays))
+        asked = (t, number, list(letter.arrays), letter["attempt"])
+        arrays, gradients = await self._busy(self._party_state.work, *asked)
         self._keep()
         fields = {
             "round": t,
@@ -138,20 +140,17 @@ class PartyLoop:
 
     async def personal(self, t: int, sent: list[Any]) -> Learnt:
         """This party's own model, asking the server where the algorithm does."""
-        making, number = self._party_state.personal(t, sent), 0
-        try:
-            asked = await self._busy(next, making)
-            while True:
-                advice = await self._ask("ask", asked, number=number)
-                asked = await self._busy(making.send, list(advice.arrays))
-                number += 1
-        except _Made as made:
-            found: Learnt = made.value
-            return found
+        talk, number = await self._busy(Talk, self._party_state.personal(t, sent)), 0
+        while not talk.ended:
+            advice = await self._ask("ask", talk.said, number=number)
+            await self._busy(talk.send, list(advice.arrays))
+            number += 1
+        found: Learnt = talk.said
+        return found
 
     async def _busy(self, work: Callable[..., Any], *args: Any) -> Any:
         """Work in a thread, and say from time to time how far it is."""
-        return await self._beating(asyncio.to_thread(_returning, work, *args), self._progress)
+        return await self._beating(asyncio.to_thread(work, *args), self._progress)
 
     async def _answer(self, letter: Letter) -> Letter:
         """Ask once; where a large answer comes over a slow line, say how far it is.
@@ -234,16 +233,3 @@ class PartyLoop:
                 self._say(f"{cut} Trying again in {pause:.0f} s.")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 8 * self._pause)
-
-
-class _Made(Exception):
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _returning(work: Callable[..., Any], *args: Any) -> Any:
-    """Call it; a generator's return value comes as `_Made`, since threads pass no StopIteration."""
-    try:
-        return work(*args)
-    except StopIteration as end:
-        raise _Made(end.value) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -26,16 +26,22 @@ from archipel.data.scaling import Scaling
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.engines.network.bounds import LARGEST, tame
+from archipel.engines.network.fitting import fitted
 from archipel.engines.network.transport import Refused
+from archipel.engines.network.turn import Arrays, Own, Turn
 from archipel.engines.party import LocalParty
+from archipel.errors import ArchipelError
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Anatomy, examine, same_form
-from archipel.exchange.boxes import has_personal, is_peer
+from archipel.exchange.anatomy import Growths, fits_cohort, same_form, shape_of
+from archipel.exchange.boxes import last_words
+from archipel.exchange.talk import Talk
 from archipel.metrics import Guarded
 from archipel.models.model import Model
-from archipel.tree import fill, first, fits, leaves, nbytes, tree_map
+from archipel.tree import fill, first, leaves, nbytes, tree_map
+from archipel.wire.wire import Wire
 
 _MOST_PARTIES = 1 << 20  # of a study between sites
+_COHORT = 1024  # parties of a round at most, where a site does not know how many there are
 
 
 class Rules(Protocol):
@@ -57,68 +63,11 @@ class Rules(Protocol):
 Answer = tuple[dict[str, float], dict[str, float] | None]  # scores of the shared model, of the own
 
 
-@dataclass
-class Own:
-    """What a party keeps from round to round."""
-
-    state: Any  # tree
-    buffers: Tensor | None  # [q] BatchNorm statistics, where parties keep theirs
-    trained: bool
-
-
 class Learnt(NamedTuple):
     """A model, and the buffers that go with it; None where it has none."""
 
     w: Tensor
     buffers: Tensor | None
-
-
-@dataclass
-class Turn:
-    """A round that is under way, or done and not judged yet."""
-
-    round: int
-    inbox: list[list[Tensor]]  # what the server said so far
-    outbox: list[list[Tensor]]  # what was answered
-    gradients: list[int]
-    own: Own | None = None  # after the last upload
-    me: LocalParty | None = None
-    steps: Generator[Any, Any, tuple[Any, Any]] | None = None
-
-    def until(self, number: int) -> Turn:
-        """The same round as it was before message `number`."""
-        inbox, outbox = self.inbox[:number], self.outbox[:number]
-        return Turn(self.round, inbox, outbox, self.gradients[:number])
-
-
-def anatomy_of(
-    algorithm: Algorithm,
-    data: Federation,
-    model: Model,
-    k: int,
-    seed: int,
-    mixed: list[Tensor] | None = None,
-) -> Anatomy:
-    """What a round of the algorithm sends, found on two points of party k.
-
-    What a peer mixes with its neighbours is added to `mixed`.
-    """
-    buffers = model.buffers[None].clone() if model.buffer_spec.size else None
-
-    def mixing(x: Tensor) -> Tensor:
-        if mixed is not None:
-            mixed.append(x.detach())
-        return x
-
-    me = LocalParty(
-        data, model, model.one, np.array([k]), seed, 0, (), buffers=buffers, limit=2,
-        draws=model.one.draws(data.x[:2]), mixing=mixing if is_peer(algorithm) else None,
-    )  # fmt: skip
-    with planning.threads(1):
-        found = examine(statistics.joined(algorithm, model), me, model.w.clone(), 8)
-    if not statistics.keep_own(algorithm, model):
-        statistics.check_others(model, model.buffers, me.buffers)
-    return found
 
 
 class PartyState:
@@ -135,16 +84,24 @@ class PartyState:
         rounds: int | None = None,
         evaluate_every: int = 1,
         rules: Rules | None = None,
+        wire: Wire | None = None,
+        parties: int | None = None,
+        private: bool = True,
     ) -> None:
-        """`data` holds this party alone; `party` is its number in the study of so many rounds."""
+        """`data` holds this party alone; `party` is its number in the study of so many rounds.
+
+        `parties` are those of the study, where that is known. Without `private`, noise that
+        protects people is drawn from the seed, as in a simulation.
+        """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
-        self.algorithm: Any = statistics.joined(algorithm, model)
-        self._keeps_own = statistics.keep_own(algorithm, model)
         self.model, self.party, self.seed = model, party, seed
         self.data = _numbered(data.as_trained(), party)
-        self.mixed: list[Tensor] = []  # what a peer's round mixes, in order
-        self.anatomy = anatomy_of(algorithm, self.data, model, party, seed, self.mixed)
+        self._cohort, self._private = parties or _COHORT, private
+        self.boxes, self.anatomy = fitted(
+            algorithm, self.data, model, party, seed, wire, min(self._cohort, 8)
+        )
+        self._keeps_own = statistics.keep_own(self.boxes, model)
         self._draws = model.one.draws(data.x[:2])
         self._separable = planning.separable(model, data)
         buffers = model.buffers.clone() if self._keeps_own else None
@@ -159,6 +116,7 @@ class PartyState:
         self.answer: Answer | None = None  # what was said to that letter
         self._scores = 0  # models that were scored
         self._used = self._unused()  # points behind what a peer mixes next
+        self.secrets: tuple[int, Tensor] | None = None  # of a peer's open round
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -175,24 +133,42 @@ class PartyState:
             self.own = self.turn.own
         self.turn = None
 
-    def work(self, t: int, number: int, arrays: list[Tensor]) -> tuple[list[Tensor], int]:
-        """Upload number `number` of round t, and the gradients it took."""
+    def work(self, t: int, number: int, arrays: Arrays, attempt: int = 0) -> tuple[Arrays, int]:
+        """Upload number `number` of round t, and the gradients it took.
+
+        `attempt` is the server's at this round.
+        """
         if not 0 <= number < len(self.anatomy.messages):
             raise Refused(f"round {t + 1}: message {number + 1} is none of the algorithm's.")
         turn = self.turn
         if turn is None or turn.round != t:
             self._begin(t)
-            turn = Turn(t, [], [], [])
+            turn = Turn(t, attempt, [], [], [])
+        if turn.hides and turn.attempt != attempt:
+            turn = self._hide_anew(turn, number, arrays, attempt)
         if number > len(turn.inbox):
             raise Refused(f"round {t + 1}: message {number + 1} came before the ones before.")
         if number < len(turn.inbox) and not _same(turn.inbox[number], arrays):
-            self._anew(t, number)
+            self._anew(t, number, may=number > 0 and not turn.hides)
             turn = turn.until(number)  # done again, with other parties
-        self.turn = turn
+        self.turn, turn.attempt = turn, attempt
         if number == len(turn.inbox):
+            self._said(number, arrays)
             turn.inbox.append(arrays)
-            self._advance(turn)
+            try:
+                self._advance(turn)
+            except Exception:
+                del turn.inbox[number]  # it was not answered
+                turn.talk = turn.me = None
+                raise
         return turn.outbox[number], turn.gradients[number]
+
+    def _said(self, number: int, arrays: Arrays) -> Any:
+        """What the server says in message `number`: the shared state, then replies."""
+        if number == 0:
+            return self._tree(self.anatomy.sent, arrays, "the shared state")
+        before = self.anatomy.messages[number - 1]
+        return self._tree(before.reply, arrays, f"reply {number}", before.grows[1])
 
     def _begin(self, t: int) -> None:
         """A party computes what it agreed to: each round of the study once, in their order."""
@@ -203,71 +179,92 @@ class PartyState:
             )
         self._last = t
 
-    def _anew(self, t: int, number: int) -> None:
-        """The first letter of a round never changes; later ones do when another party is lost."""
+    def _anew(self, t: int, number: int, may: bool) -> None:
+        """The first letter of a round never changes; later ones do when another party is lost.
+
+        Two answers under one key could show what it hides: where there is one, none changes.
+        """
         self._again += 1
-        if number == 0 or self._again > (inf if self._rounds is None else self._rounds + 20):
+        most = inf if self._rounds is None else self._rounds + 20
+        if not may or self._again > most:
             raise Refused(f"round {t + 1}, message {number + 1}: came again with other contents.")
+
+    def _hide_anew(self, turn: Turn, number: int, arrays: Arrays, attempt: int) -> Turn:
+        """The round with fresh secrets, from its first message on: the server began it anew."""
+        if number > 0:
+            raise Refused(
+                f"round {turn.round + 1}, message {number + 1}: is of another attempt than the "
+                "messages before, and keys hold for one; begin with the first message."
+            )
+        self._anew(turn.round, 0, may=not turn.inbox or _same(turn.inbox[0], arrays))
+        return Turn(turn.round, attempt, [], [], [])
 
     def _advance(self, turn: Turn) -> None:
         """Run the algorithm up to its next upload; from the round's start where it is not running.
 
         After a restart the letters of the round so far are there, and the same uploads come again.
         """
-        messages = self.anatomy.messages
-        if turn.steps is None:
+        messages, at = self.anatomy.messages, len(turn.outbox)
+        if turn.talk is None:
+            at = 0
             turn.me = self._me(turn.round, self.own.buffers)
-            sent = _tree(self.anatomy.sent, turn.inbox[0], "the shared state")
-            started = self.algorithm.party(turn.me, sent, self.own.state)
-            if not isinstance(started, Generator):
-                self._end(turn, *started)
-                return
-            turn.steps, at, reply = started, 0, None
-        else:
-            at = len(turn.outbox)
-            reply = _tree(messages[at - 1].reply, turn.inbox[at], f"reply {at}")
+            turn.me.secrets = turn.secrets
+        assert turn.me is not None
         while True:
-            try:
-                upload = turn.steps.send(reply)
-            except StopIteration as end:
-                self._end(turn, *end.value)
-                return
+            said, turn.me.heard = self._said(at, turn.inbox[at]), partial(turn.heard, at)
+            if turn.talk is None:
+                turn.talk = Talk(self.boxes.party(turn.me, said, self.own.state))
+            else:
+                turn.talk.send(said)
+            if turn.talk.ended != (at == len(messages) - 1):
+                raise ArchipelError(
+                    f"{self.boxes.name}.party sends another number of messages than before the "
+                    "first round: give every round the same number of yields."
+                )
             if at == len(turn.outbox):
-                self._put(turn, upload)
-                return
+                break
             at += 1  # again: it was sent before the restart
-            reply = _tree(messages[at - 1].reply, turn.inbox[at], f"reply {at}")
+        turn.secrets, turn.hides = turn.me.secrets, turn.hides or turn.me.hides
+        self._put(turn, turn.talk, turn.me)
 
-    def _put(self, turn: Turn, upload: Any) -> None:
-        assert turn.me is not None
+    def _put(self, turn: Turn, talk: Talk, me: LocalParty) -> None:
+        """Keep what the algorithm said as the next upload; with the last, the own state."""
         if self._rules is not None:
-            self._rules.check_upload(turn.me.records, self.rows)
-        form = self.anatomy.messages[len(turn.outbox)].upload
-        found = zip(leaves(upload), leaves(form), strict=True)
-        turn.outbox.append([leaf.detach().expand(one.shape) for leaf, one in found])
-        turn.gradients.append(turn.me.gradients - sum(turn.gradients))
+            self._rules.check_upload(me.records, self.rows)
+        upload, own = last_words(self.boxes, talk) if talk.ended else (talk.said, None)
+        message = self.anatomy.messages[len(turn.outbox)]
+        growths = message.grows[0] or [None] * len(leaves(message.sent))
+        found = zip(leaves(upload), leaves(message.sent), growths, strict=True)
+        turn.outbox.append(
+            [leaf.detach().expand(shape_of(one, growth, leaf)) for leaf, one, growth in found]
+        )
+        turn.gradients.append(me.gradients - sum(turn.gradients))
+        if talk.ended:
+            state = tree_map(lambda leaf: leaf.detach().clone(), own)
+            turn.own = Own(state, self._kept(me), True)
+            turn.talk = turn.me = None
 
-    def _end(self, turn: Turn, upload: Any, own: Any) -> None:
-        if len(turn.outbox) < len(self.anatomy.messages):
-            self._put(turn, upload)
-        assert turn.me is not None
-        state = tree_map(lambda leaf: leaf.detach().clone(), own)
-        turn.own = Own(state, self._kept(turn.me), True)
-        turn.steps = turn.me = None
+    def alone(self, t: int, mixing: Callable[..., Tensor]) -> tuple[Own, int]:
+        """A round without a server: the own state after it, and the gradients it took.
 
-    def alone(self, t: int, mixing: Callable[[Tensor], Tensor]) -> tuple[Own, int]:
-        """A round without a server: the own state after it, and the gradients it took."""
+        What `secrets` are when something is mixed must be on the disk before it leaves.
+        """
 
-        def checked(x: Tensor) -> Tensor:
+        def checked(x: Tensor, *coded: Any) -> Tensor:
             used, self._used[:] = int(self._used.sum()), False
             if self._rules is not None and used:
                 self._rules.check_upload(used, self.rows)
-            return mixing(x)
+            if self.secrets is None and me.secrets is not None:
+                self.secrets = t, me.secrets
+            return mixing(x, *coded)
 
         self.me = me = self._me(t, self.own.buffers, checked)
+        if self.secrets is not None and self.secrets[0] != t:
+            self.secrets = None
+        me.secrets = None if self.secrets is None else self.secrets[1]
         me.used = self._used
-        state = self.algorithm.party(me, self.own.state)
-        same_form(f"{title(self.algorithm)}.party", self.anatomy.own, state)
+        state = self.boxes.party(me, self.own.state)
+        same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
         state = tree_map(lambda leaf: leaf.detach().clone(), state)
         return Own(state, self._kept(me), True), me.gradients
 
@@ -279,7 +276,7 @@ class PartyState:
         self,
         t: int,
         buffers: Tensor | None,
-        mixing: Callable[[Tensor], Tensor] | None = None,
+        mixing: Callable[..., Tensor] | None = None,
     ) -> LocalParty:
         if buffers is None and self.model.buffer_spec.size:
             buffers = self.model.buffers
@@ -295,6 +292,7 @@ class PartyState:
             draws=self._draws,
             separable=self._separable,
             mixing=mixing,
+            private=self._private,
             used=self._unused(),
         )
 
@@ -308,34 +306,30 @@ class PartyState:
 
     @property
     def n(self) -> float:
-        """Training points, where the server weighs by them; 0 where it need not know."""
+        """Training points, where the server asks for them; 0 where it need not know."""
         asks = {ask for message in self.anatomy.messages for ask in message.asks}
-        return float(self.rows) if "mean by examples" in asks else 0.0
+        return float(self.rows) if asks & {"n", "mean by examples"} else 0.0
 
     # -- models ------------------------------------------------------------------------------------
 
-    def personal(self, t: int, sent: list[Tensor]) -> Generator[list[Tensor], list[Tensor], Learnt]:
+    def personal(self, t: int, sent: Arrays) -> Generator[Arrays, Arrays, Learnt]:
         """Make this party's model after t rounds: yields what it asks, is sent the advice."""
         me = self._me(t, self.own.buffers)
-        shared = _tree(self.anatomy.sent, sent, "the shared state")
-        started = self.algorithm.personal(me, shared, self.own.state)
-        if not isinstance(started, Generator):
-            return _made(me, started)
-        asked, number = next(started), 0
-        while True:
+        shared = self._tree(self.anatomy.sent, sent, "the shared state")
+        talk, number = Talk(self.boxes.personal(me, shared, self.own.state)), 0
+        while not talk.ended:
             if self._rules is not None:
                 self._rules.check_upload(me.records, self.rows)
-            advice = yield leaves(tree_map(Tensor.detach, asked))
+            advice = yield leaves(tree_map(Tensor.detach, talk.said))
             form = self.anatomy.personal[number].reply
-            try:
-                asked = started.send(_tree(form, advice, f"advice {number + 1}"))
-            except StopIteration as end:
-                return _made(me, end.value)
+            talk.send(self._tree(form, advice, f"advice {number + 1}"))
             number += 1
+        w = talk.said.detach()
+        return Learnt(w, me.buffers_for(0, w))
 
     @property
     def has_personal(self) -> bool:
-        return has_personal(self.algorithm)
+        return self.boxes.has_personal
 
     @property
     def asks(self) -> bool:
@@ -368,7 +362,7 @@ class PartyState:
     def learnt(self, arrays: list[Tensor]) -> Learnt:
         """The shared model that came, before what else came with it."""
         form = statistics.handed_over(self.anatomy.shared)
-        model = _tree(form, arrays[: len(leaves(form))], "the model")
+        model = self._tree(form, arrays[: len(leaves(form))], "the model")
         if not isinstance(model, statistics.Joined):
             return Learnt(model, self._buffers(model))
         assert model.statistics is not None
@@ -380,15 +374,14 @@ class PartyState:
 
     def mine(self) -> Learnt:
         """A peer's own model."""
-        w, state = first(self.own.state), self.own.state
-        if isinstance(state, statistics.Joined) and state.statistics is not None:
-            return Learnt(w, self.model.buffers_with(state.statistics))
-        return Learnt(w, self._buffers(w))
+        w, found = first(self.own.state), statistics.statistics_of(self.own.state)
+        return Learnt(w, self._buffers(w) if found is None else self.model.buffers_with(found))
 
     @property
     def most(self) -> int:
         """Bytes of the largest letter that the study brings here."""
-        replies = (message.reply for message in (*self.anatomy.messages, *self.anatomy.personal))
+        anatomy = self.anatomy.in_cohort(self._cohort)
+        replies = (message.reply for message in (*anatomy.messages, *anatomy.personal))
         model = nbytes(self.model.w) + nbytes(self.model.buffers)
         return model + nbytes(self.anatomy.sent) + sum(map(nbytes, replies))
 
@@ -429,8 +422,8 @@ class PartyState:
     def _outputs(self, model: Learnt, t: int, own: bool, x: Tensor) -> Tensor:
         w, buffers = model
         outputs = self.model.one.outputs(w, x, None if buffers is None else buffers.clone())
-        if own and hasattr(self.algorithm, "predict"):
-            outputs = self.algorithm.predict(self._me(t, buffers), w, x, False)
+        if own and self.boxes.has_predict:
+            outputs = self.boxes.predict(self._me(t, buffers), w, x, False)
         return outputs
 
     def _buffers(self, w: Tensor) -> Tensor | None:
@@ -450,22 +443,21 @@ class PartyState:
         if self.answer is not None:
             said = json.dumps(self.answer).encode()
             found["scored.answer"] = torch.tensor(list(said), dtype=torch.uint8)
-        found |= _named("own", self.own)
+        found |= self.own.tensors("own")
+        if self.secrets is not None:
+            found["secrets.round"] = torch.tensor([self.secrets[0]])
+            found["secrets"] = self.secrets[1]
         if self.turn is not None:
-            turn = self.turn
-            found["turn.round"] = torch.tensor([turn.round])
-            found["turn.gradients"] = torch.tensor(turn.gradients, dtype=torch.int64)
-            for name, box in (("inbox", turn.inbox), ("outbox", turn.outbox)):
-                for i, arrays in enumerate(box):
-                    found |= {f"turn.{name}.{i}.{j}": a for j, a in enumerate(arrays)}
-            if turn.own is not None:
-                found |= _named("turn.own", turn.own)
+            found |= self.turn.tensors()
         return {name: tensor.clone().contiguous() for name, tensor in found.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what another process left."""
-        self.own = self._own(state, "own", bool(state["own.trained"]))
-        self.turn = None
+        self.own = Own.read(self.anatomy.own, state, "own", bool(state["own.trained"]))
+        self.turn = Turn.read(self.anatomy, state)
+        self.secrets = None
+        if "secrets" in state:
+            self.secrets = int(state["secrets.round"]), state["secrets"].clone()
         self._last, self._again = state["last"].tolist()
         scored, self._scores = state["scored"].tolist()
         self._scored = scored, state["scored.name"].numpy().tobytes()
@@ -473,53 +465,21 @@ class PartyState:
         if "scored.answer" in state:
             scores, own = json.loads(state["scored.answer"].numpy().tobytes())
             self.answer = scores, own
-        if "turn.round" not in state:
-            return
-        messages = self.anatomy.messages
-        forms = [self.anatomy.sent, *(m.reply for m in messages[:-1])]
-        turn = Turn(int(state["turn.round"]), [], [], state["turn.gradients"].tolist())
-        answered = len(turn.gradients)  # a message may have no array
-        for name, box, all_forms in (
-            ("inbox", turn.inbox, forms),
-            ("outbox", turn.outbox, [m.upload for m in messages]),
-        ):
-            for i, form in enumerate(all_forms[:answered]):
-                keys = [f"turn.{name}.{i}.{j}" for j in range(len(leaves(form)))]
-                if all(key in state for key in keys) and len(box) == i:
-                    box.append([state[key].clone() for key in keys])
-        turn.inbox = turn.inbox[: len(turn.outbox)]
-        if len(turn.outbox) == len(messages):
-            turn.own = self._own(state, "turn.own", True)
-        self.turn = turn
 
-    def _own(self, state: Mapping[str, Tensor], prefix: str, trained: bool) -> Own:
-        form = self.anatomy.own
-        tree = fill(form, [state[f"{prefix}.{i}"].clone() for i in range(len(leaves(form)))])
-        buffers = state.get(f"{prefix}.buffers")
-        return Own(tree, None if buffers is None else buffers.clone(), trained)
+    def _tree(self, form: Any, arrays: Arrays, what: str, growths: Growths = ()) -> Any:
+        """Tensors as the tree that is expected."""
+        if not fits_cohort(form, growths, arrays, self._cohort):
+            raise Refused(f"{what} has another form than the study's algorithm gives it.")
+        if not tame(arrays):
+            raise Refused(f"{what} has a number that is not finite, or beyond {LARGEST:g}.")
+        return fill(form, arrays)
 
 
-def _made(me: LocalParty, w: Tensor) -> Learnt:
-    w = w.detach()
-    return Learnt(w, me.buffers_for(0, w))
-
-
-def _named(prefix: str, own: Own) -> dict[str, Tensor]:
-    found = {f"{prefix}.{i}": leaf for i, leaf in enumerate(leaves(own.state))}
-    return found if own.buffers is None else {**found, f"{prefix}.buffers": own.buffers}
-
-
-def _same(some: list[Tensor], others: list[Tensor]) -> bool:
-    return len(some) == len(others) and all(map(torch.equal, some, others))
-
-
-def _tree(form: Any, arrays: list[Tensor], what: str) -> Any:
-    """Tensors as the tree that is expected."""
-    if not fits(form, arrays):
-        raise Refused(f"{what} has another form than the study's algorithm gives it.")
-    if not tame(arrays):
-        raise Refused(f"{what} has a number that is not finite, or beyond {LARGEST:g}.")
-    return fill(form, arrays)
+def _same(some: Arrays, others: Arrays) -> bool:
+    return len(some) == len(others) and all(
+        one.dtype == other.dtype and torch.equal(one, other)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def _numbered(data: Federation, party: int) -> Federation:

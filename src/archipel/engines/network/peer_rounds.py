@@ -36,17 +36,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from archipel.core import Vector
+from archipel.engines.network.coding import Coding
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Contact, Liveness, Place, Words, why_not
 from archipel.engines.network.transport import POLL, Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
+from archipel.tree import nbytes
+
+if TYPE_CHECKING:
+    from archipel.wire.wired import Coded
 
 
 class Behind(ArchipelError):
@@ -76,6 +81,7 @@ class Exchange:
 
     at: At
     x: Tensor
+    sent: list[Tensor]  # what travels of it
     began: float
     open: set[int]
     got: dict[int, Tensor] = field(default_factory=dict)
@@ -90,10 +96,17 @@ class Rounds:
     """Mixing in rounds that all peers have in common."""
 
     def __init__(
-        self, party: int, topology: Topology, liveness: Liveness, words: Words, store: Store
+        self,
+        party: int,
+        topology: Topology,
+        liveness: Liveness,
+        words: Words,
+        store: Store,
+        coding: Coding | None = None,
     ) -> None:
         self.party, self.graph = party, Place(topology, party, liveness.of)
         self.liveness, self.words, self._store = liveness, words, store
+        self._coding = coding or Coding()
         self.at: At = (0, 0)
         self.open: Exchange | None = None
         self.missing: dict[int, str] = {}  # in this round
@@ -102,7 +115,7 @@ class Rounds:
         self._told: list[int] = []  # rounds in which those that went on can be met again
         self._gave_up: dict[int, At] = {}  # the last exchange that a lower end left unanswered
         self._dropped: dict[int, At] = {}  # the last exchange that a higher end gave up
-        self._answered: dict[int, tuple[At, Tensor, Tensor]] = {}  # the last: mine, theirs
+        self._answered: dict[int, tuple[At, list[Tensor], Tensor]] = {}  # the last: mine, theirs
         self._mixed: dict[At, dict[int, Tensor | None]] = {}  # before a restart: None where lost
 
     def restore(self, kept: Mapping[str, Mapping[str, Tensor]], at: At) -> None:
@@ -110,10 +123,9 @@ class Rounds:
         for name, tensors in kept.items():
             kind, *numbers = name.split("-")
             if kind == "edge":
-                position = tensors["at"].tolist()
-                self._answered[int(numbers[0])] = (
-                    (position[0], position[1]), tensors["mine"], tensors["theirs"]
-                )  # fmt: skip
+                t, number = tensors["at"].tolist()
+                mine = [x for key, x in sorted(tensors.items()) if key.startswith("mine")]
+                self._answered[int(numbers[0])] = (t, number), mine, tensors["theirs"]
             elif kind == "mixed":
                 found: dict[int, Tensor | None] = dict.fromkeys(tensors["lost"].tolist())
                 found |= {int(j): x for j, x in tensors.items() if j != "lost"}
@@ -146,18 +158,21 @@ class Rounds:
             at = max(at, exchange.at)
         return max(self.at, (at[0], at[1] + 1))
 
-    async def mix(self, x: Vector) -> Vector:
-        """sum_j W_ij x_j over the neighbours that exchange with this peer, and itself."""
+    async def mix(self, x: Vector, coded: Coded | None = None) -> Vector:
+        """sum_j W_ij x_j over the neighbours that exchange with this peer, and itself.
+
+        `coded` is how x travels, where a wire has steps.
+        """
         (t, number), weights = self.at, self.graph.row(self.at[0])
-        found = self._mixed.get(self.at)
+        found, sent = self._mixed.get(self.at), self._coding.sent(x, coded)
         if found is None:
-            found = await self._exchange(x)
+            found = await self._exchange(x, sent)
         else:
             lost = [j for j, theirs in found.items() if theirs is None]
             self.missing |= dict.fromkeys(lost, "lost before a restart")
         got = {j: theirs for j, theirs in found.items() if theirs is not None}
         self._used += len(got)
-        self.up += len(got) * x.numel() * x.element_size()
+        self.up += len(got) * nbytes(tuple(sent))
         self.down = self.up
         self.at, self.open = (t, number + 1), None
         self.liveness.ring()
@@ -166,10 +181,10 @@ class Rounds:
             mixed = mixed + weights[j] * got[j]
         return mixed
 
-    async def _exchange(self, x: Vector) -> dict[int, Tensor | None]:
+    async def _exchange(self, x: Vector, sent: list[Tensor]) -> dict[int, Tensor | None]:
         t = self.at[0]
         began = self.liveness.clock()
-        exchange = Exchange(self.at, x.detach(), began, set(self.graph.neighbours(t)))
+        exchange = Exchange(self.at, x.detach(), sent, began, set(self.graph.neighbours(t)))
         for j, (at, _, theirs) in self._answered.items():
             if at == self.at:  # before a restart
                 exchange.unsure[j] = theirs
@@ -281,7 +296,8 @@ class Rounds:
 
     async def _ask(self, exchange: Exchange, i: int) -> None:
         """Ask the lower end of an edge until the edge counts or is dropped."""
-        liveness, letter, pause = self.liveness, self.words.vector(exchange.at, exchange.x), 0.05
+        letter = self.words.vector(exchange.at, *exchange.sent)
+        liveness, pause = self.liveness, 0.05
         while i in exchange.open:
             if liveness.silent(i):
                 await liveness.moved(liveness.every)
@@ -330,7 +346,13 @@ class Rounds:
             return None
         if (answer["round"], answer["number"]) != exchange.at:
             raise Refused("a vector of another exchange.")
-        return self.words.read(i, answer, exchange.x)
+        return self._vector(i, answer, exchange)
+
+    def _vector(self, j: int, letter: Letter, exchange: Exchange) -> Tensor:
+        """The vector in a letter of peer j, without what the wire did to it."""
+        form = self._coding.form(exchange.at[1], exchange.x)
+        arrays = self.words.read(j, letter, *form)
+        return self._coding.undone(j, exchange.at, arrays, exchange.x)
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Answer peer j, which sends its vector, with this peer's of the same exchange."""
@@ -345,20 +367,20 @@ class Rounds:
                 raise Cut("this peer is paused.")
             exchange, left = self.open, until - liveness.clock()
             if (mine := self._given(j, at)) is not None:
-                return self.words.vector(at, mine)
+                return self.words.vector(at, *mine)
             if self._position(j) > at or left <= 0:
                 return self.told(j)
             if exchange is not None and exchange.at == at and j in exchange.open:
-                theirs = self.words.read(j, letter, exchange.x)
-                edge = {"at": torch.tensor(at), "mine": exchange.x, "theirs": theirs}
-                self._store.keep(f"edge-{j}", edge)
-                self._answered[j] = (at, exchange.x, theirs)
+                theirs = self._vector(j, letter, exchange)
+                mine = {f"mine-{i:04}" if i else "mine": x for i, x in enumerate(exchange.sent)}
+                self._store.keep(f"edge-{j}", {"at": torch.tensor(at), **mine, "theirs": theirs})
+                self._answered[j] = (at, exchange.sent, theirs)
                 self._count(exchange, j, theirs)
-                return self.words.vector(at, exchange.x)
+                return self.words.vector(at, *exchange.sent)
             await liveness.moved(left)
 
-    def _given(self, j: int, at: At) -> Tensor | None:
-        """This peer's vector in an exchange that it answered to peer j: the edge counts."""
+    def _given(self, j: int, at: At) -> list[Tensor] | None:
+        """What this peer sent in an exchange that it answered to peer j: the edge counts."""
         answered, mine, _ = self._answered.get(j, (_NEVER, None, None))
         if answered != at:
             return None
@@ -369,7 +391,7 @@ class Rounds:
     def last(self, j: int, at: At) -> Letter | None:
         """Peer j asks a last time: the vector where the edge counts here; or else it never will."""
         if (mine := self._given(j, at)) is not None:
-            return self.words.vector(at, mine)
+            return self.words.vector(at, *mine)
         if j > self.party:
             self._dropped[j] = max(at, self._dropped.get(j, _NEVER))
             self.liveness.ring()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from archipel.core import Vector
+from archipel.engines.network.coding import Coding
 from archipel.engines.network.gossip import Gossip
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import SILENCE, Liveness, Over, Words
@@ -21,7 +22,7 @@ from archipel.engines.network.peer_rounds import Behind, Rounds, Store
 from archipel.engines.network.transport import Link, Refused
 from archipel.errors import RunFailed
 from archipel.graphs import Topology
-from archipel.tree import leaves
+from archipel.tree import leaves, nbytes
 
 _TRIES = 3  # to tell a peer that is done that this one is, too
 
@@ -65,17 +66,21 @@ class Peer:
         self._every, self._counts = evaluate_every, counts
         self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.liveness = Liveness(links, silence, deadline, paused)
-        party, liveness = party_state.party, self.liveness
+        party, seed, liveness = party_state.party, party_state.seed, self.liveness
+        self._coding = Coding.of(party_state.boxes, seed)
         self.mixing: Rounds | Gossip = (
-            Gossip(party, topology, liveness, words, self._keep, party_state.seed)
+            Gossip(party, topology, liveness, words, self._keep, seed, self._coding)
             if asynchronous
-            else Rounds(party, topology, liveness, words, store)
+            else Rounds(party, topology, liveness, words, store, self._coding)
         )
         kept = store.kept()
         self.round = 0  # that the own state on the disk is from before
         if "own" in kept:
             party_state.restore(kept["own"])
             self.round = int(kept["own"]["round"])
+        if asynchronous:  # a round that is done again mixes other vectors: with other noise
+            party_state.secrets = None
+        self._secrets = party_state.secrets  # on the disk
         self.mixing.restore(kept, (self.round, 0))
 
     @property
@@ -92,8 +97,8 @@ class Peer:
     @property
     def most(self) -> int:
         """Bytes of the largest letter that a peer may send."""
-        vectors = [self.party_state.model.w, *self.party_state.mixed]
-        return (1 << 16) + max(x.numel() * x.element_size() for x in vectors)
+        plain = (self.party_state.model.w, *(chain.form for chain in self._coding.chains))
+        return (1 << 16) + max(map(nbytes, (*plain, *self.party_state.anatomy.mixed)))
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Answer a letter of peer j, whom TLS has told apart."""
@@ -191,15 +196,20 @@ class Peer:
             metrics = await asyncio.to_thread(self.party_state.told, self.party_state.mine(), t)
         self._report(Report(t, metrics, missing, gradients, up, down))
 
-    def _mix(self) -> Callable[[Vector], Vector]:
+    def _mix(self) -> Callable[..., Vector]:
         """`me.mix`, which the algorithm calls in its own thread."""
         loop = asyncio.get_running_loop()
 
-        def mix(x: Vector) -> Vector:
+        async def mixed(x: Vector, *coded: Any) -> Vector:
+            if self.party_state.secrets is not self._secrets:
+                self._keep()  # before anything of this round leaves
+            return await self.mixing.mix(x, *coded)
+
+        def mix(x: Vector, *coded: Any) -> Vector:
             if not bool(torch.isfinite(x).all()):
                 t = self.round + 1
                 raise RunFailed(f"round {t}: the model is no longer finite: lower lr.")
-            return asyncio.run_coroutine_threadsafe(self.mixing.mix(x), loop).result()
+            return asyncio.run_coroutine_threadsafe(mixed(x, *coded), loop).result()
 
         return mix
 
@@ -210,3 +220,4 @@ class Peer:
             "round": torch.tensor(self.round),
         }
         self._store.keep("own", state)
+        self._secrets = self.party_state.secrets

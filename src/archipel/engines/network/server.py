@@ -7,28 +7,28 @@ one of them, and the upload without which the result is right is the one to leav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from archipel.core import Each, ServerAlgorithm
-from archipel.engines.local.settings import Received
+from archipel.core import Each
 from archipel.engines.network.bounds import LARGEST, largest, tame
-from archipel.errors import RunFailed
-from archipel.exchange.anatomy import Anatomy, Message, same_form
-from archipel.exchange.uploads import Ask
+from archipel.errors import ArchipelError, RunFailed
+from archipel.exchange.anatomy import Anatomy, Message, fits_cohort, same_form
+from archipel.exchange.boxes import Boxes
+from archipel.exchange.talk import Talk
+from archipel.exchange.uploads import Ask, Received
 from archipel.tree import fill, first, leaves
-
-Running = Generator[Any, Any, Any]
 
 
 class Upload(NamedTuple):
     """What one party sent."""
 
-    arrays: Sequence[Tensor]
+    arrays: Sequence[Tensor]  # without what the wire did to them
     n: float
     gradients: int
 
@@ -46,14 +46,16 @@ class Spoilt(Exception):
 class Steps:
     """The server's side of one round."""
 
-    def __init__(
-        self, algorithm: ServerAlgorithm, anatomy: Anatomy, shared: Any, parties: int, t: int
-    ) -> None:
-        self.algorithm, self.anatomy, self.shared, self.t = algorithm, anatomy, shared, t
+    def __init__(self, boxes: Boxes, anatomy: Anatomy, shared: Any, parties: int, t: int) -> None:
+        self.boxes, self.anatomy, self.shared, self.t = boxes, anatomy, shared, t
         self.parties = parties  # of the study
-        self.heard: list[int] = []  # whose first upload counts, in order: a row each of a stack
         self._taken: list[Uploads] = []  # of each message so far
-        self._running: Running | None = None
+        self._talk: Talk | None = None
+
+    @property
+    def there(self) -> list[int]:
+        """Whose last upload counts, in order: a row each of a stack, and of what answers it."""
+        return sorted(self._taken[-1]) if self._taken else []
 
     def take(self, uploads: Uploads) -> tuple[Any, list[int]]:
         """Go on with a message's uploads: what the server says, and whose it leaves out.
@@ -63,19 +65,14 @@ class Steps:
         upload that is to blame, which others have answered already: `Spoilt`.
         """
         before = list(self._taken)
-        if not before:
-            self.heard = sorted(uploads)
         try:
-            return self._next([*before, uploads], self._running), []
+            return self._next([*before, uploads], self._talk), []
         except Exception as found:  # whatever it is, one upload may have caused it
             error = found
         if len(uploads) == 1 < self.parties:  # one party cannot say that the study is over
             return None, list(uploads)
         if out := _blamed(uploads, self._right(before, uploads, everywhere=False)):
-            kept = _without(uploads, out)
-            if not before:
-                self.heard = sorted(kept)
-            return self._next([*before, kept], None), out
+            return self._next([*before, _without(uploads, out)], None), out
         if before and (out := _blamed(uploads, self._right(before, uploads, everywhere=True))):
             raise Spoilt(out)
         raise error
@@ -86,65 +83,64 @@ class Steps:
         """Whether all is well without some parties, in this message or in the whole round."""
 
         def right(out: Collection[int]) -> bool:
-            other = Steps(self.algorithm, self.anatomy, self.shared, self.parties, self.t)
+            other = Steps(self.boxes, self.anatomy, self.shared, self.parties, self.t)
             earlier = [_without(each, out) for each in before] if everywhere else list(before)
-            last = _without(uploads, out)
-            other.heard = sorted(earlier[0]) if earlier else sorted(last)
             try:
-                other._next([*earlier, last], None)
+                other._next([*earlier, _without(uploads, out)], None)
             except Exception:
                 return False
             return True
 
         return right
 
-    def _next(self, taken: list[Uploads], running: Running | None) -> Any:
+    def _next(self, taken: list[Uploads], talk: Talk | None) -> Any:
         """What the server says after these messages; without one that is running, from the start.
 
         Refuses what others could not use.
         """
         number = len(taken) - 1
-        if running is None:
-            for at, uploads in enumerate(taken):
-                running, said = self._step(running, at, uploads)
-        else:
-            running, said = self._step(running, number, taken[number])
-        if number == len(self.anatomy.messages) - 1:
-            self._check_shared(said, len(taken[number]))
-        elif not tame(self._sent(said, taken[number])):
+        for at in range(number if talk is not None else 0, number + 1):
+            received = self._received(at, taken[at])
+            if talk is None:
+                talk = Talk(self.boxes.server(self.shared, received))
+            else:
+                talk.send(received)
+            last = at == len(self.anatomy.messages) - 1
+            if talk.ended != last or (not last and not self._fits(at, talk.said, taken)):
+                raise ArchipelError(
+                    f"round {self.t + 1}: {self.boxes.name}.server answers otherwise than before "
+                    "the first round: give every round the same number of yields, of the same form."
+                )
+        assert talk is not None
+        if talk.ended:
+            self._check_shared(talk.said, len(taken[number]))
+        elif not tame(_tensors(talk.said)):
             raise RunFailed(
                 f"round {self.t + 1}: reply {number + 1} is not finite, or beyond {LARGEST:g}: "
                 "lower lr or server_lr."
             )
-        self._taken, self._running = taken, running
-        return said
+        self._taken, self._talk = taken, talk
+        return talk.said
 
-    def _step(
-        self, running: Running | None, number: int, uploads: Uploads
-    ) -> tuple[Running | None, Any]:
-        """Have the algorithm's server go on with the uploads: it, and what it says."""
-        received = self._received(number, uploads)
-        if running is not None:
-            try:
-                return running, running.send(received)
-            except StopIteration as end:
-                return None, end.value
-        started = self.algorithm.server(self.shared, received)
-        if isinstance(started, Generator):
-            return started, next(started)
-        return None, started
-
-    def _sent(self, reply: Any, uploads: Uploads) -> list[Tensor]:
-        """What the parties that are still there will get."""
-        if not isinstance(reply, Each):
-            return leaves(reply)
-        there = [i for i, k in enumerate(self.heard) if k in uploads]
-        return [leaf[i] for leaf in leaves(reply.rows) for i in there if i < len(leaf)]
+    def _fits(self, number: int, reply: Any, taken: list[Uploads]) -> bool:
+        """Whether a reply has the form that parties expect: one for all, or a row to each."""
+        message, rows = self.anatomy.messages[number], [_tensors(reply)]
+        if isinstance(reply, Each):
+            if any(len(leaf) != len(taken[number]) for leaf in rows[0]):
+                raise ArchipelError(
+                    f"Each holds {len(rows[0][0])} rows for {len(taken[number])} uploads: give one "
+                    "row each."
+                )
+            rows = [[leaf[i] for leaf in rows[0]] for i in range(len(taken[number]))]
+        most, growths = len(taken[0]), message.grows[1]
+        return message.each == isinstance(reply, Each) and all(
+            fits_cohort(message.reply, growths, row, most) for row in rows
+        )
 
     def _check_shared(self, shared: Any, uploads: int) -> None:
-        same_form(f"{title(self.algorithm)}.server", self.anatomy.shared, shared)
+        same_form(f"{self.boxes.name}.server", self.anatomy.shared, shared)
         finite = all(bool(torch.isfinite(leaf).all()) for leaf in leaves(shared))
-        if not (finite and tame([*leaves(broadcast(self.algorithm, shared)), first(shared)])):
+        if not (finite and tame([*leaves(self.boxes.broadcast(shared, self.t)), first(shared)])):
             raise RunFailed(
                 f"round {self.t + 1}: the shared model is no longer finite, or beyond "
                 f"{LARGEST:g}, after {uploads} uploads: lower lr or server_lr."
@@ -153,28 +149,30 @@ class Steps:
     def _received(self, number: int, uploads: Uploads) -> Received:
         """The uploads as the server asks for them, added up in the order of the parties."""
         message: Message = self.anatomy.messages[number]
-        there = [k for k in self.heard if k in uploads]
+        there = sorted(uploads)
+        columns = list(zip(*(uploads[k].arrays for k in there), strict=True))
+        n = torch.tensor([uploads[k].n for k in there], dtype=torch.float64)
         sums: dict[Ask, Any] = {}
-        for ask in message.asks - {"stack"}:
-            weigh = ask == "mean by examples"
-            weights = [uploads[k].n if weigh else 1.0 for k in there]
-            totals = [torch.zeros_like(leaf) for leaf in leaves(message.upload)]
-            for k, weight in zip(there, weights, strict=True):
-                for total, leaf in zip(totals, uploads[k].arrays, strict=True):
-                    total.add_(leaf, alpha=weight)
-            sums[ask] = fill(message.upload, totals)
+        for ask in message.asks & {"mean", "mean by examples"}:
+            weights = (n if ask == "mean by examples" else torch.ones_like(n)).tolist()
+            sums[ask] = fill(message.upload, [_sum(column, weights) for column in columns])
         rows = None
         if "stack" in message.asks:
-            stacks = [
-                torch.stack([
-                    uploads[k].arrays[i] if k in uploads else torch.zeros_like(leaf)
-                    for k in self.heard
-                ])
-                for i, leaf in enumerate(leaves(message.upload))
-            ]  # fmt: skip
-            rows = fill(message.upload, stacks)
-        total_n = sum(uploads[k].n for k in there)
-        return Received(len(there), self.parties, total_n, sums, rows)
+            rows = fill(message.upload, [torch.stack(column) for column in columns])
+        counts = n.to(first(self.shared).dtype) if "n" in message.asks else None
+        present = torch.tensor(there, dtype=torch.int64)
+        return Received(present, self.parties, sums, float(n.sum()), rows, counts)
+
+
+def _tensors(reply: Any) -> list[Tensor]:
+    return leaves(reply.rows if isinstance(reply, Each) else reply)
+
+
+def _sum(column: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    total = torch.zeros_like(column[0])
+    for leaf, weight in zip(column, weights, strict=True):
+        total.add_(leaf, alpha=weight if leaf.is_floating_point() else int(weight))
+    return total
 
 
 def _without(uploads: Uploads, out: Collection[int]) -> dict[int, Upload]:
@@ -182,9 +180,14 @@ def _without(uploads: Uploads, out: Collection[int]) -> dict[int, Upload]:
 
 
 def _blamed(uploads: Uploads, right: Callable[[Collection[int]], bool]) -> list[int]:
-    """The parties without which it is right: one, or the fewest of the largest; none if nobody."""
+    """The parties without which it is right: one, or the fewest; none if nobody.
+
+    Those of another form than most come first, then those with the largest numbers.
+    """
+    forms = {k: tuple(leaf.shape for leaf in upload.arrays) for k, upload in uploads.items()}
+    most, _ = Counter(forms.values()).most_common(1)[0]
     sizes = {k: max(map(largest, upload.arrays), default=0.0) for k, upload in uploads.items()}
-    order = sorted(uploads, key=lambda k: -sizes[k])
+    order = sorted(uploads, key=lambda k: (forms[k] == most, -sizes[k]))
     alone, together = ([k] for k in order), (order[:m] for m in range(2, len(order)))
     for out in chain(alone, together):
         if len(out) == len(order) or not right(out):

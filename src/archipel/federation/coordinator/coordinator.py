@@ -19,6 +19,7 @@ from typing import Any
 from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.presence import Adjourned
 from archipel.engines.network.transport import POLL, Refused
 from archipel.errors import ArchipelError, DatabaseAway, RunFailed
 from archipel.exchange.boxes import is_peer
@@ -32,18 +33,20 @@ from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.coordinator.notices import Notices
 from archipel.federation.coordinator.peer_study import PeerStudy
 from archipel.federation.coordinator.refusals import Refusals
-from archipel.federation.coordinator.server_study import Adjourned, ServerStudy
+from archipel.federation.coordinator.server_study import ServerStudy
 from archipel.federation.scale import Scale, path_of
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.site import signed
 from archipel.runs import recording
+from archipel.runs.loop import Watch
 from archipel.runs.recording import Recorder
-from archipel.runs.simulation import Watch
 from archipel.store.files import write
 from archipel.store.folder import Folder
 from archipel.store.registry import Place, Registry
 from archipel.study.file import Study
 from archipel.study.plugins import reason
+
+StudyUnderWay = ServerStudy | PeerStudy
 
 _KEPT = 300.0  # seconds that a finished study stays in memory after the last question
 _SMALL = 1 << 20  # bytes of a letter that is no upload
@@ -62,9 +65,9 @@ class Coordinator:
         self.home, self._say, self._silence = home, say, silence
         self.registry = Registry.open(home.database, home.key)
         self.audit = home.audit
-        self.server_studies: dict[str, ServerStudy] = {}
+        self.server_studies: dict[str, StudyUnderWay] = {}
         self._over: dict[str, float] = {}  # finished study -> when a site last asked about it
-        self._rebuilding: dict[str, asyncio.Task[ServerStudy]] = {}
+        self._rebuilding: dict[str, asyncio.Task[StudyUnderWay]] = {}
         self.seen: dict[str, float] = {}  # site -> when its last letter came
         self.letters: Counter[str] = Counter()  # by kind
         self._begun = asyncio.Event()  # a study began; a new one for the next
@@ -109,7 +112,7 @@ class Coordinator:
                         self.server_studies[study.hash].engine.adjourn()
                 self._notices.revoked(set(self._revoked()))
                 for server_study in self.server_studies.values():
-                    server_study.look()
+                    server_study.sites.look()
             self._notices.waiting(self.server_studies)
             for digest in [digest for digest, task in running.items() if task.done()]:
                 del running[digest]
@@ -269,50 +272,51 @@ class Coordinator:
         """Run an approved study with the sites that approved it, from where it is."""
         self.registry.number(digest)
         server_study, path = self._server_study(digest, asyncio.get_running_loop())
-        (run,) = server_study.runs
+        run = server_study.run
         sites = run.data.training
         if Folder.exists(path):
             folder = Folder.open(path, self.home.shared)
             begins = "resumed"
         else:
             text = bytes(self.registry.study(digest).text)
-            facts = next(facts for facts in server_study.sites.values() if facts is not None)
+            facts = next(facts for facts in server_study.sites.of.values() if facts is not None)
             described = {"text": text.decode(), "facts": facts.to_json()}
             row = {"description": described, "hash": digest}
             folder = recording.create(path, run, row, {"study.toml": text}, self.home.shared)
             begins = "started"
         with folder:
             if begins == "resumed":
-                server_study.restore(recording.restore(folder, run))
+                server_study.loop.restore(recording.restore(folder, run))
             ended = run.state == "done"
             run.folder, run.state = path, "running"
-            server_study.recorder = Recorder(folder, run, server_study.engine.state, 0.0)
-            server_study.recorder.event(begins, f"after round {run.done} with {sites} sites")
+            recorder = Recorder(folder, run, server_study.engine.state, 0.0)
+            server_study.loop.recorder = recorder
+            run.event(begins, f"after round {run.done} with {sites} sites")
             self.registry.set_state(digest, "running", f"round {run.done} of {run.rounds}")
             who = f"{sites} site{'' if sites == 1 else 's'}"
             self._say(f"{run.data.about.name}: {begins} after round {run.done} with {who}")
             anchor = self.audit.append(begins, study=digest, round=run.done, sites=sites)
-            server_study.engine.engine.log = anchor.text
+            server_study.keep_log(anchor.text)
             self.server_studies[digest] = server_study
             self._begun.set()
             self._begun = asyncio.Event()
             try:
                 if not ended:
-                    await asyncio.to_thread(server_study.go, self._seeing(digest, watch), None)
+                    await asyncio.to_thread(server_study.loop.go, self._seeing(digest, watch), None)
             except (Adjourned, DatabaseAway):
                 raise
             except Exception as error:
                 why = _why(error, run.data.about.name)
                 self.registry.set_state(digest, "failed", why)
-                server_study.recorder.fail(error)
+                recorder.fail(error)
                 self.audit.append("failed", study=digest, reason=why)
                 raise
-            server_study.answers.end(run.done)
+            server_study.end()
             self.registry.set_state(digest, "done", f"{run.done} rounds")
             self.audit.append("done", study=digest, rounds=run.done)
         return run
 
-    async def _rebuilt(self, digest: str) -> ServerStudy:
+    async def _rebuilt(self, digest: str) -> StudyUnderWay:
         """A finished study, brought back once for all who ask, while others are answered."""
         task = self._rebuilding.get(digest)
         if task is None:
@@ -327,17 +331,17 @@ class Coordinator:
         self._over.setdefault(digest, time.monotonic())
         return self.server_studies.setdefault(digest, server_study)
 
-    def _finished(self, digest: str, events: asyncio.AbstractEventLoop) -> ServerStudy:
+    def _finished(self, digest: str, events: asyncio.AbstractEventLoop) -> StudyUnderWay:
         """A study that was done before, to give out what it learnt."""
         server_study, path = self._server_study(digest, events)
         with Folder.open(path, self.home.shared) as folder:
-            server_study.restore(recording.restore(folder, server_study.runs[0]))
-        server_study.answers.end(server_study.runs[0].done)
+            server_study.loop.restore(recording.restore(folder, server_study.run))
+        server_study.end()
         return server_study
 
     def _server_study(
         self, digest: str, events: asyncio.AbstractEventLoop
-    ) -> tuple[ServerStudy, Path]:
+    ) -> tuple[StudyUnderWay, Path]:
         """A study with the sites that have a number in it, and the folder of its run."""
         record = self.registry.study(digest)
         study = approval.read(bytes(record.text))
@@ -354,23 +358,21 @@ class Coordinator:
         scale = None
         if study.scaled:
             scale = Scale(path_of(self.home.path, digest), digest, schema_of(study))
-        is_among_peers = is_peer(study.algorithm_object)
-        server_study = (PeerStudy if is_among_peers else ServerStudy)(
-            study.algorithm_object,
-            fed,
-            model,
-            study.policy(),
-            digest,
-            sites,
-            events,
-            self._silence,
-            scale,
-        )
-        server_study.revoked = self._revoked
-        if isinstance(server_study, PeerStudy):
-            server_study.roster = self._roster(study, digest)
-            server_study.excluded = functools.partial(self._excluded, digest, server_study.roster)
-        (run,) = server_study.runs
+        algorithm: Any = study.algorithm_object  # it has a server, or is one of peers
+        options = study.policy()
+        server_study: StudyUnderWay
+        if is_peer(algorithm):
+            signed_roster = self._roster(study, digest)
+            excluded = functools.partial(self._excluded, digest, signed_roster)
+            server_study = PeerStudy(
+                algorithm, fed, model, options, sites, signed_roster, excluded, self._silence, scale
+            )
+        else:
+            server_study = ServerStudy(
+                algorithm, fed, model, options, digest, sites, events, self._silence, scale
+            )
+        server_study.sites.revoked = self._revoked
+        run = server_study.run
         run.study, run.environment = study, recording.environment(study)
         run.approved = bytes(record.text)
         return server_study, self.home.run_of(digest)
@@ -439,7 +441,7 @@ class Coordinator:
             "round", study=digest, round=t + 1, present=present, missing=missing,
             counted=bool(cohort.counted),
         )  # fmt: skip
-        self.server_studies[digest].engine.engine.log = anchor.text
+        self.server_studies[digest].keep_log(anchor.text)
         self._anchors.save()
         self._notices.round(digest, run, t, missing)
 

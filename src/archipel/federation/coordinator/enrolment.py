@@ -18,6 +18,7 @@ from archipel.exchange.boxes import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.certificates import GUEST, VALID, serial, verify
 from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.coordinator.peer_study import PeerStudy
 from archipel.federation.coordinator.server_study import ServerStudy
 from archipel.federation.site.binding import schema_of
 from archipel.store.registry import Decision, Registry, Submission
@@ -34,7 +35,7 @@ class Enrolment:
         self,
         home: CoordinatorFolder,
         registry: Registry,
-        server_studies: Mapping[str, ServerStudy],
+        server_studies: Mapping[str, ServerStudy | PeerStudy],
         say: Callable[[str], None],
     ) -> None:
         """`sittings` are the studies under way, which hear of those who come and leave."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from archipel.engines.network.letters import Letter
 from archipel.errors import clean
+from archipel.federation.coordinator.peer_study import PeerStudy
 from archipel.federation.coordinator.server_study import ServerStudy
 from archipel.federation.coordinator.status import waiting
 
@@ -34,10 +35,10 @@ class Notices:
             self._say(f"{site} was revoked")
         self._revoked = sites
 
-    def waiting(self, server_studies: Mapping[str, ServerStudy]) -> None:
+    def waiting(self, server_studies: Mapping[str, ServerStudy | PeerStudy]) -> None:
         """Say which studies have begun to wait for sites; `round` says when they go on."""
         for digest, server_study in server_studies.items():
-            words, now, (run,) = waiting(server_study), time.monotonic(), server_study.runs
+            words, now, run = waiting(server_study), time.monotonic(), server_study.run
             if not words:
                 self._waits.pop(digest, None)
                 continue
@@ -57,9 +58,9 @@ class Notices:
             self._say(f"{name}: from round {t + 1} on: {who}")
         self._missed[digest] = missing
 
-    def letter(self, server_study: ServerStudy, site: str, letter: Letter) -> None:
+    def letter(self, server_study: ServerStudy | PeerStudy, site: str, letter: Letter) -> None:
         """Say that a site pauses or refuses, and that it is back; not each time of many."""
-        name = server_study.runs[0].data.about.name
+        name = server_study.run.data.about.name
         who, now = (name, site), time.monotonic()
         before, since = self._away.get(who, ("", -_QUIET))
         why = clean(letter["reason"])[:80] if letter.kind == "away" else ""

@@ -28,6 +28,7 @@ from archipel.store.registry import STATES, Registry, Submission
 
 if TYPE_CHECKING:
     from archipel.federation.coordinator.coordinator import Coordinator
+    from archipel.federation.coordinator.peer_study import PeerStudy
     from archipel.federation.coordinator.server_study import ServerStudy
 
 _LAST = 5  # misses that are shown
@@ -38,9 +39,9 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
     now = time.monotonic()
     studies = {}
     for digest, server_study in list(coordinator.server_studies.items()):
-        (run,) = server_study.runs
+        run = server_study.run
         misses = [
-            {"round": t + 1, "site": run.data.name(k), "cause": cause}
+            {"round": t + 1, "site": run.data.name(k), "cause": str(cause)}
             for t, cohort in enumerate(list(run.participation))
             for k, cause in cohort.missing.items()
         ]
@@ -55,7 +56,7 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
             "sites": server_study.presence(),
             "waiting": waiting(server_study),
             "stalled": int(bool(waiting(server_study))),
-            "sites_present": present(server_study),
+            "sites_present": server_study.sites.present,
             "misses": len(misses),
             "missing": misses[-_LAST:],
         }
@@ -68,22 +69,17 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
-def present(server_study: ServerStudy) -> int:
-    """How many sites of a study that can be asked are there."""
-    return int(server_study.engine.here(server_study.eligible).sum())
-
-
-def waiting(server_study: ServerStudy) -> str:
+def waiting(server_study: ServerStudy | PeerStudy) -> str:
     """What a study that stands still waits for; empty while it goes on, and when it is over."""
     from archipel.exchange.boxes import is_peer
 
-    (run,) = server_study.runs
+    run, sites = server_study.run, server_study.sites
     if run.state != "running" or run.done >= run.rounds:
         return ""
-    here, needed = present(server_study), max(1, server_study.needed)
+    here, needed = sites.present, max(1, sites.needed)
     if here < needed and not is_peer(run.algorithm):  # peers work without being seen here
         return f"{here} of the {needed} sites that a round needs are here"
-    return server_study.waiting
+    return sites.waiting
 
 
 async def keep_status(coordinator: Coordinator) -> None:

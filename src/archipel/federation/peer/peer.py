@@ -273,7 +273,7 @@ class PeerSite(Site):
         return states.get(study) == "done"
 
     def _lanes(self, roster: Roster, party_state: PartyState) -> dict[int, Lane]:
-        most, lanes = SMALL + party_state.most + nbytes(tuple(party_state.mixed)), {}
+        most, lanes = SMALL + party_state.most + nbytes(party_state.anatomy.mixed), {}
         for member in roster.peers:
             if member.name != self.name:
                 trusted = port.credentials(self.home, [member.certificate])

@@ -16,7 +16,7 @@ from torch import Tensor
 from archipel import models
 from archipel.data.federation import Federation
 from archipel.exchange.anatomy import Anatomy
-from archipel.exchange.boxes import has_personal, is_peer
+from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.exchange.statistics import averages
 from archipel.metrics import may_leave
 from archipel.models.model import Model
@@ -71,7 +71,7 @@ def exposure(
     batch, steps, records = _records(algorithm, rows)
     if len(anatomy.messages) > 1 and batch is not None:  # one of them may be made of a batch alone
         records = batch
-    sent = [message.upload for message in anatomy.messages]
+    sent = [message.sent for message in anatomy.messages]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)
     sums = 3 * study.summed
@@ -98,12 +98,12 @@ def exposure(
         features=int(data.x[0].numel()) if len(data.x) else 0,
         numbers=numbers,
         bytes=8 * sums + each_round * study.study.rounds + questions * evaluations,
-        counts="mean by examples" in asks,
+        counts=bool(asks & {"n", "mean by examples"}),
         neighbours=is_peer(algorithm),
         untold=tuple(
             name for name in study.chosen.names if not may_leave(data.task, data.classes, name)
         ),
-        statistics=len(model.running) * averages(algorithm, model),
+        statistics=len(model.running) * averages(Boxes(algorithm), model),
     )
 
 

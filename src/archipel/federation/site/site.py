@@ -224,13 +224,14 @@ class Site:
         self, study: Study, data: Federation, rows: Rows | None
     ) -> tuple[Exposure, Anatomy, list[Tensor]]:
         from archipel.engines.checks import check_fit
-        from archipel.engines.network.party_state import anatomy_of
+        from archipel.engines.network.fitting import fitted
         from archipel.federation.site.exposure import exposure
+        from archipel.tree import leaves
 
-        mixed: list[Tensor] = []
         model = approval.model_of(study, data)
         check_fit(model, data)
-        anatomy = anatomy_of(study.algorithm_object, data, model, 0, study.study.seed, mixed)
+        _, anatomy = fitted(study.algorithm_object, data, model, 0, study.study.seed)
+        mixed = leaves(anatomy.mixed)
         counts = (None, None) if rows is None else rows
         return exposure(study, model, data, anatomy, mixed, *counts), anatomy, mixed
 

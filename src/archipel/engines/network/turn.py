@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a party keeps, and a round that is under way; as tensors by name, for its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archipel.engines.network.letters import Letter
+from archipel.engines.party import LocalParty
+from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.talk import Talk
+from archipel.tree import fill, leaves
+
+Arrays = list[Tensor]
+
+
+@dataclass
+class Own:
+    """What a party keeps from round to round."""
+
+    state: Any  # tree
+    buffers: Tensor | None  # [q] BatchNorm statistics, where parties keep theirs
+    trained: bool
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        found = {f"{prefix}.{i}": leaf for i, leaf in enumerate(leaves(self.state))}
+        return found if self.buffers is None else {**found, f"{prefix}.buffers": self.buffers}
+
+    @classmethod
+    def read(cls, form: Any, state: Mapping[str, Tensor], prefix: str, trained: bool) -> Own:
+        tree = fill(form, [state[f"{prefix}.{i}"].clone() for i in range(len(leaves(form)))])
+        buffers = state.get(f"{prefix}.buffers")
+        return cls(tree, None if buffers is None else buffers.clone(), trained)
+
+
+@dataclass
+class Turn:
+    """A round that is under way, or done and not judged yet."""
+
+    round: int
+    attempt: int  # of the server at this round
+    inbox: list[Arrays]  # what the server said so far
+    outbox: list[Arrays]  # what was answered
+    gradients: list[int]
+    secrets: Tensor | None = None  # of this round and attempt, where any were needed
+    hides: bool = False  # whether the algorithm made keys or masks of them
+    own: Own | None = None  # after the last upload
+    me: LocalParty | None = None
+    talk: Talk | None = None
+
+    def until(self, number: int) -> Turn:
+        """The same round as it was before message `number`."""
+        inbox, outbox, gradients = (
+            box[:number] for box in (self.inbox, self.outbox, self.gradients)
+        )
+        return Turn(self.round, self.attempt, inbox, outbox, gradients, self.secrets)
+
+    def heard(self, number: int) -> bytes:
+        """A name of what the server said up to message `number`."""
+        digests = (Letter("work", {}, arrays).digests for arrays in self.inbox[: number + 1])
+        return sha256(b"".join(b"".join(each) for each in digests)).digest()
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"turn.round": torch.tensor([self.round])}
+        found["turn.attempt"] = torch.tensor([self.attempt, int(self.hides)])
+        found["turn.gradients"] = torch.tensor(self.gradients, dtype=torch.int64)
+        if self.secrets is not None:
+            found["turn.secrets"] = self.secrets
+        for name, box in (("inbox", self.inbox), ("outbox", self.outbox)):
+            for i, arrays in enumerate(box):
+                found |= {f"turn.{name}.{i}.{j}": a for j, a in enumerate(arrays)}
+        return found if self.own is None else found | self.own.tensors("turn.own")
+
+    @classmethod
+    def read(cls, anatomy: Anatomy, state: Mapping[str, Tensor]) -> Turn | None:
+        """The round in what another process left; None where none is under way."""
+        if "turn.round" not in state:
+            return None
+        attempt, hides = (
+            state["turn.attempt"].tolist() if "turn.attempt" in state else (-1, 0)
+        )  # not of an older version
+        turn = cls(int(state["turn.round"]), attempt, [], [], state["turn.gradients"].tolist())
+        turn.secrets, turn.hides = state.get("turn.secrets"), bool(hides)
+        messages, answered = anatomy.messages, len(turn.gradients)  # one may have no array
+        forms = [anatomy.sent, *(message.reply for message in messages[:-1])]
+        for name, box, all_forms in (
+            ("inbox", turn.inbox, forms),
+            ("outbox", turn.outbox, [message.sent for message in messages]),
+        ):
+            for i, form in enumerate(all_forms[:answered]):
+                keys = [f"turn.{name}.{i}.{j}" for j in range(len(leaves(form)))]
+                if all(key in state for key in keys) and len(box) == i:
+                    box.append([state[key].clone() for key in keys])
+        turn.inbox = turn.inbox[: len(turn.outbox)]
+        if len(turn.outbox) == len(messages):
+            turn.own = Own.read(anatomy.own, state, "turn.own", True)
+        return turn

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who takes part in each round, and what happens where too few do: as the loop asks for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from archipel.core import Algorithm
+from archipel.data.federation import Federation
+from archipel.engines.engine import Cause, Engine, Floats, Outcome
+from archipel.rng import Ints
+from archipel.runs.participation import Cohort, Participation
+from archipel.training.descent import work_of
+
+
+class Attendance(Protocol):
+    """A study's policy at work: it has the engine do a round with those who take part."""
+
+    def take_part(self, t: int, clock: int) -> tuple[Cohort, Outcome]:
+        """Do round t; wait, go on or abort as the study says where too few take part.
+
+        `clock` counts the rounds so far and those that were waited for.
+        """
+
+    def before_evaluation(self) -> None:
+        """Wait until somebody is there who can score the model."""
+
+
+class DrawnAttendance:
+    """A simulation's: who is there, and who is lost, is drawn."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        who: Participation,
+        algorithm: Algorithm,
+        fed: Federation,
+        eligible: Ints,
+        seed: int,
+    ) -> None:
+        self._engine, self._who, self._eligible, self._seed = engine, who, eligible, seed
+        self._partial = getattr(algorithm, "keeps_partial_work", False)
+        self._work = _work(algorithm, fed, eligible)
+
+    def take_part(self, t: int, clock: int) -> tuple[Cohort, Outcome]:
+        who, eligible = self._who, self._eligible
+        needed = who.needed(len(eligible))
+        waited, blocked = 0, dict[int, Cause]()
+        tried: dict[bytes, Outcome] = {}  # the same parties are lost again
+        while True:
+            drawn = self._draw(t, clock + waited)
+            cohort = drawn._replace(
+                waited=waited + drawn.waited, blocked=drawn.blocked if drawn.waited else blocked
+            )
+            if not cohort.counted:
+                return cohort, Outcome(cohort.present[:0])
+            parts = (cohort.present, cohort.effort, cohort.answers)
+            same = b"".join(part.tobytes() for part in parts if part is not None)
+            if same not in tried:
+                unheard = cohort.reached - len(cohort.present)
+                tried[same] = self._engine.round(
+                    t,
+                    cohort.present,
+                    cohort.effort,
+                    answers=cohort.answers,
+                    needed=needed,
+                    unheard=unheard,
+                )
+            outcome = tried[same]
+            cohort = cohort.without(outcome.missing, needed)
+            if cohort.counted or who.on_missing == "continue":
+                return cohort, outcome
+            who.may_wait(t, cohort, len(eligible))
+            waited, blocked = cohort.waited + 1, cohort.missing
+
+    def _draw(self, t: int, clock: int) -> Cohort:
+        messages = len(self._engine.anatomy.messages)
+        return self._who.draw(
+            self._eligible, self._seed, t, self._partial, self._work, clock, messages
+        )
+
+    def before_evaluation(self) -> None:
+        """Nobody is away from here."""
+
+
+def _work(algorithm: Algorithm, fed: Federation, eligible: Ints) -> Floats:
+    """How many examples each party works through in a round."""
+    n = fed.n.numpy()[eligible].astype(np.float64)
+    if not hasattr(algorithm, "lr"):
+        return n
+    work = work_of(algorithm)  # type: ignore[arg-type]
+    if work.local_steps is None:
+        return n * work.local_epochs
+    size = n if work.batch_size is None else work.batch_size
+    examples: Floats = work.local_steps * (
+        size * n if isinstance(size, float) else np.minimum(size, n)
+    )
+    return examples

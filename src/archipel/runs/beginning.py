@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every run begins with, on one machine or between sites: what its options say, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from archipel.core import Algorithm
+from archipel.data.federation import Federation
+from archipel.engines.engine import Engine
+from archipel.errors import ArchipelError
+from archipel.exchange.boxes import Boxes
+from archipel.exchange.statistics import notes_of
+from archipel.metrics import name_of
+from archipel.models.model import Model
+from archipel.runs.participation import Participation, absences
+from archipel.runs.run import Run
+
+
+class Beginning:
+    """A run before its engine is made: who takes part, how long, and what is to be said of it."""
+
+    def __init__(
+        self, algorithm: Algorithm, fed: Federation, model: Model, options: Mapping[str, Any]
+    ) -> None:
+        """`options` are those of `archipel.runs.simulation.Options`."""
+        self._algorithm, self._fed, self._model, self._options = algorithm, fed, model, options
+        self.rounds, self.every = options.get("rounds", 100), options.get("evaluate_every", 1)
+        self.seed: int = options.get("seed", 0)
+        if self.rounds < 1 or self.every < 1:
+            raise ArchipelError(
+                f"rounds = {self.rounds}, evaluate_every = {self.every}: give whole numbers from 1."
+            )
+        away = {fed.index(name): absences(t) for name, t in (options.get("away") or {}).items()}
+        self.who = Participation.of({**options, "away": away})
+        self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
+        self._notes = _empty(fed, len(self.eligible))
+        if self.who.deadline is not None and self.who.speed is None and not fed.about.elsewhere:
+            self._notes.append(
+                f"deadline = {self.who.deadline:g} has no effect in this simulation, where nobody "
+                "takes time: give simulate.speed, in examples per second."
+            )
+        self.who.count(len(self.eligible))
+
+    def runs(self, engine: Engine, settings: Mapping[str, Sequence[float]]) -> list[Run]:
+        """The run with this engine, or those of a sweep's settings."""
+        algorithm, options = self._algorithm, self._options
+        notes = [*self._notes, *notes_of(Boxes(algorithm), engine.own_statistics)]
+        if options.get("server_sees") == "sums" and not engine.anatomy.sums_only:
+            if rule := engine.anatomy.wire.rule:
+                raise ArchipelError(
+                    f'privacy.server_sees = "sums": wire.rule, {rule}, looks at single uploads; '
+                    "leave one of the two out."
+                )
+            raise ArchipelError(
+                f'privacy.server_sees = "sums": {type(algorithm).__name__} looks at single uploads '
+                "(uploads.stack()); take an algorithm that needs their mean alone."
+            )
+        values = zip(*settings.values(), strict=True) if settings else [()]
+        return [
+            Run(
+                replace(algorithm, **dict(zip(settings, value, strict=True))),  # type: ignore[type-var]
+                self._fed,
+                self._model,
+                self.seed,
+                engine.plan,
+                engine.anatomy,
+                self.rounds,
+                name_of(options.get("metric") or ""),
+                options.get("target"),
+                notes=list(notes),
+            )
+            for value in values
+        ]
+
+
+def _empty(fed: Federation, eligible: int) -> list[str]:
+    """Say who cannot take part for want of training points."""
+    empty = torch.nonzero(fed.n[: fed.training] == 0)[:, 0]
+    if eligible == 0:
+        raise ArchipelError("no party has a training point: check the train/test split.")
+    if len(empty) == 0:
+        return []
+    shown = ", ".join(fed.name(int(k)) for k in empty[:5]) + (", ..." if len(empty) > 5 else "")
+    return [f"{len(empty)} parties have no training point and are left out: {shown}."]
