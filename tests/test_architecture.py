@@ -40,7 +40,7 @@ LAYERS = [
         "models.units",
     },
     {"algorithms"},
-    {"models.stacked"},
+    {"models.stacked", "aggregation", "wire"},
     {"engines", "store"},
     {"conformance"},
     {"runs", "scorecard", "report"},

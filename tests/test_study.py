@@ -78,7 +78,9 @@ deadline = 60.0
 on_missing = "wait"
 
 [wire]
-steps = []
+up = ["clip:1.0"]
+down = ["float16"]
+sum = "plain"
 
 [privacy]
 server_sees = "sums"
@@ -290,7 +292,9 @@ SENTENCES = {
     "[simulate]\ndropouts = '0.1'": 'simulate.dropouts = "0.1": give a number.',
     "[round]\nsample = 'all'": 'round.sample = "all": give a number.',
     "[round]\non_missing = 'stop'": 'give "continue", "wait" or "abort".',
-    "[wire]\nsteps = ['clip']": "this version has no wire steps; leave [wire] out.",
+    "[wire]\nsteps = ['clip']": "unknown key of [wire] 'steps'",
+    "[wire]\nup = 'clip:1'": 'wire.up = "clip:1": give a list.',
+    "[wire]\nup = ['clp:1']": "unknown step 'clp': did you mean 'clip'?",
     "[data]": "data.name is missing",
     "[data]\nfile = 'no.csv'\nby = 'a'\ntarget = 'b'": 'data.file = "no.csv": no such file in',
     "[data]\nname = 'moons'\ntest = 0.5": "data.test: 'moons' has its own test points",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from archipel.bundle import load_bundle
     from archipel.comparison import Comparison, compare
-    from archipel.conformance import check_algorithm
+    from archipel.conformance import check_algorithm, check_step
     from archipel.core import (
         Batch,
         Blueprint,
@@ -66,13 +66,14 @@ if TYPE_CHECKING:
     from archipel.study.file import Study
     from archipel.training.optimisers import SGD, Adam
     from archipel.training.schedules import Cosine, Decay, Inverse
+    from archipel.wire.wire import Wire
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
     "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
-    "archipel.conformance": "check_algorithm",
+    "archipel.conformance": "check_algorithm check_step",
     "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm Personal "
     "ServerAlgorithm Uploads",
     "archipel.data": "Federation load",
@@ -89,6 +90,7 @@ _HOMES = {  # where each public name lives; loaded when first asked for, so that
     "archipel.training.schedules": "Cosine Decay Inverse",
     "archipel.runs.simulation": "simulate sweep",
     "archipel.study.file": "Study",
+    "archipel.wire.wire": "Wire",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -140,7 +142,9 @@ __all__ = [
     "ServerAlgorithm",
     "Study",
     "Uploads",
+    "Wire",
     "check_algorithm",
+    "check_step",
     "compare",
     "list_runs",
     "live_view",

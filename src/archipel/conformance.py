@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every algorithm must satisfy, ours or yours: `check_algorithm(MyAlgorithm())`."""
+"""What every algorithm must satisfy, ours or yours: `check_algorithm(MyAlgorithm())`.
+
+And every step of a wire: `check_step(MyStep())`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.graphs import topology
 from archipel.models.model import Model
 from archipel.tree import leaves, tree_map
+from archipel.wire.conformance import check_step
 from archipel.wire.wire import Wire
+
+__all__ = ["check_algorithm", "check_step"]
 
 ROUNDS = 3
 PLAIN = Wire()

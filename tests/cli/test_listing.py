@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from archipel.aggregation import RULES, SUMS
 from archipel.algorithms import ALGORITHMS, scaffold
 from archipel.data import DATASETS
 from archipel.graphs import TOPOLOGIES
 from archipel.models import MODELS
-from archipel.study import Study
+from archipel.study.file import Study
+from archipel.wire import STEPS, float16
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,7 @@ from archipel.study import Study
         ("data", DATASETS),
         ("models", MODELS),
         ("topologies", TOPOLOGIES),
-        ("wire", []),
+        ("wire", [*STEPS, *RULES, *SUMS, "plain"]),
     ],
 )
 def test_lists(archipel, kind, names):
@@ -41,6 +43,7 @@ def test_show_prints_the_file(archipel, tmp_path):
     (tmp_path / "mine.py").write_text(source.replace("class Scaffold", "class Mine"))
     assert archipel("show", "mine.py").out == (tmp_path / "mine.py").read_text()
     assert "def logistic" in archipel("show", "logistic").out
+    assert archipel("show", "float16").out == Path(float16.__file__).read_text()
 
 
 def test_show_a_model_of_ones_own(archipel, tmp_path):

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +17,9 @@ from rich.text import Text
 
 from archipel.cli import options as o
 from archipel.errors import clean
+
+if TYPE_CHECKING:
+    from archipel.study.plugins import Kind as PluginKind
 
 
 class Kind(StrEnum):
@@ -42,8 +46,6 @@ def list_(
         o.print_json({kind.value: [{"name": name, "about": about} for name, about in rows]})
         return
     console = Console()
-    if not rows:
-        console.print("There are no wire steps in this version.")
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, about in rows:
         table.add_row(Text(clean(name), "bold"), Text(clean(about)))
@@ -54,16 +56,18 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="An algorithm, a model, or a Python file.", autocompletion=o.complete_algorithm
+            help="An algorithm, a model, a step of a wire, or a Python file.",
+            autocompletion=o.complete_shown,
         ),
     ],
     as_json: o.Json = False,
 ) -> None:
-    """Print the source of an algorithm or a model: what runs is what you read.
+    """Print the source of an algorithm, a model or a step: what runs is what you read.
 
     \b
-    Example:
+    Examples:
       archipel show scaffold
+      archipel show float16
     """
     from archipel.cli import outline
 
@@ -80,19 +84,23 @@ def show(
 
 
 def _added_file(name: str) -> Path:
-    """The file with an algorithm or model of an installed package, or of the user's own."""
+    """The file with what an installed package or the user's own file adds."""
     from archipel.cli import outline
     from archipel.errors import ArchipelError, unknown
     from archipel.study import plugins
 
-    known = {*outline.names("algorithm"), *outline.names("model")}
+    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "model"]
+    known = {each for kind in kinds for each in outline.names(kind)}
     if name not in known and plugins.file_of(name) is None:
-        raise unknown("algorithm or model", name, known)
-    try:
-        found = plugins.find("algorithm", name)
-    except ArchipelError:
-        found = plugins.find("model", name)
-    path = inspect.getsourcefile(found)
+        raise unknown("algorithm, model or step", name, known)
+    for kind in kinds[:-1]:
+        with suppress(ArchipelError):
+            return _source(plugins.find(kind, name))
+    return _source(plugins.find("model", name))
+
+
+def _source(found: object) -> Path:
+    path = inspect.getsourcefile(found)  # type: ignore[arg-type]
     assert path is not None
     return Path(path)
 
@@ -102,15 +110,28 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
     from archipel.study import plugins
 
     if kind is Kind.wire:
-        return []
+        return _wire()
     if kind is Kind.topologies:
         return sorted(outline.topologies().items())
     if kind is Kind.data:
         added = dict.fromkeys(plugins.added("data"), "from an installed package")
         return sorted((added | outline.data()).items())
-    singular: plugins.Kind = "algorithm" if kind is Kind.algorithms else "model"
-    found = {name: _first_line(plugins.find(singular, name)) for name in plugins.added(singular)}
-    return sorted((found | outline.bundled_of(singular)).items())
+    return _described("algorithm" if kind is Kind.algorithms else "model")
+
+
+def _wire() -> list[tuple[str, str]]:
+    """Steps, rules and sums, each with what it is."""
+    kinds: list[PluginKind] = ["step", "rule", "sum"]
+    found = [(name, f"{kind}: {about}") for kind in kinds for name, about in _described(kind)]
+    return sorted([*found, ("plain", "sum: Add up uploads as they arrive.")])
+
+
+def _described(kind: PluginKind) -> list[tuple[str, str]]:
+    from archipel.cli import outline
+    from archipel.study import plugins
+
+    found = {name: _first_line(plugins.find(kind, name)) for name in plugins.added(kind)}
+    return sorted((found | outline.bundled_of(kind)).items())
 
 
 def lines(text: str) -> str:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from archipel.study.plugins import Kind
 
 
-def _names(kind: Kind) -> Callable[[str], list[str]]:
-    """Complete a name of this kind in the shell."""
+def _names(*kinds: Kind) -> Callable[[str], list[str]]:
+    """Complete a name of one of these kinds in the shell."""
 
     def complete(incomplete: str) -> list[str]:
         from archipel.cli import outline
 
-        return [name for name in outline.names(kind) if name.startswith(incomplete)]
+        names = sorted({name for kind in kinds for name in outline.names(kind)})
+        return [name for name in names if name.startswith(incomplete)]
 
     return complete
 
@@ -38,6 +39,7 @@ def _runs(incomplete: str) -> list[str]:
 
 
 complete_algorithm = _names("algorithm")
+complete_shown = _names("algorithm", "model", "step", "rule", "sum")
 
 What = Annotated[
     str,

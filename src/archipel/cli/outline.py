@@ -21,7 +21,13 @@ class _Piece(NamedTuple):
     node: Any
 
 
-_TABLES = {"algorithm": ("algorithms", "ALGORITHMS"), "model": ("models", "MODELS")}
+_TABLES = {
+    "algorithm": ("algorithms", "ALGORITHMS"),
+    "model": ("models", "MODELS"),
+    "step": ("wire", "STEPS"),
+    "rule": ("aggregation", "RULES"),
+    "sum": ("aggregation", "SUMS"),
+}
 
 
 def names(kind: Kind) -> list[str]:
@@ -31,7 +37,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def bundled_of(kind: Kind) -> dict[str, str]:
-    """The first line of each algorithm's, or model's, docstring."""
+    """The first line of the docstring of each."""
     found = {name: _defined(each).node for name, each in _table(*_TABLES[kind]).items()}
     return {
         name: (ast.get_docstring(node) or "").partition("\n")[0] for name, node in found.items()
@@ -39,7 +45,7 @@ def bundled_of(kind: Kind) -> dict[str, str]:
 
 
 def file_of(name: str) -> Path | None:
-    """The file with a bundled algorithm or model."""
+    """The file with a bundled algorithm, model or part of a wire."""
     for table in _TABLES.values():
         if name in (known := _table(*table)):
             return _path(_defined(known[name]).module)

@@ -99,6 +99,15 @@ def shape_of(one: Tensor, growth: Growth | None, found: Tensor) -> tuple[int, ..
     return tuple(shape)
 
 
+class OnWire(NamedTuple):
+    """What messages pass, as Python writes it: for those who read what was done."""
+
+    up: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    rule: str = ""
+    sum: str = ""
+
+
 class Anatomy(NamedTuple):
     """A round, message by message, with the states before it."""
 
@@ -109,6 +118,7 @@ class Anatomy(NamedTuple):
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
     mixed: tuple[Any, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
     summed: bool = False  # whether messages are those of a protocol that shows sums alone
+    wire: OnWire = OnWire()
 
     @property
     def sums_only(self) -> bool:

@@ -90,9 +90,9 @@ def _of_rounds(anatomy: Anatomy, mixed: Sequence[Tensor], told: bool) -> list[Ou
         return [*found, _counts(what, EVERY_ROUND, 3)]
     count = len(anatomy.messages)
     for number, message in enumerate(anatomy.messages, 1):
-        upload, what = message.upload, f"upload {number}" if count > 1 else "upload"
+        upload, what = message.sent, f"upload {number}" if count > 1 else "upload"
         if not isinstance(upload, Joined):
-            found.append(_tensors(what, EVERY_ROUND, message))
+            found.append(_tensors(what, EVERY_ROUND, message, anatomy.wire.sum))
             continue
         found.append(_tensors(what, EVERY_ROUND, message._replace(upload=upload.inner)))
         if upload.statistics is not None:
@@ -107,15 +107,17 @@ def _of_rounds(anatomy: Anatomy, mixed: Sequence[Tensor], told: bool) -> list[Ou
     return found
 
 
-def _tensors(what: str, when: str, message: Message) -> Outgoing:
-    numbers = sum(leaf.numel() for leaf in leaves(message.upload))
-    if "stack" in message.asks:
+def _tensors(what: str, when: str, message: Message, summed_by: str = "") -> Outgoing:
+    numbers = sum(leaf.numel() for leaf in leaves(message.sent))
+    if summed_by:
+        use = f"{summed_by} makes a sum of them"
+    elif "stack" in message.asks:
         use = "the algorithm looks at each"
     elif "mean by examples" in message.asks:
         use = "the algorithm uses their mean, weighted by training points"
     else:
         use = "the algorithm uses their mean"
-    return Outgoing(what, when, numbers, nbytes(message.upload), f"{_COORDINATOR}; {use}")
+    return Outgoing(what, when, numbers, nbytes(message.sent), f"{_COORDINATOR}; {use}")
 
 
 def _counts(what: str, when: str, numbers: int) -> Outgoing:

@@ -11,7 +11,7 @@ import json
 import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +62,10 @@ def read(text: bytes) -> Study:
         tables = read_tables(text.decode())
     except UnicodeDecodeError:
         raise ArchipelError("the study is not text in UTF-8.") from None
-    for section in ("algorithm", "model", "data"):  # before anything is looked up by its name
-        name = tables.get(section, {}).get("name")
+    for key, name in _named(tables):  # before anything is looked up by its name
         if name is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", str(name)):
             raise ArchipelError(
-                f"{section}.name = {str(name)[:80]!r}: a study between institutions names no code "
+                f"{key} = {str(name)[:80]!r}: a study between institutions names no code "
                 "of its own; install it as a package at every site and name it."
             )
     about = tables.get("study", {})
@@ -89,6 +88,18 @@ def read(text: bytes) -> Study:
             "letter than 0-9 and a-f."
         )
     return study
+
+
+def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Where a study names code, and the name: of a wire's steps without their values."""
+    for section in ("algorithm", "model", "data"):
+        yield f"{section}.name", tables.get(section, {}).get("name")
+    wire = tables.get("wire", {})
+    for key in ("up", "down"):
+        yield from ((f"wire.{key}", str(text).partition(":")[0]) for text in _listed(wire.get(key)))
+    for key in ("rule", "sum"):
+        if key in wire:
+            yield f"wire.{key}", str(wire[key]).partition(":")[0]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -52,6 +52,11 @@ class Beginning:
         algorithm, options = self._algorithm, self._options
         notes = [*self._notes, *notes_of(Boxes(algorithm), engine.own_statistics)]
         if options.get("server_sees") == "sums" and not engine.anatomy.sums_only:
+            if rule := engine.anatomy.wire.rule:
+                raise ArchipelError(
+                    f'privacy.server_sees = "sums": wire.rule, {rule}, looks at single uploads; '
+                    "leave one of the two out."
+                )
             raise ArchipelError(
                 f'privacy.server_sees = "sums": {type(algorithm).__name__} looks at single uploads '
                 "(uploads.stack()); take an algorithm that needs their mean alone."

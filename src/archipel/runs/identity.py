@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from hashlib import blake2b, sha256
 from typing import Any
 
@@ -19,6 +20,7 @@ from archipel.models.losses import Loss
 from archipel.models.model import Model
 from archipel.runs.run import Description
 from archipel.store.folder import Folder
+from archipel.wire.wire import Wire
 
 
 def describe(
@@ -76,8 +78,12 @@ def _plain(value: Any) -> Any:
         return f"{value.name} over {value.n}, {edges}"
     if isinstance(value, Loss):
         return value.name
+    if isinstance(value, Wire):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if is_dataclass(value):  # of a wire
+        return repr(value)
     if callable(value):
         return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}"
     return value if isinstance(value, int | float | str) else repr(value)

@@ -27,6 +27,7 @@ from archipel.runs.parts import ClassWeights, build_model, build_topology, feder
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
 from archipel.store.folder import Folder
+from archipel.wire.wire import Wire
 
 __all__ = ["Options", "Run", "Watch", "build", "recall", "simulate", "sweep"]
 
@@ -50,6 +51,7 @@ class Options(TypedDict, total=False):
     plan: Plan  # how to compute; timed unless given
     device: str  # where: cpu, cuda or mps, in one process
     server_sees: Literal["uploads", "sums"]  # "sums" refuses to look at single uploads
+    wire: Wire  # steps between parties and server, a rule, and how sums are made
     # who takes part; see archipel.runs.participation
     sample: float | int  # rate 0..1, or so many parties a round; 1.0
     over_select: float
@@ -201,6 +203,7 @@ def build(
         cohort=begun.who.count(len(begun.eligible)),
         sweep=settings,
         device=options.get("device", "cpu"),
+        wire=options.get("wire"),
     )
     attendance = DrawnAttendance(engine, begun.who, algorithm, fed, begun.eligible, begun.seed)
     runs = begun.runs(engine, settings or {})

@@ -163,6 +163,7 @@ class Privacy:
     left: tuple[Outgoing, ...]  # between sites: all numbers that left one that told its counts
     epsilon: float | None
     guarantee: str
+    wire: tuple[str, ...] = ()  # in words: what messages pass, the rule, how sums are made
 
 
 @dataclass(frozen=True, repr=False)

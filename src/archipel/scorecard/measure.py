@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.anatomy import Anatomy, OnWire
 from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.metrics import larger_is_better
@@ -225,10 +226,14 @@ def _longest_absence(run: Run) -> tuple[int, str | None]:
 # -- privacy ---------------------------------------------------------------------------------------
 
 _SEES = {
-    "sums": "Its code asks only for {asks} over the parties, never for one party's upload. This "
-    "version has no secure sum: who runs the server could look at every upload.",
-    "individuals": "Its code asks to see every party's upload by itself, so no secure sum could "
-    "hide them.",
+    "sums": "Its code asks only for {asks} over the parties, never for one party's upload. The sum "
+    "is plain: who runs the server could look at every upload{passed}.",
+    "summed": "Its code is told sums over the parties alone, made by {sum}. What that hides, "
+    "and from whom, is for its source to say.",
+    "individuals": "Its code asks to see every party's upload by itself{passed}, so no secure sum "
+    "could hide them.",
+    "ruled": "{rule} looks at every party's upload by itself{passed}, so no secure sum could hide "
+    "them.",
     "none": "There is no server. A party's neighbours receive what it mixes with them, and "
     "nobody else does.",
     "nothing": "There is no server, and nothing is sent: every party trains alone.",
@@ -241,7 +246,13 @@ def _privacy(run: Run) -> Privacy:
     talks = not peer or run.done == 0 or run.spent.up > 0
     asks = {ask for message in run.anatomy.messages for ask in message.asks}
     words = "means weighted by numbers of examples" if "mean by examples" in asks else "means"
-    sees = _SEES[server if talks else "nothing"].format(asks=words)
+    wire = run.anatomy.wire
+    kind = {"sums": "summed" if run.anatomy.summed else "sums"}.get(server, server)
+    if wire.rule and server == "individuals":
+        kind = "ruled"
+    passed = ", as it arrives" if wire.up else ""
+    sees = _SEES[kind if talks else "nothing"]
+    sees = sees.format(asks=words, sum=wire.sum, rule=wire.rule, passed=passed)
     if run.between_sites and server == "sums":
         sees += " The coordinator received every upload by itself."
     return Privacy(
@@ -250,8 +261,24 @@ def _privacy(run: Run) -> Privacy:
         _messages(run.anatomy, peer) if talks else (),
         tuple(_left(run, peer)) if run.between_sites else (),
         None,
-        "none: this version adds no noise, so it promises none",
+        "none: nobody keeps account of what the wire's steps add, so nothing is promised"
+        if wire.up
+        else "none: this version adds no noise, so it promises none",
+        tuple(_on_wire(wire, peer)),
     )
+
+
+def _on_wire(wire: OnWire, peer: bool) -> Iterator[str]:
+    """What messages pass, in words."""
+    if wire.up:
+        what = "vectors to neighbours" if peer else "uploads"
+        yield f"{what} pass {', then '.join(wire.up)}"
+    if wire.down:
+        yield f"what parties are sent passes {', then '.join(wire.down)}"
+    if wire.rule:
+        yield f"{wire.rule} says what the server takes of the uploads"
+    if wire.sum:
+        yield f"sums are made by {wire.sum}"
 
 
 def _left(run: Run, peer: bool) -> list[Outgoing]:
@@ -269,10 +296,12 @@ def _left(run: Run, peer: bool) -> list[Outgoing]:
 
 def _messages(anatomy: Anatomy, peer: bool) -> tuple[Sent, ...]:
     if peer:
+        if anatomy.wire.up:
+            return tuple(each for x in anatomy.mixed for each in _sent("to neighbours", x, "model"))
         return tuple(_sent("to neighbours", anatomy.own, "model")[:1])
     sent = _sent("down", anatomy.sent, "model")
     for message in anatomy.messages:
-        sent += _sent("up", message.upload, "update")
+        sent += _sent("up", message.sent, "update")
         sent += _sent("down", message.reply, "reply")
     for message in anatomy.personal:  # when a party makes its own model
         sent += _sent("up", message.upload, "question")

@@ -294,6 +294,7 @@ def _privacy(p: Privacy) -> Lines:
     who = {"sums": "sums only", "individuals": "every upload", "none": "no server"}[p.server]
     return [
         ("the server's code asks for", who, p.sees),
+        *((("on the wire", "", "; ".join(p.wire)),) if p.wire else ()),
         ("differential privacy", "none" if p.epsilon is None else f"ε = {p.epsilon:.3g}",
          p.guarantee.removeprefix("none: ")),
     ]  # fmt: skip

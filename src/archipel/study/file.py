@@ -36,7 +36,7 @@ from archipel.runs import identity
 from archipel.runs.run import Run
 from archipel.runs.simulation import Options, Watch, simulate
 from archipel.store.folder import Folder, reserve, runs_in
-from archipel.study import fields, plugins
+from archipel.study import fields, plugins, wiring
 from archipel.study.loading import federation_of, model_of
 from archipel.study.sections import (
     SECTIONS,
@@ -48,7 +48,6 @@ from archipel.study.sections import (
     Privacy,
     Round,
     Simulated,
-    Wire,
     check_data,
     check_names,
     check_policy,
@@ -59,7 +58,9 @@ from archipel.study.sections import (
     sentence,
     split_key,
 )
+from archipel.study.sections import Wire as WireSection
 from archipel.training.schedules import STARTS, Rate, Schedule, for_tables
+from archipel.wire.wire import Wire
 
 
 class Study(BaseModel):
@@ -77,7 +78,7 @@ class Study(BaseModel):
     model: Network = Network()
     algorithm: Method = Method()
     round: Round = Round()
-    wire: Wire = Wire()
+    wire: WireSection = WireSection()
     privacy: Privacy = Privacy()
     topology: Graph = Graph()
     simulate: Simulated = Simulated()
@@ -164,6 +165,11 @@ class Study(BaseModel):
             made = dataclasses.replace(made, lr=lr)
         return made  # type: ignore[no-any-return]
 
+    @property
+    def wire_object(self) -> Wire:
+        """What stands between parties and the server."""
+        return wiring.wire_of(self.wire, self._base)
+
     def _task_of_tables(self) -> str | None:
         """What a linear model is to learn of tables on one scale; None for all other studies."""
         data, network = self.data, self.model.name
@@ -221,6 +227,7 @@ class Study(BaseModel):
             "target": about.target,
             "topology": self.topology.name,
             "server_sees": self.privacy.server_sees,
+            "wire": self.wire_object if wiring.parts_of(self.wire) else None,
             **policy.model_dump(),
             **simulated.model_dump(),
         }
@@ -244,6 +251,9 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
+        tables["wire"] = wiring.written(self.wire, self._base)
+        if not wiring.parts_of(self.wire):  # as before there were any: its hash stays
+            tables["wire"] = {"steps": []}
         prints = self._prints
         if prints is None:
             prints = {name: _print(path) for name, path in self.sources().items()}
@@ -252,6 +262,7 @@ class Study(BaseModel):
     def toml(self) -> str:
         """The resolved study as a file."""
         tables = {name: table for name, table in self.resolved().items() if name != "sources"}
+        tables["wire"] = wiring.written(self.wire, self._base)
         return tomli_w.dumps(_in_order(tables))
 
     @property
@@ -283,6 +294,7 @@ class Study(BaseModel):
             ("model", self.model.name),
             ("data", data.name),
             *(("metric", name) for name in (*(self.study.metrics or ()), self.study.metric)),
+            *((part.kind, part.name) for part in wiring.parts_of(self.wire)),
         ]
         paths = [
             path
@@ -421,6 +433,7 @@ class Study(BaseModel):
             check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
         check_names(self.model, self.topology)
+        _ = self.wire_object
         _ = self.chosen
         if self.topology.asynchronous and not is_peer(self.algorithm_object):
             raise ArchipelError(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithms, models, data and metrics found by name, by entry point, or in a Python file.
+"""Algorithms, models, data, metrics and parts of a wire: by name, entry point, or Python file.
 
 A package adds names with the entry-point groups `archipel.algorithms`, `archipel.models`,
-`archipel.data` and `archipel.metrics`; a study also takes a path, `mine.py` or `mine.py:Mine`.
+`archipel.data`, `archipel.metrics`, and for a study's wire `archipel.wire` (steps),
+`archipel.rules` and `archipel.sums`; a study also takes a path, `mine.py` or `mine.py:Mine`.
 Nothing is ever loaded from a wire: the files are on this machine, put there by its owner.
 """
 
@@ -21,13 +22,23 @@ from typing import Any, Literal
 
 from archipel.errors import ArchipelError, unknown
 
-Kind = Literal["algorithm", "model", "data", "metric"]
+Kind = Literal["algorithm", "model", "data", "metric", "step", "rule", "sum"]
 
 _GROUPS = {
     "algorithm": "archipel.algorithms",
     "model": "archipel.models",
     "data": "archipel.data",
     "metric": "archipel.metrics",
+    "step": "archipel.wire",
+    "rule": "archipel.rules",
+    "sum": "archipel.sums",
+}
+
+_METHODS: dict[str, tuple[str, ...]] = {  # by which a class of a file is known to be of a kind
+    "algorithm": ("party",),
+    "step": ("send", "receive"),
+    "rule": ("__call__",),
+    "sum": ("party", "server"),
 }
 
 _PREFIX = "archipel_file_"  # of the modules that files become
@@ -91,6 +102,14 @@ def _bundled(kind: Kind) -> dict[str, Callable[..., Any]]:
         return dict(MODELS)
     if kind == "metric":  # Archipel's own are measured for all parties at once
         return {}
+    if kind == "step":
+        from archipel.wire import STEPS
+
+        return dict(STEPS)
+    if kind in ("rule", "sum"):
+        from archipel.aggregation import RULES, SUMS
+
+        return dict(RULES if kind == "rule" else SUMS)
     from archipel.data import DATASETS
 
     return {name: make for name, (make, _) in DATASETS.items()}
@@ -108,9 +127,12 @@ def _in_file(kind: Kind, path: Path, wanted: str) -> Callable[..., Any]:
         for name, value in vars(module).items()
         if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
     }
-    if kind == "algorithm":
-        fit = {n: v for n, v in here.items() if inspect.isclass(v) and hasattr(v, "party")}
-        sort = "class with a method party"
+    fit: dict[str, Callable[..., Any]]
+    methods = _METHODS.get(kind)
+    if methods is not None:
+        fit = {n: v for n, v in here.items() if _has(v, methods)}
+        many = "methods" if len(methods) > 1 else "a method"
+        sort = f"class with {many} {' and '.join(methods)}"
     else:
         fit = {n: v for n, v in here.items() if callable(v)}
         sort = "function or class"
@@ -124,6 +146,13 @@ def _in_file(kind: Kind, path: Path, wanted: str) -> Callable[..., Any]:
         )
         raise ArchipelError(f"{kind} '{path}': one {sort} is wanted, and the file {listed}.")
     return next(iter(fit.values()))
+
+
+def _has(found: Any, methods: tuple[str, ...]) -> bool:
+    """Whether a class says itself what these methods do."""
+    return inspect.isclass(found) and all(
+        any(name in vars(each) for each in found.__mro__) for name in methods
+    )
 
 
 def _load(kind: Kind, path: Path) -> ModuleType:

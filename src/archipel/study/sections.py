@@ -64,6 +64,7 @@ Kind = Annotated[  # checked by archipel.data.column
 Said = Annotated[  # checked by archipel.data.kinds
     Any, WithJsonSchema({"anyOf": [{"enum": list(KINDS)}, *_DESCRIBED]})
 ]
+PLAIN = "plain"  # how uploads are added up, unless a study says otherwise
 Rounds = Annotated[str, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
 
 
@@ -216,7 +217,19 @@ class Round(Section):
 class Wire(Section):
     """[wire]"""
 
-    steps: Annotated[list[str], Field(max_length=0, description="none in this version")] = []
+    up: Annotated[
+        list[str],
+        Field(max_length=50, description="steps of an upload: archipel list wire, mine.py:Mine:1"),
+    ] = []
+    down: Annotated[
+        list[str], Field(max_length=50, description="the same of what parties are sent")
+    ] = []
+    rule: Annotated[
+        str | None, Field(description="what the server takes of the uploads, mine.py:Mine; all")
+    ] = None
+    sum: Annotated[
+        str, Field(description='how uploads are added up: "plain", as they arrive, or mine.py:Mine')
+    ] = PLAIN
 
 
 class Privacy(Section):
@@ -416,7 +429,14 @@ def read_tables(content: str | Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(section, Mapping):
             raise ArchipelError(f"{name} = {fields.shown(section)}: write a section, [{name}].")
         _check_size(section, name)
-    return dict(content)
+    return {name: _as_now(name, section) for name, section in content.items()}
+
+
+def _as_now(name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A section as this version has it: [wire] had a list that was always empty."""
+    if name == "wire" and section.get("steps") == []:
+        return {key: value for key, value in section.items() if key != "steps"}
+    return section
 
 
 def _loaded(text: str) -> dict[str, Any]:
@@ -478,11 +498,6 @@ def sentence(error: ValidationError) -> ArchipelError:
     section, field, *inside = (str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return unknown(f"key of [{section}]", field, keys(section))
-    if (section, field) == ("wire", "steps") and first["type"] == "too_long":
-        return ArchipelError(
-            f"wire.steps = {fields.shown(first['input'])}: this version has no wire steps; leave "
-            "[wire] out."
-        )
     hint = SECTIONS[section].model_fields[field].annotation
     if inside and get_origin(hint) in (dict, list):
         field, hint = f"{field}.{inside[0]}", get_args(hint)[-1]

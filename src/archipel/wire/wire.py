@@ -11,7 +11,7 @@ from archipel.aggregation.rule import Rule, Ruled
 from archipel.aggregation.summation import Summation, Summed
 from archipel.core import Vector
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Anatomy, examine
+from archipel.exchange.anatomy import Anatomy, OnWire, examine
 from archipel.exchange.boxes import Boxes
 from archipel.tree import leaves
 from archipel.wire.chain import Chain
@@ -73,7 +73,8 @@ class Wire:
             mixed = chains(self.up, anatomy.mixed)
             add(lambda inner: WiredPeers(inner, mixed))
             sent = tuple(chain.out[-1] for chain in mixed)
-            return around, examine(around(boxes), me, w, parties)._replace(mixed=sent)
+            found = examine(around(boxes), me, w, parties)
+            return around, found._replace(mixed=sent, wire=self._named)
         if self.up or self.down:
             self._check_down(anatomy)
             up = chains(self.up, [message.upload for message in anatomy.messages])
@@ -87,7 +88,12 @@ class Wire:
             how, single = self.sum, examine(around(boxes), me, w, parties, cohort)
             add(lambda inner: Summed(inner, how, single, me.seed))
         found = examine(around(boxes), me, w, parties, cohort)
-        return around, found._replace(summed=self.sum is not None)
+        return around, found._replace(summed=self.sum is not None, wire=self._named)
+
+    @property
+    def _named(self) -> OnWire:
+        rule, how = ("" if each is None else repr(each) for each in (self.rule, self.sum))
+        return OnWire(tuple(map(repr, self.up)), tuple(map(repr, self.down)), rule, how)
 
     def _check_peers(self, boxes: Boxes) -> None:
         """Refuse what a server alone could do."""
