@@ -160,7 +160,7 @@ def difference(before: bytes, after: bytes) -> list[str]:
     return [
         clean(line)
         for line in difflib.unified_diff(old, new, lineterm="", n=0)
-        if not line.startswith(("", "---", "+++"))
+        if not line.startswith(("@@", "---", "+++"))
     ]
 
 

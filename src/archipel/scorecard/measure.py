@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archipel.exchange.anatomy import Anatomy, has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
-from archipel.metrics import larger_is_better
+from archipel.metrics.measures import larger_is_better
 from archipel.models.model import Model
 from archipel.runs.history import absent, spread
 from archipel.runs.participation import kind

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from archipel.engines.local.evaluation import ALIKE, ALL_POINTS
 from archipel.errors import clean
+from archipel.metrics.measures import ALIKE, ALL_POINTS
 from archipel.report import tables
 from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
 

@@ -16,15 +16,10 @@ from archipel.data.rows import ranges
 from archipel.engines.local import personal
 from archipel.engines.local.pool import Pool
 from archipel.engines.local.share import Job, Memory, bounds
+from archipel.metrics.measures import ALL_POINTS
 from archipel.rng import Ints
 
 _CHUNK_BYTES = 64 << 20  # outputs kept at a time
-
-
-ALL_POINTS = "all test points at once"
-WEIGHTED = "sites, weighted by test points"  # a mean of their metrics: nobody has all points
-ALIKE = "sites, each the same"
-SITES = "sites"  # a mean of which the weights are not on record
 
 
 class Evaluation(NamedTuple):

@@ -25,7 +25,7 @@ from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts, shadow
 from archipel.engines.local.engine import Outcome
-from archipel.engines.local.evaluation import ALIKE, WEIGHTED, Evaluation
+from archipel.engines.local.evaluation import Evaluation
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.letters import Letter
@@ -37,6 +37,7 @@ from archipel.exchange.anatomy import has_personal, is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
+from archipel.metrics.measures import ALIKE, WEIGHTED
 from archipel.models.model import Model
 from archipel.rng import Ints
 from archipel.runs.participation import Cohort, Participation
