@@ -697,3 +697,13 @@ def test_an_sqlite_file_is_the_same_by_every_path(tmp_path, monkeypatch, impatie
 def test_trouble_with_a_database_is_one_sentence(registry):
     with pytest.raises(RunFailed, match="cannot be used"), registry._reading() as connection:
         connection.execute(sa.text("SELECT * FROM nothing"))
+
+
+def test_versions_are_told_as_alembic_tells_them():
+    from alembic.script import ScriptDirectory
+
+    revisions = ScriptDirectory(str(database.MIGRATIONS))
+    files = (database.MIGRATIONS / "versions").glob("v*.py")
+    names = sorted(path.stem.removeprefix("v") for path in files)
+    assert names == sorted(each.revision for each in revisions.walk_revisions())
+    assert names[-1] == revisions.get_current_head()
