@@ -289,7 +289,7 @@ def test_what_is_not_broadcast_costs_nothing_and_is_not_seen():
     for kind in (Whole, Part, ar.FedAvg):
         with ar.LocalEngine(kind(), data, model, plan=ONE) as engine:
             outcome = engine.round(0, range(3))
-            found[kind] = engine.vector().clone(), engine.traffic(0, outcome, 3), engine.anatomy
+            found[kind] = engine.vector().clone(), (outcome.up, outcome.down), engine.anatomy
 
     p = model.p * 8
     assert found[Whole][1] == (3 * p, 3 * (p + 8000))

@@ -137,8 +137,8 @@ def test_the_pooled_baseline_has_the_budget_of_the_run(work, monkeypatch):
     seen = []
     round_ = ar.LocalEngine.round
 
-    def count(self, *arguments):
-        outcome = round_(self, *arguments)
+    def count(self, *arguments, **options):
+        outcome = round_(self, *arguments, **options)
         seen.append(outcome.gradients)
         return outcome
 
