@@ -441,6 +441,16 @@ def test_under_one_key_no_message_is_answered_twice_with_other_contents():
         assert (revealed > 0).tolist() == [False, False, True]
 
 
+def test_a_round_that_a_version_without_attempts_left_goes_on():
+    party, model = party_of(0, None), network(4, 3)
+    sent, _ = party.work(0, 0, [model.w], attempt=7)
+    kept = party.state()
+    del kept["turn.attempt"]
+    other = party_of(0, None)
+    other.restore(kept)
+    assert torch.equal(other.work(0, 0, [model.w], attempt=8)[0][0], sent[0])
+
+
 def test_a_round_is_begun_anew_a_limited_number_of_times():
     party, first, *_ = begun()
     with pytest.raises(Refused, match="came again too often"):
@@ -504,6 +514,58 @@ def test_noise_is_the_same_for_the_same_words_and_another_for_others():
 @pytest.mark.parametrize("name", ["steps", "two steps"])
 def test_peers_over_letters_are_those_of_a_simulation(name):
     check_over_the_wire(ar.DSGD(lr=0.1, batch_size=4), WIRES[name])
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Peers whose every vector has noise, and a secret behind it."""
+
+    def init(self, w):
+        return w
+
+    def party(self, me, x):
+        return me.mix(x + me.noise(x) + me.secret("pad")[..., :1].to(x.dtype))
+
+
+def test_a_peers_secrets_are_the_same_after_a_crash_and_others_in_the_next_round():
+    def mixed(party, t):
+        found = []
+        party.alone(t, lambda x: found.append((x, party.state())) or x)
+        return found[0]
+
+    party = party_of(0, None, Hidden(), private=True)
+    sent, kept = mixed(party, 0)
+    again, *others = (party_of(0, None, Hidden(), private=True) for _ in range(3))
+    for each in (again, others[0]):
+        each.restore(kept)
+
+    assert torch.equal(mixed(again, 0)[0], sent)
+    assert "secrets" not in again.state()  # the round is over
+    for other, t in ((others[0], 1), (others[1], 0)):
+        assert not torch.equal(mixed(other, t)[0], sent)
+
+
+def test_a_peer_has_its_secrets_on_the_disk_before_anything_leaves():
+    async def play():
+        peers = Circle(Hidden(), DATA, network(4, 3), topology("ring", PARTIES), 2)
+        kept = []
+        for k, disk in enumerate(peers.disks):
+            keep = disk.keep
+
+            def watched(name, tensors, k=k, keep=keep):
+                kept.append((k, name.partition("-")[0], "secrets" in tensors))
+                keep(name, tensors)
+
+            disk.keep = watched
+            peers.begin(k)
+        await peers.done()
+        return kept
+
+    kept = asyncio.run(asyncio.wait_for(play(), 600))
+    for k in range(PARTIES):
+        mine = [entry[1:] for entry in kept if entry[0] == k]
+        assert mine[0] == ("own", True)
+        assert mine[-1] == ("own", False)
 
 
 def circle(rounds, **options):

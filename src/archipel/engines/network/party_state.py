@@ -224,10 +224,10 @@ class PartyState:
         self.me = me = self._me(t, self.own.buffers, checked)
         if self.secrets is not None and self.secrets[0] != t:
             self.secrets = None
-        me.secrets = None if self.secrets is None else self.secrets[1]
-        me.used = self._used
+        me.secrets, me.used = None if self.secrets is None else self.secrets[1], self._used
         state = self.boxes.party(me, self.own.state)
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
+        self.secrets = None
         return self._kept(me, state), me.gradients
 
     def _kept(self, me: LocalParty, own: Any) -> Own:
