@@ -294,7 +294,6 @@ SENTENCES = {
     "[round]\non_missing = 'stop'": 'give "continue", "wait" or "abort".',
     "[wire]\nsteps = ['clip']": "unknown key of [wire] 'steps'",
     "[wire]\nup = 'clip:1'": 'wire.up = "clip:1": give a list.',
-    "[wire]\nup = ['clp:1']": "unknown step 'clp': did you mean 'clip'?",
     "[data]": "data.name is missing",
     "[data]\nfile = 'no.csv'\nby = 'a'\ntarget = 'b'": 'data.file = "no.csv": no such file in',
     "[data]\nname = 'moons'\ntest = 0.5": "data.test: 'moons' has its own test points",

@@ -33,6 +33,7 @@ from archipel.study.file import _NOT_OPTIONS
 from archipel.study.sections import SECTIONS
 from archipel.training.optimisers import SGD, Adam
 from archipel.training.schedules import Cosine, Decay, Inverse
+from archipel.wire import STEPS
 
 HERE = Path(__file__).parent
 SOURCE = "../../src/archipel"
@@ -45,6 +46,7 @@ NAMES = {  # the public names, by what one wants to do
     "scikit-learn": "FederatedClassifier FederatedRegressor",
     "Write an algorithm": "ServerAlgorithm PeerAlgorithm Personal Party Uploads Each Batch "
     "Blueprint Descent Examples topology check_algorithm",
+    "Between parties and server": "Wire check_step",
     "Algorithms": "Alone APGD1 APGD2 Ditto DSGD FedAvg FedBN FedDyn FedNova FedOpt FedPer FedProx "
     "FedRep FedSGD FineTuned KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe Scaffold",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
@@ -124,6 +126,13 @@ def _further(section: str) -> Iterator[str]:
         for cls in (SGD, Adam, Cosine, Decay, Inverse):
             own = ", ".join(f"`{_key(each)}`" for each in dataclasses.fields(cls))
             yield f"| `{cls.__name__.lower()}` | {own} | {_first_paragraph(cls)} |"
+    elif section == "wire":
+        yield "A text is a name or a file, then values of its fields: `clip:1.0`, `mine.py:Mine:3`; see"
+        yield "[own steps, rules and sums](../how-to-own-step.md). Steps by name:"
+        yield from ["", "| name | fields | |", "|---|---|---|"]
+        for name, cls in STEPS.items():
+            own = ", ".join(f"`{_key(each)}`" for each in dataclasses.fields(cls))
+            yield f"| `{name}` | {own} | {_first_paragraph(cls)} |"
     elif section == "study":
         tasks = ", ".join(f"{metric} for {task}" for task, metric in PRIMARY.items())
         yield f"Without `metric`, a run is judged by {tasks}."

@@ -156,14 +156,19 @@ class Study(BaseModel):
     @property
     def algorithm_object(self) -> Algorithm:
         """The algorithm with its fields."""
-        cls = plugins.find("algorithm", self.algorithm.name, self._base)
-        made = fields.build("algorithm", cls, self.algorithm.given)
-        check_algorithm_fields(made)
+        made = self._as_given()
         if "lr" not in self.algorithm.given and _trains_by_epochs(made):
             task = self._task_of_tables()
             lr = made.lr if task is None else for_tables(task, self.study.rounds)
             made = dataclasses.replace(made, lr=lr)
         return made  # type: ignore[no-any-return]
+
+    def _as_given(self) -> Any:
+        """The algorithm with its fields, of which the data have no say."""
+        cls = plugins.find("algorithm", self.algorithm.name, self._base)
+        made = fields.build("algorithm", cls, self.algorithm.given)
+        check_algorithm_fields(made)
+        return made
 
     @property
     def wire_object(self) -> Wire:
@@ -453,9 +458,7 @@ class Study(BaseModel):
 
     def _check_rate(self) -> None:
         """A learning rate that changes has a value in the first rounds and in the last."""
-        if "lr" not in self.algorithm.given:
-            return
-        lr = getattr(self.algorithm_object, "lr", None)
+        lr = getattr(self._as_given(), "lr", None)
         if not isinstance(lr, Schedule):
             return
         for t in (0, 1, self.study.rounds - 1):

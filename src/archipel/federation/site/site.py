@@ -236,7 +236,8 @@ class Site:
 
         model = approval.model_of(study, data)
         check_fit(model, data)
-        _, anatomy = fitted(study.algorithm_object, data, model, 0, study.study.seed)
+        algorithm, seed = study.algorithm_object, study.study.seed
+        _, anatomy = fitted(algorithm, data, model, 0, seed, study.wire_object)
         mixed = leaves(anatomy.mixed)
         counts = (None, None) if rows is None else rows
         return exposure(study, model, data, anatomy, mixed, *counts), anatomy, mixed
@@ -415,7 +416,7 @@ class Site:
         party_state = PartyState(
             described.algorithm_object, data, model, party=party, seed=about.seed,
             rounds=about.rounds, evaluate_every=about.evaluate_every,
-            rules=Standing(self.home, found, policy.counts),
+            rules=Standing(self.home, found, policy.counts), wire=described.wire_object,
         )  # fmt: skip
         path = self.site_studies.folder(study) / "state.safetensors"
         if path.exists():
