@@ -705,7 +705,10 @@ def study_text(**sections):
         ({"model": {"name": "mlp", "widths": "evil.py"}}, "model.widths"),
         ({"model": {"name": "mlp", "loss": "evil.py:loss"}}, "model.loss"),
         ({"topology": {"name": "evil.py:graph"}}, "topology.name"),
-        ({"wire": {"steps": ["evil.py:Step"]}}, "wire.steps"),
+        ({"wire": {"up": ["float16", "evil.py:Step"]}}, "wire.up"),
+        ({"wire": {"down": ["evil.py"]}}, "wire.down"),
+        ({"wire": {"rule": "evil.py:Rule:1"}}, "wire.rule"),
+        ({"wire": {"sum": "evil.py"}}, "wire.sum"),
     ],
     ids=str,
 )

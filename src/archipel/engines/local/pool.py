@@ -33,8 +33,8 @@ class Pool(Protocol):
     """Workers, here or elsewhere, that each do a share of the work.
 
     When `run` begins, what the main process wrote into `Memory.sent` is before every worker; when
-    it returns, what they wrote into `returned` and `kept` is before the main process. Forked workers
-    share that memory, so there is nothing to do; workers elsewhere have it scattered and gathered.
+    it returns, what they wrote into `returned` and `kept` is before the main process. Forked
+    workers share that memory, so there is nothing to do; others have it scattered and gathered.
     """
 
     def __len__(self) -> int:

@@ -130,7 +130,7 @@ class Review:
             yield f"every round: {which} of {_form(message, anatomy.wire.sum)}"
         if self.wire:
             yield (
-                f"before it leaves, an upload passes the wire: {_cut(self.wire)}; nobody here keeps "
+                f"before it leaves, an upload passes the wire: {_cut(self.wire)}; nobody keeps "
                 "account of what that hides, and nothing is promised of it"
             )
         for x in self.mixed:
@@ -234,7 +234,9 @@ def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
     if wire:
         yield "No bound is claimed of what uploads tell: nobody keeps account of the wire's steps."
     else:
-        yield "No noise is added to uploads: nothing bounds what they tell, and no bound is claimed."
+        yield (
+            "No noise is added to uploads: nothing bounds what they tell, and no bound is claimed."
+        )
 
 
 def _form(message: Message, summed_by: str = "") -> str:
