@@ -59,6 +59,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/startup.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py

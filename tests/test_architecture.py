@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -13,25 +14,31 @@ import archipel
 SOURCE = Path(archipel.__file__).parent
 ROOT = SOURCE.parents[1]
 
-# A module may import from its own layer and those before it. A package is named whole, or a module
-# of it where that lies deeper than the rest.
+# a module may import from its own layer and those before it
 LAYERS = [
     {"errors", "picture", "plain"},
     {
         "tree",
         "rng",
+        "schedules",
+        "optimisers",
         "vector",
+        "losses",
+        "measures",
         "metrics",
         "bounds",
-        "training.schedules",
-        "training.optimisers",
-        "training.limits",
-        "models.losses",
+        "limits",
+        "groups",
+        "ranking",
+        "calibration",
+        "labels",
     },
     {"core", "graphs", "data", "models"},
     {
         "training",
         "exchange",
+        "wire",
+        "aggregation",
         "models.model",
         "models.networks",
         "models.units",
@@ -48,15 +55,8 @@ LAYERS = [
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
 
-def layer(module):
-    """How deep a module lies: as it is named in LAYERS, or else as its package."""
-    parts = module.split(".")
-    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next(LAYER[name] for name in names if name in LAYER)
-
-
 def imported(path):
-    """Archipel's modules that a file imports, not counting those for types alone."""
+    """Names of archipel's parts that a file imports, not counting those for types alone."""
     tree = ast.parse(path.read_text())
     guarded = {
         id(node)
@@ -67,9 +67,10 @@ def imported(path):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and id(node) not in guarded:
             parts = node.module.split(".")
-            if parts[0] == "archipel":
-                inside = ".".join(parts[1:])
-                yield from (f"{inside}.{alias.name}".strip(".") for alias in node.names)
+            if parts == ["archipel"]:
+                yield from (alias.name for alias in node.names)
+            elif parts[0] == "archipel":
+                yield parts[1]
 
 
 FILES = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
@@ -77,15 +78,24 @@ FILES = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_go_one_way(path):
-    part = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     for name in imported(path):
-        assert layer(name) <= layer(part), f"{part} must not import {name}"
+        assert LAYER[name] <= LAYER[part], f"{part} must not import {name}"
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "algorithms").glob("[a-z]*.py")), ids=str)
 def test_algorithms_know_neither_engines_nor_files(path):
-    allowed = ("core", "errors", "vector", "training", "models.networks")
-    assert all(name.startswith(allowed) for name in imported(path))
+    allowed = {
+        "core",
+        "descent",
+        "errors",
+        "limits",
+        "vector",
+        "networks",
+        "optimisers",
+        "schedules",
+    }
+    assert set(imported(path)) <= allowed
     assert "Departures:" in path.read_text()
 
 
@@ -103,6 +113,35 @@ def code(path):
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             first.value.value = ""
     return ast.unparse(tree)
+
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_tree_on_the_page_names_every_package_and_module():
+    tree = PAGE.split("src/archipel/\n")[1].split("```")[0]
+    named = [line.split()[0] for line in tree.splitlines()]
+    there = [path.name for path in SOURCE.glob("*.py")]
+    there += [f"{path.parent.name}/" for path in SOURCE.glob("*/__init__.py")]
+
+    assert sorted(named) == sorted(there)
+
+
+@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if ".py`" in line])
+def test_files_that_the_page_names_are_in_the_tree(line):
+    package = re.match(r"\| `([\w/]+/)` \|", line)
+    folders = [SOURCE / package[1]] if package else [SOURCE, ROOT]
+    for name in re.findall(r"`([\w/]+\.py)`", line):
+        assert any((folder / name).exists() for folder in folders), name
+
+
+@pytest.mark.parametrize("where, most", [("in simulation", 4), ("between institutions", 6)])
+def test_a_round_is_followed_in_a_few_files(where, most):
+    section = PAGE.split(f"## The path of a round, {where}\n")[1].split("\n## ")[0]
+    files = re.findall(r"^\d\. `([\w/]+\.py)`", section, re.MULTILINE)
+
+    assert 0 < len(files) <= most
+    assert all((SOURCE / name).exists() for name in files)
 
 
 def test_public_names():

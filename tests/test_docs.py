@@ -296,14 +296,6 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_architecture_names_every_file():
-    page = (ROOT / "docs/architecture.md").read_text()
-    for path in (ROOT / "src/archipel").iterdir():
-        name = path.name if path.suffix == ".py" else f"{path.name}/"
-        if not name.startswith("__") and (path.suffix == ".py" or path.is_dir()):
-            assert f"`{name}" in page, name
-
-
 def anchors(page):
     """What a link to a page may name after #."""
     text = re.sub(BLOCK, "", page.read_text())

@@ -4,11 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 
 import archipel as ar
 from archipel.bundle import writing
-from archipel.report.export import export
+from archipel.report import html
+from archipel.report.export import contents, export
 from archipel.report.figures import save_figures
+from archipel.runs.listing import read_run
+from archipel.store.folder import Folder
 
 ALGORITHM = """
 from dataclasses import dataclass
@@ -40,9 +44,10 @@ def folder(tmp_path):
 
 
 def study(folder, algorithm="fedavg", rounds=3):
+    ring = {"topology": {"name": "ring"}} if algorithm == "dsgd" else {}
     return ar.Study.of(
         algorithm, folder, data={"file": "heart.csv", "by": "hospital", "target": "ill"},
-        study={"rounds": rounds, "name": "s"},
+        study={"rounds": rounds, "name": "s"}, **ring,
     )  # fmt: skip
 
 
@@ -78,9 +83,64 @@ def test_a_finished_run_is_reported_once_its_table_is_gone_or_changed(folder, wh
     assert not list((folder / "figures").glob("data*"))
     files = export(opened, folder / "exported")
     assert "model.safetensors" in files
-    with pytest.raises(ar.ArchipelError, match="its data changed or is gone, and a bundle"):
-        writing.of_run(opened)
+    with pytest.raises(ar.ArchipelError, match="gone, and a party's own model is made of its"):
+        writing.of_run(opened, "h0")
     assert ar.resume("last", folder / "runs").metrics == run.metrics  # it is done
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ditto", "dsgd"])
+def test_a_run_is_told_alike_with_and_without_its_parts(folder, algorithm):
+    run = done(folder, algorithm)
+    shown = html.render(read_run("last", folder / "runs"))
+    assert shown == html.render(ar.open_run("last", folder / "runs"))
+    assert "Targets and sizes" in shown  # of the data, which is there
+    (folder / "heart.csv").unlink()
+
+    opened, told = ar.open_run("last", folder / "runs"), read_run("last", folder / "runs")
+
+    assert type(told) is not ar.Run
+    assert told.scorecard == opened.scorecard
+    assert told.joining == opened.joining and told.warnings == opened.warnings
+    assert told.levels == pytest.approx(run.levels) and told.by_party == run.by_party
+    assert html.render(told) == html.render(opened)
+    plain, whole = contents(told), contents(opened)
+    assert plain.keys() == whole.keys()
+    assert all(plain[name] == whole[name] for name in plain if name != "model.safetensors")
+    one, other = (safetensors.torch.load(each["model.safetensors"]) for each in (plain, whole))
+    assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize("weights", [{}, {"class_weights": "balanced"}])
+def test_a_bundle_is_made_once_the_table_is_gone(folder, weights):
+    given = study(folder).with_set({f"model.{name}": each for name, each in weights.items()})
+    run = given.run(folder / "runs", workers=1, baselines=False)
+    writing.write(writing.of_run(ar.open_run("last", folder / "runs")), folder / "before")
+    (folder / "heart.csv").rename(folder / "elsewhere.csv")
+
+    writing.write(writing.of_run(ar.open_run("last", folder / "runs")), folder / "after")
+
+    before, after = (ar.load_bundle(folder / name) for name in ("before", "after"))
+    assert after.about.reported == run.metrics and after.about.metrics == {}
+    for part in ("features", "network", "study", "classes", "model"):
+        assert getattr(after.about, part) == getattr(before.about, part)
+    table = folder / "elsewhere.csv"
+    one, other = (bundle.predict(table).probabilities for bundle in (before, after))
+    assert np.array_equal(one, other)
+    assert "its data is not here any more" in (folder / "after" / "card.md").read_text()
+
+
+def test_a_run_whose_journal_tells_too_little_is_opened_with_its_parts(folder):
+    done(folder)
+    journal = Folder.find("last", folder / "runs").journal
+    row = journal.row()["description"]
+    del row["record"]["layers"]
+    journal.commit({"description": row})
+    (folder / "heart.csv").unlink()
+    assert type(read_run("last", folder / "runs")) is ar.Run
+    del row["record"]
+    journal.commit({"description": row})
+    with pytest.raises(ar.ArchipelError, match="a run of an earlier version does not tell how"):
+        writing.of_run(ar.open_run("last", folder / "runs"))
 
 
 class Until:
@@ -128,3 +188,8 @@ def test_what_was_made_in_python_says_how_it_is_opened(folder):
     assert listed.state == "done" and listed.summary["algorithm"] == "FedAvg"
     with pytest.raises(ar.ArchipelError, match=r"run 'py' was made from objects in Python: call"):
         ar.open_run("py", folder / "runs")
+    told = read_run("py", folder / "runs")
+    assert told.metrics["accuracy"] == listed.summary["value"]
+    page = told.report().read_text()
+    assert "FedAvg()" in page and "Its data was given in Python" in page
+    assert "model.safetensors" in export(told, folder / "exported")

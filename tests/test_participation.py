@@ -270,7 +270,8 @@ def test_waiting_ends():
     ("field", "value"),
     [
         ("sample", 0), ("sample", -1), ("sample", 1.5), ("sample", math.nan), ("quorum", -1),
-        ("quorum", 1.1), ("over_select", -0.1), ("over_select", math.inf), ("dropouts", 1.1), ("lost", 1.5),
+        ("quorum", 1.1), ("over_select", -0.1), ("over_select", math.inf), ("dropouts", 1.1),
+        ("lost", 1.5),
         ("stragglers", -0.1), ("availability", 2.0), ("availability", "night:3"),
         ("availability", "day:1"), ("deadline", 0.0), ("deadline", math.inf), ("speed", -1.0),
         ("speed_spread", math.nan), ("on_missing", "stop"),

@@ -144,8 +144,13 @@ class Party(Protocol):
 class Uploads(Protocol):
     """What the server received. What the server sees is what the code asks for."""
 
-    sampled: int  # |S|: parties whose upload arrived
-    parties: int  # N: parties of the federation that train
+    @property
+    def sampled(self) -> int:
+        """|S|: parties whose upload arrived."""
+
+    @property
+    def parties(self) -> int:
+        """N: parties of the federation that train."""
 
     @property
     def present(self) -> Tensor:

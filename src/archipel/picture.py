@@ -8,6 +8,7 @@ from io import BytesIO
 
 from matplotlib.figure import Figure
 
+SEA, CORAL, INK, PALE = "#1f6f8b", "#e07a5f", "#33415c", "#e6eaf0"  # of data
 _DPI, _PAGE = 144, 96  # of the file, and of a notebook's page
 
 

@@ -286,7 +286,7 @@ def test_messages_hold_what_the_paper_says_and_nothing_else(kind):
     with ar.LocalEngine(algorithm, data, model, plan=ONE) as engine:
         anatomy = engine.anatomy
         outcome = engine.round(0, range(3))
-        traffic = outcome.up, outcome.down
+        traffic = (outcome.up, outcome.down)
 
     assert [tuple(m.upload.shape) for m in anatomy.messages] == [(e,), (p,), (q,)]
     assert [leaves(m.reply) and tuple(m.reply.shape) for m in anatomy.messages] == [(p,), (e,), []]

@@ -116,7 +116,7 @@ def test_messages_are_descriptor_model_difference_and_gradient():
     with ar.LocalEngine(algorithm, data, model, plan=ONE) as engine:
         anatomy = engine.anatomy
         outcome = engine.round(0, range(3))
-        traffic = outcome.up, outcome.down
+        traffic = (outcome.up, outcome.down)
 
     shapes = [[tuple(leaf.shape) for leaf in leaves(m.upload)] for m in anatomy.messages]
     replies = [[tuple(leaf.shape) for leaf in leaves(m.reply)] for m in anatomy.messages]

@@ -15,6 +15,7 @@ from archipel.data import datasets
 from archipel.graphs import TOPOLOGIES
 from archipel.runs.simulation import simulate
 from archipel.study import plugins
+from archipel.study.file import Study
 
 HEAVY = ("torch", "scipy", "sklearn", "pandas", "matplotlib")
 
@@ -85,6 +86,7 @@ def homes(tmp_path_factory):
 
 COMMANDS = [
     ["list"],
+    ["list", "algorithms"],
     ["list", "data"],
     ["list", "models", "--json"],
     ["list", "topologies"],
@@ -125,6 +127,33 @@ def test_help_loads_nothing_that_computes(tmp_path):
         assert heavy == [], f"{' '.join(words)} loads {', '.join(heavy)}"
         assert code == "0", said
         assert "Usage:" in said
+
+
+TABLE = "hospital,age,ill\n" + "".join(f"h{k % 3},{k % 50},{k % 2}\n" for k in range(90))
+
+
+def test_a_run_whose_table_is_gone_is_reported_and_exported_without_torch(tmp_path):
+    (tmp_path / "table.csv").write_text(TABLE)
+    data = {"file": "table.csv", "by": "hospital", "target": "ill"}
+    study = Study.of("scaffold", tmp_path, data=data, study={"rounds": 2, "name": "s"})
+    study.run(tmp_path / "runs", workers=1)
+    (tmp_path / "table.csv").unlink()
+
+    found = loaded([
+        ["export", "last", "--to", "exported"],
+        ["export", "last", "--to", "exported.zip", "--json"],
+        ["report", "last", "--json"],
+        ["report", "last", "--figures", "figures"],
+        ["export", "last", "--bundle", "bundle"],
+    ], tmp_path)  # fmt: skip
+
+    for words, code, heavy, said in found:
+        assert code == "0", (words, code, said)
+        vector = "--bundle" in words  # which is written with the weights
+        assert vector or heavy == (["matplotlib"] if words[0] == "report" else []), words
+    assert "changed since, or is gone" in (tmp_path / "runs" / "s-001" / "report.html").read_text()
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    assert (tmp_path / "figures" / "curve.svg").is_file()
 
 
 def test_a_study_is_read_again_by_another_version(homes, monkeypatch):

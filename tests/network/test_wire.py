@@ -16,6 +16,7 @@ import archipel as ar
 from archipel.aggregation.summation import Total
 from archipel.conformance import check_over_the_wire
 from archipel.core import places
+from archipel.engines.engine import Cause
 from archipel.engines.network.coding import Coding
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
@@ -151,18 +152,17 @@ class Masked:
         secret = me.secret(f"key {number}")[..., :3].long() @ torch.tensor([1, 256, 65536])
         mine = power(torch.full_like(secret, BASE), secret)[..., None]
         everybody = yield torch.cat([me.number, mine], dim=-1)  # [m, 2] to all
-        numbers, keys = everybody.unbind(dim=-1)
-        shared = power(
-            keys.expand(*me.lead, len(keys)), secret[..., None].expand(*me.lead, len(keys))
-        )
-        signs = torch.sign(numbers - me.number)  # [..., m]
+        numbers, keys = everybody.unbind(dim=-1)  # [..., m]
+        wide = (*me.lead, keys.shape[-1])
+        shared = power(keys.expand(wide), secret[..., None].expand(wide))
+        signs = torch.sign(numbers - me.number).expand(wide)
         masked = (flat * SCALE).round().long().reshape(-1, flat.shape[-1])
-        rows = zip(shared.reshape(-1, len(keys)), signs.reshape(-1, len(keys)), strict=True)
-        for row, (pairs, sides) in zip(masked, rows, strict=True):
+        each = (masked, shared.view(-1, wide[-1]), signs.reshape(-1, wide[-1]))
+        for row, pairs, sides in zip(*each, strict=True):
             for key, sign in zip(pairs.tolist(), sides.tolist(), strict=True):
                 row += sign * mask(key, len(row))
         there = yield masked.view(flat.shape)
-        is_lost = (numbers[:, None] != there).all(dim=-1)
+        is_lost = (numbers[..., None] != there[..., None, :]).all(dim=-1)
         return shared * signs.abs() * is_lost
 
     def server(self, uploads, form, number):
@@ -218,10 +218,10 @@ class Federation:
                     continue
                 letter = decode(b"".join(sealed.pieces))
                 if (lost or {}).get(k) == letter["number"]:
-                    self.engine.lose(k, "left")
+                    self.engine.lose(k, Cause("left"))
                 else:
                     self.engine.upload(k, self.answer(k, letter, k in restarts))
-        outcome, _ = await running
+        outcome = await running
         for k in cohort:
             self.parties[k].verdict(t, k in outcome.arrived)
         return outcome
@@ -321,9 +321,9 @@ def test_a_payload_that_cannot_be_undone_is_refused_and_the_round_goes_on():
         engine.upload(0, federation.answer(0, decode(b"".join(engine.work_for(0).pieces))))
         return await running
 
-    outcome, missing = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0]
-    assert missing == {1: "diverged"}
+    assert outcome.missing == {1: Cause("diverged")}
 
 
 def test_a_message_that_grows_has_room_for_the_round_and_for_no_more():
@@ -357,7 +357,7 @@ def test_a_message_that_grows_has_room_for_the_round_and_for_no_more():
         return await running
 
     federation.parties[0] = party_of(0, WIRES["sum"])
-    outcome, _ = asyncio.run(asyncio.wait_for(play(), 600))
+    outcome = asyncio.run(asyncio.wait_for(play(), 600))
     assert outcome.arrived.tolist() == [0, 1, 2]
 
 
@@ -441,9 +441,19 @@ def test_under_one_key_no_message_is_answered_twice_with_other_contents():
         assert (revealed > 0).tolist() == [False, False, True]
 
 
+def test_a_round_that_a_version_without_attempts_left_goes_on():
+    party, model = party_of(0, None), network(4, 3)
+    sent, _ = party.work(0, 0, [model.w], attempt=7)
+    kept = party.state()
+    del kept["turn.attempt"]
+    other = party_of(0, None)
+    other.restore(kept)
+    assert torch.equal(other.work(0, 0, [model.w], attempt=8)[0][0], sent[0])
+
+
 def test_a_round_is_begun_anew_a_limited_number_of_times():
     party, first, *_ = begun()
-    with pytest.raises(Refused, match="came again"):
+    with pytest.raises(Refused, match="came again too often"):
         for attempt in range(2, 100):
             party.work(0, 0, first, attempt=attempt)
     assert attempt < 30
@@ -504,6 +514,58 @@ def test_noise_is_the_same_for_the_same_words_and_another_for_others():
 @pytest.mark.parametrize("name", ["steps", "two steps"])
 def test_peers_over_letters_are_those_of_a_simulation(name):
     check_over_the_wire(ar.DSGD(lr=0.1, batch_size=4), WIRES[name])
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Peers whose every vector has noise, and a secret behind it."""
+
+    def init(self, w):
+        return w
+
+    def party(self, me, x):
+        return me.mix(x + me.noise(x) + me.secret("pad")[..., :1].to(x.dtype))
+
+
+def test_a_peers_secrets_are_the_same_after_a_crash_and_others_in_the_next_round():
+    def mixed(party, t):
+        found = []
+        party.alone(t, lambda x: found.append((x, party.state())) or x)
+        return found[0]
+
+    party = party_of(0, None, Hidden(), private=True)
+    sent, kept = mixed(party, 0)
+    again, *others = (party_of(0, None, Hidden(), private=True) for _ in range(3))
+    for each in (again, others[0]):
+        each.restore(kept)
+
+    assert torch.equal(mixed(again, 0)[0], sent)
+    assert "secrets" not in again.state()  # the round is over
+    for other, t in ((others[0], 1), (others[1], 0)):
+        assert not torch.equal(mixed(other, t)[0], sent)
+
+
+def test_a_peer_has_its_secrets_on_the_disk_before_anything_leaves():
+    async def play():
+        peers = Circle(Hidden(), DATA, network(4, 3), topology("ring", PARTIES), 2)
+        kept = []
+        for k, disk in enumerate(peers.disks):
+            keep = disk.keep
+
+            def watched(name, tensors, k=k, keep=keep):
+                kept.append((k, name.partition("-")[0], "secrets" in tensors))
+                keep(name, tensors)
+
+            disk.keep = watched
+            peers.begin(k)
+        await peers.done()
+        return kept
+
+    kept = asyncio.run(asyncio.wait_for(play(), 600))
+    for k in range(PARTIES):
+        mine = [entry[1:] for entry in kept if entry[0] == k]
+        assert mine[0] == ("own", True)
+        assert mine[-1] == ("own", False)
 
 
 def circle(rounds, **options):

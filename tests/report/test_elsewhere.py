@@ -21,9 +21,10 @@ from rich.console import Console
 
 import archipel as ar
 from archipel.data.shadow import Facts, shadow
-from archipel.engines.engine import ALIKE, SITES, WEIGHTED, Cause
+from archipel.engines.engine import Cause
 from archipel.exchange.boxes import has_personal
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
+from archipel.measures import ALIKE, SITES, WEIGHTED
 from archipel.report.export import contents
 from archipel.report.figures import curve, lines_of
 from archipel.report.frame import Pace, Series, Still, standing
@@ -31,7 +32,7 @@ from archipel.report.html import render
 from archipel.report.live import render as picture
 from archipel.report.words import over
 from archipel.runs.history import absent
-from archipel.runs.listing import open_run
+from archipel.runs.listing import open_run, read_run
 from archipel.runs.participation import Cohort
 from archipel.store.folder import Folder
 from archipel.store.journal import EVALUATIONS, ROSTER, RUNS
@@ -74,6 +75,20 @@ def table(content):
 
 def train_rows(k):
     return rows_of(k) - round(0.2 * rows_of(k))
+
+
+def test_a_study_is_told_alike_with_and_without_torch(study):
+    _, opened, _, _ = study
+
+    told = read_run(opened.folder)
+
+    assert type(told) is not ar.Run
+    assert told.scorecard == opened.scorecard and told.study_hash == opened.study_hash
+    assert [told.points(k) for k in range(4)] == [opened.points(k) for k in range(4)]
+    assert render(told) == render(opened)
+    plain, whole = contents(told), contents(opened)
+    assert plain.keys() == whole.keys()
+    assert all(plain[name] == whole[name] for name in plain if name != "model.safetensors")
 
 
 # -- counts ----------------------------------------------------------------------------------------

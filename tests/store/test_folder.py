@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.engines.engine import Cause
 from archipel.errors import RunFailed
 from archipel.store import folder as folders
 from archipel.store.files import write
@@ -230,9 +231,9 @@ def test_waiting_is_told_and_costs_nothing_twice(tmp_path):
     run = simulate(tmp_path / "a", quorum=4, on_missing="wait", away={"va": "2-3"})
     again = simulate(tmp_path / "a", quorum=4, on_missing="wait", away={"va": "2-3"})
 
-    assert run.participation[1].waited == 2 and run.participation[1].blocked == {3: "away"}
+    assert run.participation[1].waited == 2 and run.participation[1].blocked == {3: Cause("away")}
     assert "waited 2 times for the quorum (va away)" in run.notes[0]
-    assert again.participation[1].blocked == {3: "away"}
+    assert again.participation[1].blocked == {3: Cause("away")}
 
 
 def test_what_the_rounds_cost(tmp_path):

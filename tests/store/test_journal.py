@@ -14,7 +14,7 @@ import archipel as ar
 from archipel.engines.engine import Cause, Evaluation
 from archipel.errors import RunFailed
 from archipel.report.export import contents
-from archipel.runs import recording
+from archipel.runs import past, recording
 from archipel.runs.loop import entry
 from archipel.runs.participation import Cohort
 from archipel.runs.parts import build_model
@@ -172,13 +172,13 @@ def test_cohorts_do_not_depend_on_the_roster(sampled, written):
     row = recording._cohort_to_json(cohort(sampled))
 
     assert row["sampled"] == written
-    assert recording._cohort_of_json(row, {}).sampled.tolist() == sampled
+    assert past.cohort_of_json(row, {}).sampled.tolist() == sampled
 
 
 def test_uploads_of_a_round_that_did_not_count_are_in_vain():
     sampled = np.arange(4)
     below = Cohort(sampled, sampled[:0], np.ones(0), {2: Cause("silent")}, counted=False)
-    again = recording._cohort_of_json(recording._cohort_to_json(below), {})
+    again = past.cohort_of_json(recording._cohort_to_json(below), {})
 
     assert again.present.tolist() == [] and again.missing == {2: Cause("silent")}
     assert not again.counted
@@ -187,7 +187,7 @@ def test_uploads_of_a_round_that_did_not_count_are_in_vain():
 def test_rounds_of_a_million_share_their_parties():
     row = recording._cohort_to_json(cohort(np.arange(1_000_000)))
     known = {}
-    first, second = (recording._cohort_of_json(row, known).sampled for _ in range(2))
+    first, second = (past.cohort_of_json(row, known).sampled for _ in range(2))
 
     assert row["sampled"] == "0-999999" and first is second and len(first) == 1_000_000
 
@@ -204,6 +204,19 @@ def test_a_journal_of_version_1_is_read(tmp_path):
         connection.execute(sa.update(RUNS).values(version=99))
     with pytest.raises(ar.ArchipelError, match="has version 99"):
         read(tmp_path / "a", HEART)
+
+
+def test_causes_in_the_words_of_earlier_versions_are_read():
+    row = recording._cohort_to_json(cohort([0, 1, 2, 3], {1: Cause("silent", "trains")}))
+    row["missing"] |= {"2": "revoked: lost its laptop", "3": "the disk is full"}
+    again = recording._cohort_of_json(row, {})
+
+    assert again.present.tolist() == [0]
+    assert again.missing == {
+        1: Cause("silent", "trains"),
+        2: Cause("revoked", "lost its laptop"),
+        3: Cause("away", "the disk is full"),
+    }
 
 
 # -- in a database that it shares ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The roll of a federation, in SQLite and in PostgreSQL: nobody joins twice, nobody is lost."""
+"""The registry of a federation, in SQLite and in PostgreSQL: nobody joins twice, nobody is lost."""
 
 import os
 import re
@@ -139,7 +139,7 @@ def test_a_certificate_that_another_has_leaves_the_invitation_unused(registry):
     serial = f"1{b'mainz'.hex()}"
     registry.invite("trier", b"secret", LATER)
 
-    with refused(f"certificate {serial} is on the roll already"):
+    with refused(f"certificate {serial} is in the registry already"):
         registry.redeem("trier", b"secret", KEY, serial, LATER)
     registry.redeem("trier", b"secret", KEY, "b2", LATER)
     registry.admitted("trier", "b2")
@@ -442,7 +442,7 @@ def test_numbers_under_many_calls(url, registry):
 
 
 def coordinator(url, worker=False):
-    """Fork a process that opens the roll, and one from that if asked; its pid and what it says."""
+    """Fork a process that opens the registry, and one from that if asked; pid and what it says."""
     said, says = os.pipe()
     hold, held = os.pipe()
     pid = os.fork()
@@ -676,7 +676,7 @@ def test_reading_makes_nothing(tmp_path):
         Registry.read(f"sqlite:///{tmp_path}/roll.db")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "roll.db").touch()
-    with refused("holds no roll"):
+    with refused("holds no registry"):
         Registry.read(f"sqlite:///{tmp_path}/roll.db")
 
 
@@ -697,3 +697,13 @@ def test_an_sqlite_file_is_the_same_by_every_path(tmp_path, monkeypatch, impatie
 def test_trouble_with_a_database_is_one_sentence(registry):
     with pytest.raises(RunFailed, match="cannot be used"), registry._reading() as connection:
         connection.execute(sa.text("SELECT * FROM nothing"))
+
+
+def test_versions_are_told_as_alembic_tells_them():
+    from alembic.script import ScriptDirectory
+
+    revisions = ScriptDirectory(str(database.MIGRATIONS))
+    files = (database.MIGRATIONS / "versions").glob("v*.py")
+    names = sorted(path.stem.removeprefix("v") for path in files)
+    assert names == sorted(each.revision for each in revisions.walk_revisions())
+    assert names[-1] == revisions.get_current_head()

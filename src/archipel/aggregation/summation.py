@@ -174,7 +174,7 @@ class _Sums:
         parties: int,
     ) -> None:
         self.parties, self.present = parties, total.present
-        self._undo = lambda sums: summed.undone(number, fill(form, sums))
+        self._undone, self._form = partial(summed.undone, number), form
         count, self._sums = len(leaves(form)), dict[Ask, Sequence[Tensor]]()
         rest = list(total.sums)
         if "mean" in asks:
@@ -195,7 +195,8 @@ class _Sums:
         if ask not in self._sums:
             raise _hidden(f"mean(by_examples={by_examples})")
         over = self._weight if by_examples else torch.tensor(float(self.sampled))
-        return tree_map(lambda leaf: leaf / over.to(leaf.dtype), self._undo(self._sums[ask]))
+        total = self._undone(fill(self._form, self._sums[ask]))
+        return tree_map(lambda leaf: leaf / over.to(leaf.dtype), total)
 
     def stack(self) -> Any:
         raise _hidden("stack()")

@@ -20,16 +20,15 @@ from archipel.bundle.applying import outputs
 from archipel.bundle.card import card
 from archipel.bundle.manifest import FORMAT, Manifest
 from archipel.core import Vector
-from archipel.data.features import Features
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
-from archipel.data.schema import Column, Schema
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.exchange.statistics import keep_own
 from archipel.models.losses import LOSSES, Weighted
 from archipel.models.model import Model
 from archipel.plain import plain
+from archipel.runs.record import features_of
 from archipel.runs.run import Run
 from archipel.runs.simulation import build
 from archipel.store.folder import Folder
@@ -37,6 +36,11 @@ from archipel.study import plugins
 from archipel.study.file import Study
 
 AVERAGED = "averaged over the parties of each round, as the model is"
+_BEFORE = "all test points of training parties, by the run: its data is not here any more"
+_LACKS = {  # whether all parties' model was asked for
+    True: "a run of an earlier version does not tell how the model reads it, as a bundle must",
+    False: "a party's own model is made of its points",
+}
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def _manifest(source: Source, name: str) -> Manifest:
             "loss": loss if loss in LOSSES else None,
             "class_weights": weights,
         },
-        "features": _features(data).to_json(),
+        "features": features_of(data).to_json(),
         "study": {
             "name": study.name,
             "purpose": study.purpose,
@@ -119,14 +123,6 @@ def _manifest(source: Source, name: str) -> Manifest:
         "reported": plain(source.reported),
     }
     return Manifest.read(json.dumps(described).encode())
-
-
-def _features(data: Federation) -> Features:
-    """How rows became points; columns of numbers where they have names and no more is known."""
-    features = data.features
-    if features.schema is None and data.columns is not None:
-        return replace(features, schema=Schema(tuple(map(Column, data.columns)), ()))
-    return features
 
 
 def _code(source: Source) -> tuple[dict[str, bytes], str]:
@@ -155,10 +151,10 @@ def of_run(run: Run, party: str | None = None) -> Source:
         )
     if not run.history:
         raise ArchipelError(f"run '{run.name}' has no round to show for: resume it.")
-    if run.data.about.gone:
+    if run.data.about.gone and (party is not None or not _tells(run)):
         raise ArchipelError(
-            f"run '{run.name}': its data changed or is gone, and a bundle tells how the model "
-            "reads and scores it; put it back, or take 'archipel export' for the weights."
+            f"run '{run.name}': its data changed or is gone, and {_LACKS[party is None]}; put it "
+            "back, or take 'archipel export' for the weights."
         )
     data, shared = (
         run.data,
@@ -180,9 +176,17 @@ def of_run(run: Run, party: str | None = None) -> Source:
             f"run '{run.name}': every party keeps its own statistics of BatchNorm, so there is no "
             f"one model whose score was reported; say --party, such as {data.name(0)}."
         )
+    if data.about.gone:
+        return replace(source, measured=_BEFORE)
     found, points = _scores(source, chosen)
     where = f"{data.training} parties" if party is None else party
     return replace(source, metrics=found, measured=f"all {points} test points of {where}")
+
+
+def _tells(run: Run) -> bool:
+    """Whether the run's journal tells how rows became points."""
+    assert run.folder is not None
+    return "features" in Folder(run.folder).row("description")["description"].get("record", {})
 
 
 def _of_party(run: Run, source: Source, k: int) -> Source:

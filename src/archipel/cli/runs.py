@@ -79,9 +79,9 @@ def report(
       archipel report heart-001 --to heart.html --figures figures/
     """
     from archipel.report.figures import save_figures
-    from archipel.runs.listing import open_run
+    from archipel.runs.listing import read_run
 
-    run = open_run(name, out)
+    run = read_run(name, out)
     assert run.folder is not None
     with o.writing(to or run.folder):
         written = run.report(to)
@@ -120,13 +120,13 @@ def export(
       archipel export last --bundle heart-model
     """
     from archipel.report.export import export as write
-    from archipel.runs.listing import open_run
+    from archipel.runs.listing import open_run, read_run
 
     if bundle is None and party is not None:
         raise ArchipelError(f"--party {party}: say --bundle FOLDER as well.")
     if bundle is not None and to is not None:
         raise ArchipelError(f"--to {to}: the bundle goes to {bundle}; leave one of the two out.")
-    run = open_run(name, out)
+    run = (read_run if bundle is None else open_run)(name, out)
     if bundle is not None:
         _bundle(run, bundle, party, as_json)
         return

@@ -12,14 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from archipel.errors import ArchipelError, clean
-from archipel.picture import Picture
+from archipel.picture import CORAL, INK, PALE, SEA, Picture
 
 if TYPE_CHECKING:
     from archipel.data.federation import Federation
 
 Ints = npt.NDArray[np.int64]
-
-SEA, CORAL, INK, PALE = "#1f6f8b", "#e07a5f", "#33415c", "#e6eaf0"
 
 
 def draw(fed: Federation, path: str | Path | None, max_parties: int) -> Picture:

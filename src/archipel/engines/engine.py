@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.core import Vector
+from archipel.measures import ALL_POINTS
 from archipel.rng import Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from archipel.core import Vector
     from archipel.engines.local.personal import Costs
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
@@ -87,12 +88,6 @@ class Outcome(NamedTuple):
         """Parties left out because their numbers were not finite, or spoilt the shared state."""
         found = [k for k, cause in self.missing.items() if cause.why == "diverged"]
         return np.array(sorted(found), np.int64)
-
-
-ALL_POINTS = "all test points at once"
-WEIGHTED = "sites, weighted by test points"  # a mean of their metrics: nobody has all points
-ALIKE = "sites, each the same"
-SITES = "sites"  # a mean of which the weights are not on record
 
 
 class Evaluation(NamedTuple):

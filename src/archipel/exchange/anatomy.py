@@ -193,7 +193,7 @@ def examine(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int | None
     return found._replace(personal=_asked(boxes, me, found.shared, found.own, w))
 
 
-def _walk(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int) -> Anatomy:
+def _walk(boxes: Boxes, me: Any, w: Vector, parties: int, cohort: int) -> Anatomy:
     """One round of a server and a party that stands for a cohort."""
     name, number_of = boxes.name, int(me.number.flatten()[0])
     shared, own = pair(f"{name}.init", "shared, own", boxes.init(w, me.blueprint))

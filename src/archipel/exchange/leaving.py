@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from archipel.exchange.anatomy import Anatomy, Message
-from archipel.exchange.statistics import Joined
-from archipel.tree import leaves, nbytes
+    from archipel.exchange.anatomy import Anatomy, Message
 
 ONCE, EVERY_ROUND, EVERY_EVALUATION = "once", "every round", "every evaluation"
 WHILE_TRAINING = "every few seconds of training"
@@ -78,6 +78,9 @@ def outgoing(
 
 
 def _of_rounds(anatomy: Anatomy, mixed: Sequence[Tensor], told: bool) -> list[Outgoing]:
+    from archipel.exchange.statistics import Joined
+    from archipel.tree import nbytes
+
     names = ["vector"] * len(mixed)
     if mixed and isinstance(anatomy.own, Joined):
         names[-1] = STATISTICS
@@ -108,6 +111,8 @@ def _of_rounds(anatomy: Anatomy, mixed: Sequence[Tensor], told: bool) -> list[Ou
 
 
 def _tensors(what: str, when: str, message: Message, summed_by: str = "") -> Outgoing:
+    from archipel.tree import leaves, nbytes
+
     numbers = sum(leaf.numel() for leaf in leaves(message.sent))
     if summed_by:
         use = f"{summed_by} makes a sum of them"

@@ -71,12 +71,13 @@ class Chosen:
         return self._uploads.n[self._at]
 
     def mean(self, by_examples: bool = False) -> Any:
-        share = self.n / self.n.sum() if by_examples else None
+        share: Tensor | None = self.n / self.n.sum() if by_examples else None
 
         def over(leaf: Tensor) -> Tensor:
             if share is None:
                 return leaf.mean(dim=0)
-            return torch.tensordot(share.to(leaf.dtype), leaf, dims=1)
+            found: Tensor = torch.tensordot(share.to(leaf.dtype), leaf, dims=1)
+            return found
 
         return tree_map(over, self._rows)
 

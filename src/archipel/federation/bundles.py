@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from archipel.bundle.writing import AVERAGED, Source, write
 from archipel.data.features import Features
 from archipel.data.federation import Federation
-from archipel.engines.network.party_state import Learnt, PartyState
+from archipel.engines.network.party_state import PartyState
+from archipel.engines.network.scoring import Learnt
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes, is_peer
 from archipel.exchange.statistics import keep_own

@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from ipaddress import IPv6Address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgpack
 from cryptography import x509
@@ -38,10 +39,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from archipel.engines.network.grpc import Credentials
 from archipel.errors import ArchipelError
 from archipel.federation.words import WORDS
 from archipel.store.files import sync
+
+if TYPE_CHECKING:
+    from archipel.engines.network.grpc import Credentials
 
 COORDINATOR = "coordinator"  # the name that its certificate has
 GUEST = "invited:"  # before the name of a site that has a token and no certificate yet
@@ -285,6 +288,8 @@ class Invitation:
 
     @property
     def credentials(self) -> Credentials:
+        from archipel.engines.network.grpc import Credentials  # only who talks waits for it
+
         return Credentials(self.key, self.certificate, self.authority)
 
     def token(self) -> str:

@@ -5,7 +5,7 @@ The coordinator puts together what peers signed when they approved, and signs th
 authority's key when the study starts. From then on peers need the coordinator for nothing. A peer's
 address and certificate are in its own signed approval, so the coordinator can change neither; what
 it could do is invent a peer, or give a name to another key. Against that peers remember each
-other's keys (`acquaintances.py`).
+other's keys (`peer/known_keys.py`).
 """
 
 from __future__ import annotations

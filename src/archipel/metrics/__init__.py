@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from archipel.errors import ArchipelError, unknown
+from archipel.measures import MEANS, METRICS, PRIMARY, SHARES, larger_is_better
 from archipel.metrics.groups import blocks, mean, party_of
 from archipel.metrics.labels import Classified
 from archipel.metrics.ranking import c_index
@@ -27,27 +28,13 @@ from archipel.models.losses import Loss, Weighted
 if TYPE_CHECKING:
     from archipel.data.scaling import Scaling
 
-PRIMARY = {
-    "classification": "accuracy",
-    "regression": "rmse",
-    "survival": "c_index",
-    "text": "accuracy",
-}
-
-_CLASSES = (  # of two classes or more; the last two of two
-    "accuracy", "auc", "average_precision", "balanced_accuracy", "brier", "ece", "f1", "f1_macro",
-    "calibration_intercept", "calibration_slope",
-)  # fmt: skip
-
-METRICS = (*_CLASSES, "rmse", "mae", "r2", "c_index", "loss")
-
-SHARES = (  # metrics between 0 and 1
-    "accuracy", "auc", "average_precision", "balanced_accuracy", "c_index", "ece", "f1", "f1_macro",
-)  # fmt: skip
-
-MEANS = ("accuracy", "brier", "loss", "mae")  # of all points: the mean of parties', by points
-
-_SMALLER = ("rmse", "mae", "loss", "brier", "ece")  # is better
+__all__ = [
+    "MEANS",
+    "METRICS",
+    "PRIMARY",
+    "SHARES",
+    "larger_is_better",
+]  # of archipel.measures
 
 _NO_ORDER = ("calibration_intercept", "calibration_slope")  # best at 0, and at 1
 
@@ -93,11 +80,6 @@ def choose(given: Sequence[str | Own] | None = None, metric: str | Own | None = 
 def name_of(metric: str | Own) -> str:
     """What a metric is called in tables: an own one as its function is."""
     return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-
-
-def larger_is_better(metric: str) -> bool:
-    """Return whether a larger value of this metric is a better one, as of all own metrics."""
-    return metric not in _SMALLER
 
 
 def score(

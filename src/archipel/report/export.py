@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
+import numpy as np
 
-from archipel.engines.engine import SITES
 from archipel.errors import ArchipelError
+from archipel.measures import SITES
 from archipel.report.tables import text_cell
 from archipel.runs.history import absent
 from archipel.store.files import write
@@ -47,8 +47,8 @@ def contents(run: Run) -> dict[str, bytes]:
     """The files by name."""
     files: dict[str, bytes] = {}
     if run.history:
-        state = {name: tensor.clone() for name, tensor in run.weights.items()}
-        files["model.safetensors"] = safetensors.torch.save(state)
+        model = run.model_file
+        files |= {} if model is None else {"model.safetensors": model}
     if run.study is not None:
         files |= run.study.files()
     if run.approved is not None:
@@ -84,7 +84,7 @@ def _parties(run: Run) -> Iterable[Sequence[Any]]:
     data, names = run.data, sorted(run.parties)
     told = ["told"] if run.between_sites else []
     yield ["party", "trains", "training_points", "test_points", *told, *names]
-    for k in data.stands.nonzero()[:, 0].tolist():
+    for k in np.flatnonzero(np.asarray(data.stands)).tolist():
         values = [float(run.parties[name][k]) for name in names]
         points = run.points(k)  # None, an empty cell, where a site does not tell
         said = [points.told] if run.between_sites else []

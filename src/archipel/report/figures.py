@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from archipel.data.plot import draw as draw_data
-from archipel.metrics import larger_is_better
+from archipel.measures import larger_is_better
 from archipel.report import grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
 from archipel.runs.history import absent
-from archipel.runs.run import Run
 from archipel.scorecard.words import metric_name, number
 from archipel.store import files
+
+if TYPE_CHECKING:
+    from archipel.runs.run import Run
 
 WIDTH = 9.0  # inches
 NAMED = 30  # parties with a line each; more make a histogram
@@ -229,13 +230,15 @@ def _label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
 def parties(run: Run) -> Figure | None:
     """The metric at each party: a line each for a few, a histogram for many."""
     values = run.parties.get(run.metric)
-    if values is None or not bool(values.isfinite().any()):
+    if values is None:
         return None
-    together = values.double().numpy()
+    together = np.asarray(values, np.float64)
+    if not np.isfinite(together).any():
+        return None
     local = run.baselines.get("local")
     alone = None
     if local is not None and run.metric in local.parties:
-        alone = local.parties[run.metric].double().numpy()
+        alone = np.asarray(local.parties[run.metric], np.float64)
     if len(together) <= NAMED:
         return _dots(run, together, alone)
     return _histograms(run, together, alone)
@@ -361,6 +364,8 @@ def data(run: Run) -> Figure | None:
     fed = run.data
     if fed.about.elsewhere or fed.about.gone:
         return None
+    from archipel.data.plot import draw as draw_data
+
     if fed.names is not None:
         names = np.asarray([short(str(name), 16) for name in fed.names])
         fed = replace(fed, names=cast("Any", names), scan=False)

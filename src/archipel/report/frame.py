@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.filesize import decimal
 
 from archipel.errors import clean
-from archipel.metrics import SHARES, larger_is_better
+from archipel.measures import SHARES, larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
 from archipel.runs.history import absent
 from archipel.scorecard.words import metric_name, number

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,9 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from archipel.report.style import AMBER, GREY, INK, ORANGE, PINK, RULE, SKY, bare, short
-from archipel.runs.run import Run
+
+if TYPE_CHECKING:
+    from archipel.runs.run import Run
 
 PARTIES, ROUNDS = 60, 300  # cells of their own up to here
 APART = 80  # rounds with a gap between

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import base64
 import re
-import sys
-from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
-from torch import nn
 
 from archipel.errors import clean
-from archipel.exchange.boxes import is_peer
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report import words
 from archipel.report.figures import figures
 from archipel.report.svg import inline
-from archipel.runs.run import Run
-from archipel.scorecard import Row, Scorecard, scorecard
-from archipel.scorecard.words import duration, metric_name, number, plural, size
+from archipel.scorecard.card import Scorecard
+from archipel.scorecard.words import Row, duration, metric_name, number, plural, size
 from archipel.store import files
+
+if TYPE_CHECKING:
+    from archipel.runs.run import Run
 
 TABLED = 60  # parties with a line in the table
 NOTED = 200  # notes and events shown
@@ -60,7 +58,7 @@ def write(run: Run, path: str | Path) -> Path:
 
 def render(run: Run) -> str:
     """Return the report as HTML."""
-    card = scorecard(run)
+    card = run.scorecard
     captions, alternatives = words.captions(run, card), words.alternatives(run, card)
     pictures = {
         name: {"svg": inline(figure, name, alternatives[name]), "caption": captions[name]}
@@ -139,7 +137,7 @@ def linked(text: str) -> Markup:
 
 def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
     """What was studied, as terms and descriptions."""
-    fed, about = run.data, run.data.about
+    fed, about, record = run.data, run.data.about, run.record
     (training, new), virtual = fed.real, int(fed.virtual.sum())
     n = fed.n[fed.stands]
     points = f"{int(n.sum()):,} training and {int(fed.n_test.sum()):,} test points"
@@ -153,10 +151,7 @@ def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
     if new:
         who += f", and {new:,} new {many if new != 1 else one} for testing only"
         who += ", each in folds that test all its points" if fed.folded else ""
-    module = run.task_model.module
-    layers = module.children() if isinstance(module, nn.Sequential) else [module]
-    built = ", ".join(type(layer).__name__ for layer in layers)
-    loss = run.task_model.loss_function.name.replace("_", " ")
+    built, loss = ", ".join(record.layers), record.loss.replace("_", " ")
     terms = [
         (
             "Data",
@@ -168,35 +163,18 @@ def _studied(run: Run, one: str, many: str) -> list[tuple[str, str]]:
         ("Licence", about.licence),
         ("Cite", about.citation),
         (many.capitalize(), who + each),
-        ("Model", f"{built}: {plural(run.task_model.p, 'parameter')}, {loss} loss"),
-        ("Algorithm", _algorithm(run)),
-        ("Settings", ", ".join(f"{name} = {value!r}" for name, value in _settings(run).items())),
+        ("Model", f"{built}: {plural(record.parameters, 'parameter')}, {loss} loss"),
+        ("Algorithm", " ".join(filter(None, (record.paper or record.algorithm, record.does)))),
+        ("Settings", ", ".join(f"{name} = {value}" for name, value in record.settings.items())),
         (f"A new {one} needs for a model of its own", words.joining(run)),
         ("Rounds", f"{run.done:,} of {run.rounds:,}, seed {run.seed}"),
     ]
     return [(term, text) for term, text in terms if text]
 
 
-def _algorithm(run: Run) -> str:
-    """Its name, its paper and what it does."""
-    kind = type(run.algorithm)
-    module = sys.modules.get(kind.__module__)
-    paper = " ".join(((module and module.__doc__) or "").split("\n\n")[0].split())
-    does = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-    if does.startswith(f"{kind.__name__}("):  # a dataclass without words
-        does = ""
-    return " ".join(filter(None, (paper or kind.__name__, does)))
-
-
 def _told(points: int | None) -> str:
     """How many points, which a site may keep to itself."""
     return "not told" if points is None else f"{points:,}"
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    """The algorithm's fields."""
-    algorithm: Any = run.algorithm
-    return {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
 
 
 def _parties(run: Run) -> list[PartyRow]:
@@ -243,7 +221,7 @@ def _sent_in_all(run: Run, card: Scorecard) -> str:
     counted = [(each, times[each.when]) for each in card.privacy.left if each.when in times]
     numbers = sum(each.numbers * count for each, count in counted)
     whole = sum(each.bytes * count for each, count in counted)
-    one = " (with its vectors to one neighbour)" if is_peer(run.algorithm) else ""
+    one = " (with its vectors to one neighbour)" if run.record.peer else ""
     return f"{plural(numbers, 'number')}, {size(whole)}{one}"
 
 
@@ -287,12 +265,10 @@ def _commands(run: Run) -> str:
         return f"{install}\narchipel coordinator submit study.toml"
     if run.study is not None:
         return f"{install}\narchipel run study.toml"
-    algorithm: Any = run.algorithm
-    usual = {f.name: f.default for f in fields(algorithm)}
-    given = ", ".join(f"{k}={v!r}" for k, v in _settings(run).items() if v != usual[k])
+    given = ", ".join(f"{name}={run.record.settings[name]}" for name in run.record.given)
     return (
         f"{install}\n\n"
         f"import archipel as ar\n"
-        f"ar.simulate({type(algorithm).__name__}({given}), data, model, "
+        f"ar.simulate({run.record.algorithm}({given}), data, model, "
         f"rounds={run.rounds}, seed={run.seed})  # as described above"
     )

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from archipel.data import plot as data_plot
+from archipel import picture
 from archipel.report import style
 from archipel.report.figures import encode
 
@@ -24,10 +24,10 @@ COLOURS = {
     style.AMBER: "var(--amber)",
     style.PINK: "var(--pink)",
     style.SKY: "var(--sky)",
-    data_plot.INK: "currentColor",
-    data_plot.PALE: "var(--rule)",
-    data_plot.SEA: "var(--blue)",
-    data_plot.CORAL: "var(--green)",
+    picture.INK: "currentColor",
+    picture.PALE: "var(--rule)",
+    picture.SEA: "var(--blue)",
+    picture.CORAL: "var(--green)",
     "#a9bccb": "var(--sky)",
     "#000000": "currentColor",
     "#ffffff": "var(--paper)",

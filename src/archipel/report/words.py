@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from archipel.data.federation import Federation
-from archipel.engines.engine import ALIKE, SITES, WEIGHTED
-from archipel.exchange.boxes import has_personal, is_peer
+from archipel.measures import ALIKE, SITES, WEIGHTED
 from archipel.report.figures import lines_of
 from archipel.runs.history import absent
-from archipel.runs.run import Run
-from archipel.scorecard import Efficacy, Scorecard
+from archipel.scorecard.card import Efficacy, Scorecard
 from archipel.scorecard.words import difference, duration, metric_name, number, plural, size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from archipel.data.federation import Federation
+    from archipel.runs.run import Run
 
 _PEOPLE = {  # what the parties of known data are, as long as they have names
     "heart_disease": ("hospital", "hospitals"),
@@ -49,7 +51,7 @@ def title(run: Run) -> str:
     if run.study is not None and run.study.name:
         return run.study.name
     name = run.data.about.name
-    return type(run.algorithm).__name__ + ("" if name == "unnamed" else f" on {name}")
+    return run.record.algorithm + ("" if name == "unnamed" else f" on {name}")
 
 
 def result(run: Run, card: Scorecard) -> str:
@@ -163,7 +165,7 @@ def verdict(run: Run, card: Scorecard) -> str:
 def joining(run: Run) -> str:
     """Return what a new party needs for a model of its own; empty where it gets none."""
     needs = run.joining
-    if needs is None or not has_personal(run.algorithm):
+    if needs is None or not run.record.personal:
         return ""
     gradients = plural(round(needs.gradients), "gradient") if needs.gradients else "no gradient"
     return (
@@ -213,7 +215,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
         f": mean {number(s.mean)}, worst tenth {number(s.worst_tenth)}, best {number(s.best)}"
     )  # fmt: skip
     missing = ", ".join(f"{count} {cause}" for cause, count in r.missing.items()) or "none"
-    low, middle, high = np.quantile(run.data.n.numpy(), [0, 0.5, 1])
+    low, middle, high = np.quantile(np.asarray(run.data.n), [0, 0.5, 1])
     return {
         "curve": f"Line chart of {metric_name(e.metric)} by round: {'; '.join(parts)}.",
         "parties": f"{metric_name(e.metric)} at each party{spread}.",
@@ -255,7 +257,7 @@ def _sum(run: Run, counts: Sequence[int | None]) -> str:
 def lesson(run: Run) -> str:
     """Return what left each party, in a sentence."""
     one, _ = nouns(run)
-    if is_peer(run.algorithm):
+    if run.record.peer:
         return f"No record leaves its {one}. In a round, a {one} exchanges with its neighbours:"
     return f"No record leaves its {one}. In a round, a {one} receives and sends:"
 
@@ -267,10 +269,10 @@ def before(run: Run) -> str:
         return ""
     asked = {} if run.study is None else run.study.resolved().get("data", {})
     tables = "name" not in asked and bool(asked)
-    if fed.training == 1 or not fed.x.is_floating_point():
+    if fed.training == 1 or not run.record.floating:
         return ""
-    aim, said = fed.features.target is not None, []
-    features, known = int(np.prod(fed.shape)) + aim, fed.features.scaling is not None
+    aim, said = run.record.target, []
+    features, known = int(np.prod(fed.shape)) + aim, run.record.scaling
     known = known or (not fed.about.gone and _standardised(fed))
     if asked.get("standardise", tables) or known:
         what = "features and the target" if aim else "features"
@@ -291,6 +293,8 @@ def before(run: Run) -> str:
 
 def _standardised(fed: Federation) -> bool:
     """Whether every feature has mean 0 and variance 1 over training points, or is 0."""
+    import torch
+
     owner = torch.repeat_interleave(torch.arange(fed.parties), fed.offsets.diff())
     train = torch.arange(len(fed.x)) < fed.test_from[owner]
     return any(_scaled(fed.x.flatten(1), rows) for rows in (train & (owner < fed.training), train))

@@ -11,12 +11,9 @@ from math import isfinite, log, sqrt
 from statistics import median
 from typing import TYPE_CHECKING
 
-import torch
-
-from archipel.training.schedules import Rate
-
 if TYPE_CHECKING:
     from archipel.runs.run import Run
+    from archipel.training.schedules import Rate
 
 _ROSE = 1.25  # times the first loss
 _FEW = 5  # evaluations, before one can say that a loss rose
@@ -87,6 +84,8 @@ def _commonest(run: Run) -> tuple[float, int]:
     data = run.data
     if run.between_sites or data.about.gone or not data.classes:  # the targets are not here
         return 0.0, 0
+    import torch
+
     owner = torch.repeat_interleave(torch.arange(data.parties), data.offsets.diff())
     seen, rows = owner < data.training, torch.arange(len(data.x))
     test = data.y[seen & (rows >= data.test_from[owner])]

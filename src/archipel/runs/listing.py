@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from archipel.runs.run import Run
     from archipel.runs.simulation import Watch
     from archipel.study.file import Study
+
+
+_SHOWN = ("done", "rounds", "started", "seconds", "summary")
 
 
 class Listed(NamedTuple):
@@ -37,7 +40,7 @@ def list_runs(out: str | Path = "runs") -> list[Listed]:
     for path in runs_in(Path(out)):
         folder = Folder(path)
         try:
-            row = folder.journal.row()
+            row = folder.row("state", *_SHOWN)
         except ArchipelError:
             listed.append(Listed(str(path.relative_to(out)), "broken", 0, 0, "", 0.0, {}))
             continue
@@ -45,14 +48,9 @@ def list_runs(out: str | Path = "runs") -> list[Listed]:
             Listed(
                 str(path.relative_to(out)),
                 state_of(folder, row),
-                row["done"],
-                row["rounds"],
-                row["started"],
-                row["seconds"],
-                row["summary"],
+                *(row[name] for name in _SHOWN),
             )
         )
-        folder.journal.close()
     return sorted(listed, key=lambda each: (each.started, each.name), reverse=True)
 
 
@@ -76,6 +74,47 @@ def open_run(name: str | Path, out: str | Path = "runs") -> Run:
     return run
 
 
+def read_run(name: str | Path, out: str | Path = "runs") -> Run:
+    """Return a run to tell of; one that is over without its vector, model and an engine.
+
+    Data that is where it was is read, for a report draws it; without it nothing waits for torch.
+    """
+    from archipel.runs import past
+
+    folder = Folder.find(str(name), Path(out))
+    found = past.read(folder, lambda: _data_of(folder))
+    return open_run(name, out) if found is None else found
+
+
+def _data_of(folder: Folder) -> Federation | None:
+    """The data of a run where it is as it was."""
+    if not _has_data(folder):
+        return None
+    try:
+        return study_of(folder).federation()
+    except ArchipelError:
+        return None
+
+
+def _has_data(folder: Folder) -> bool:
+    """Whether the data of a run is where it was, as it was.
+
+    That of sites never is, nor what was made in Python.
+    """
+    row = folder.row("description", "environment")
+    if "study" not in row["description"]:
+        return False
+    prints = row["description"]["study"].get("sources", {})
+    base = Path(row["environment"]["folder"])
+    files = {base / name: hashed for name, hashed in prints.items() if not name.endswith(".py")}
+    return all(path.is_file() and _print(path) == hashed for path, hashed in files.items())
+
+
+def _print(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
 def _of_study(folder: Folder) -> Run:
     """A run of a study; without its data, where that changed or is gone, as the folder tells it."""
     from archipel.runs.simulation import recall
@@ -89,8 +128,14 @@ def _of_study(folder: Folder) -> Run:
         if "study" not in row["description"] or outline is None:
             raise
         study = _recorded(folder)
-        fed = _outlined(folder, outline)
-        parts = study.algorithm_object, fed, study.build_model(fed)
+        told = row["description"].get("record", {})
+        fed = _outlined(folder, outline, told)
+        built = study
+        if (
+            weights := told.get("class_weights")
+        ) is not None:  # balanced over targets that are gone
+            built = study.with_set({"model.class_weights": weights})
+        parts = study.algorithm_object, fed, built.build_model(fed)
     return recall(folder, *parts, study, **study.options())
 
 
@@ -114,11 +159,12 @@ def _recorded(folder: Folder) -> Study:
     )
 
 
-def _outlined(folder: Folder, outline: Mapping[str, Any]) -> Federation:
+def _outlined(folder: Folder, outline: Mapping[str, Any], told: Mapping[str, Any]) -> Federation:
     """The data of a run in numbers and shapes, without a value."""
     import torch
 
     from archipel.data.about import About
+    from archipel.data.features import Features
     from archipel.data.shadow import Facts, shadow
 
     facts, roster = Facts.of_json({**outline, "n": 0, "n_test": 0}), folder.journal.roster()
@@ -127,9 +173,12 @@ def _outlined(folder: Folder, outline: Mapping[str, Any]) -> Federation:
         for each in roster
     }
     fed = shadow(outline["name"], sites)
-    dtype = getattr(torch, outline["dtype"])
+    dtype, features = getattr(torch, outline["dtype"]), fed.features
+    if "features" in told:
+        features = Features.of_json(told["features"], fed.shape)
     return replace(
         fed,
+        features=features,
         x=fed.x.to(dtype) if fed.x.is_floating_point() else fed.x,
         y=fed.y.to(dtype) if fed.y.is_floating_point() else fed.y,
         training=sum(each["trains"] for each in roster),

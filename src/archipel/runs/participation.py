@@ -10,7 +10,6 @@ from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from archipel import rng
@@ -269,6 +268,8 @@ class Participation:
         """How long each sampled party works."""
         if self.speed is None or work is None:
             return None
+        import torch  # who only reads about rounds does not wait for it
+
         uniform = torch.from_numpy(rng.uniform(rng.keys(rng.key(seed, 0, "speed"), sampled)))
         normal = 2**0.5 * torch.erfinv((2 * uniform - 1).clamp(-1 + 1e-12, 1 - 1e-12)).numpy()
         examples = work[np.searchsorted(eligible, sampled)]

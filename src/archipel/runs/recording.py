@@ -26,7 +26,9 @@ from archipel.engines.local.pool import cores
 from archipel.engines.plan import Plan
 from archipel.errors import BelowQuorum
 from archipel.rng import Ints
+from archipel.runs import past
 from archipel.runs.participation import Cohort
+from archipel.runs.past import MAKING
 from archipel.runs.run import Description, Run, Spent
 from archipel.store.files import now
 from archipel.store.folder import Folder
@@ -34,7 +36,6 @@ from archipel.store.folder import Folder
 State = Callable[[], Mapping[str, Tensor]]
 
 _MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
-_MAKING = "making "  # before the name of what a party's own model cost it
 _SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
@@ -63,6 +64,7 @@ def create(
     """Make the folder of a run that is about to begin, its journal there or in a database."""
     row = {
         **row,
+        "description": {**row["description"], "record": run.record.to_json()},
         "plan": asdict(run.plan),
         "environment": run.environment,
         "rounds": run.rounds,
@@ -150,7 +152,7 @@ class Recorder:
         run = self._run
         if run.data.parties > _MANY:  # the last evaluation's are kept
             self._metrics = [each for each in self._metrics if each[0] == 0]
-        made = {f"{_MAKING}{name}": values for name, values in run.making.items()}
+        made = {f"{MAKING}{name}": values for name, values in run.making.items()}
         by_party = {**run.parties, **made}
         self._metrics += [(run.done, name, values) for name, values in by_party.items()]
 
@@ -218,34 +220,17 @@ class Recorder:
 
 def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     """Put a run back to its last checkpoint; return that, empty before the first round."""
-    journal = folder.journal
-    row = journal.row()
-    run.folder, run.state, run.seconds = folder.path, row["state"], row["seconds"]
-    run.environment = row["environment"]
-    run.uploaded |= {int(k): n for k, n in row["summary"].get("uploaded", {}).items()}
-    run.history, run.events = journal.entries(), journal.events()
-    rounds = journal.rounds()
-    known = {"all": np.flatnonzero(run.data.n[: run.data.training].numpy() > 0)}  # of version 1
-    run.participation = [_cohort_of_json(each, known) for each in rounds]
-    run.spent = Spent(
-        *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
-    )
-    run.notes = [event.text for event in run.events if event.kind == "note"]
-    if run.history:
-        found = journal.party_metrics(run.history[-1]["round"])
-        run.parties = {name: v for name, v in found.items() if not name.startswith(_MAKING)}
-        run.making = _after(_MAKING, found)
-    parties = journal.party_metrics(0)
-    for name, level in (row["baselines"] or {}).items():
-        by_metric = _after(f"{name} ", parties)
-        run.baselines[name] = Evaluation(by_metric, level["pooled"], level["new"])
-    run.elsewhere = _after("elsewhere ", parties)
-    pad(run)
+    row = folder.journal.row()
+    past.restore(folder, run, row)
+    run.parties, run.making = _tensors(run.parties), _tensors(run.making)
+    run.elsewhere = _tensors(run.elsewhere)
+    for name, found in run.baselines.items():
+        run.baselines[name] = Evaluation(_tensors(found.parties), found.pooled, found.new)
     return folder.load_checkpoint(row["done"]) if row["done"] else {}
 
 
-def _after(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(each) for name, each in values.items()}
 
 
 def pad(run: Run) -> None:
@@ -288,12 +273,6 @@ def _causes_to_json(causes: Mapping[int, Cause]) -> dict[str, str]:
     return {str(k): str(cause) for k, cause in causes.items()}
 
 
-def _causes_of_json(causes: Mapping[str, str]) -> dict[int, Cause]:
-    """Who was missing; parties of which nothing is said took no part, and are not among them."""
-    read = {text: Cause.read(text) for text in set(causes.values())}  # a million say the same
-    return {int(k): read[text] for k, text in causes.items() if text}
-
-
 def _sampled_to_json(sampled: Ints) -> list[int] | str:
     """Parties one by one, or from where to where in case that is much shorter."""
     ends = np.append(np.flatnonzero(np.diff(sampled) != 1), len(sampled) - 1)
@@ -303,30 +282,6 @@ def _sampled_to_json(sampled: Ints) -> list[int] | str:
     firsts = sampled[np.append(0, ends[:-1] + 1)]
     spans = zip(firsts.tolist(), sampled[ends].tolist(), strict=True)
     return ", ".join(f"{first}-{last}" for first, last in spans)
-
-
-def _sampled_of_json(sampled: list[int] | str, known: dict[str, Ints]) -> Ints:
-    """`known` are those read already: rounds of a million parties share them."""
-    if not isinstance(sampled, str):
-        return np.array(sampled, np.int64)
-    if sampled not in known:
-        spans = [span.split("-") for span in sampled.split(", ")]
-        known[sampled] = np.concatenate(
-            [np.arange(int(first), int(last) + 1) for first, last in spans]
-        )
-    return known[sampled]
-
-
-def _cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
-    sampled = _sampled_of_json(row["sampled"], known)
-    absent = [int(k) for k in row["missing"]]
-    present = sampled[~np.isin(sampled, absent)] if absent else sampled
-    missing = _causes_of_json(row["missing"])
-    effort: Any = np.broadcast_to(1.0, present.shape)
-    if row["late"]:
-        effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
-    blocked = _causes_of_json(row["blocked"])
-    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"], blocked)
 
 
 def _summary(run: Run) -> dict[str, Any]:

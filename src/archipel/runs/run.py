@@ -1,39 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run: what was done, who took part, and what came of it."""
+"""A run: what was done, who took part, and what came of it.
+
+A run that is read when it is over needs no torch (`runs.past`): what does is imported in place.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from archipel.core import Algorithm, Vector
-from archipel.data.federation import Federation
-from archipel.engines.engine import ALL_POINTS, SITES, Evaluation
-from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange.anatomy import Anatomy
-from archipel.exchange.boxes import has_personal, is_peer
-from archipel.metrics import PRIMARY, larger_is_better
-from archipel.models.model import Model
-from archipel.models.units import InUnits
-from archipel.runs import divergence
+from archipel.measures import ALL_POINTS, PRIMARY, SITES, larger_is_better
 from archipel.runs.history import Round, absent, rounds_to, spread
-from archipel.runs.participation import Cohort
+from archipel.runs.record import Record
 from archipel.store.files import now
-from archipel.store.journal import Event
-from archipel.tree import leaves, nbytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from torch import Tensor, nn
 
+    from archipel.core import Algorithm, Vector
+    from archipel.data.federation import Federation
+    from archipel.engines.engine import Evaluation
+    from archipel.engines.plan import Plan
+    from archipel.exchange.anatomy import Anatomy
+    from archipel.models.model import Model
     from archipel.picture import Picture
+    from archipel.runs.participation import Cohort
     from archipel.scorecard import Scorecard
+    from archipel.store.journal import Event
 
 
 class Spent(NamedTuple):
@@ -83,6 +84,12 @@ class Description(Protocol):
     def files(self) -> dict[str, bytes]: ...
 
 
+def _no_vector() -> Vector:
+    import torch
+
+    return torch.zeros(0)
+
+
 @dataclass
 class Run:
     """What a run did and learnt."""
@@ -99,7 +106,7 @@ class Run:
     history: list[Round] = field(default_factory=list)  # an entry per evaluated round
     participation: list[Cohort] = field(default_factory=list)  # of every round
     notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
-    vector: Vector = field(default_factory=lambda: torch.zeros(0))
+    vector: Vector = field(default_factory=_no_vector)
     buffers: Tensor | None = None  # that go with `vector`, BatchNorm's statistics among them
     parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
     making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
@@ -123,7 +130,7 @@ class Run:
         """The folder's name, or algorithm and data."""
         if self.folder is not None:
             return self.folder.name
-        return f"{type(self.algorithm).__name__.lower()} on {self.data.about.name}"
+        return f"{self.record.algorithm.lower()} on {self.data.about.name}"
 
     @property
     def done(self) -> int:
@@ -132,6 +139,8 @@ class Run:
 
     def event(self, kind: str, text: str) -> None:
         """Note what happened, and when."""
+        from archipel.store.journal import Event
+
         self.events.append(Event(now(), self.done, kind, text))
 
     @property
@@ -141,6 +150,8 @@ class Run:
         Where a number to predict was scaled for training, it is in an `InUnits`, which turns
         outputs back. Between sites the scale of tables is not in the run but in its bundle.
         """
+        from archipel.models.units import InUnits
+
         module = self.task_model.to_module(self.vector, self.buffers)
         unit = self.data.features.target
         return module if unit is None else InUnits(module, unit)
@@ -151,6 +162,13 @@ class Run:
         return self.task_model.to_module(self.vector, self.buffers).state_dict()
 
     @property
+    def model_file(self) -> bytes | None:
+        """What was learnt, as a file of safetensors."""
+        from safetensors.torch import save
+
+        return save({name: tensor.clone() for name, tensor in self.weights.items()})
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The last evaluation over all training parties; `over` says how."""
         return dict(self.history[-1]["metrics"]) if self.history else {}
@@ -158,7 +176,14 @@ class Run:
     @property
     def warnings(self) -> list[str]:
         """What went wrong though the run ended: it diverged, or learnt nothing."""
+        from archipel.runs import divergence
+
         return divergence.warnings(self)
+
+    @cached_property
+    def record(self) -> Record:
+        """What it is, in plain values."""
+        return Record.of(self)
 
     @property
     def between_sites(self) -> bool:
@@ -209,7 +234,7 @@ class Run:
         (`elsewhere`), one model for everybody is compared with that.
         """
         return bool(self.baselines) and (
-            not self.elsewhere or is_peer(self.algorithm) or has_personal(self.algorithm)
+            not self.elsewhere or self.record.peer or self.record.personal
         )
 
     @property
@@ -223,10 +248,9 @@ class Run:
         if self.by_party:
             for label, name in (("alone", "local"), ("pooled", "central")):
                 if name in self.baselines and metric in self.baselines[name].parties:
-                    values = self.baselines[name].parties[metric][:training]
-                    found[label] = float(values.nanmean())
+                    found[label] = _mean(self.baselines[name].parties[metric][:training])
         elif self.baselines:
-            found["alone"] = float(self.elsewhere[metric][:training].nanmean())
+            found["alone"] = _mean(self.elsewhere[metric][:training])
             if "central" in self.baselines:
                 found["pooled"] = self.baselines["central"].pooled[metric]
         return {label: value for label, value in found.items() if math.isfinite(value)}
@@ -234,23 +258,19 @@ class Run:
     @property
     def joining(self) -> Joining | None:
         """What a new party needs for a model; None for peers, and where none was measured."""
-        if is_peer(self.algorithm) or not self.history:
+        import torch
+
+        if self.record.peer or not self.history:
             return None
-        sent, asked = self.anatomy.sent, self.anatomy.personal
         able, training = self.data.n > 0, self.data.training
         new = able & (torch.arange(len(able)) >= training)
         spent = {"gradients": 0.0, "seconds": 0.0}  # the shared model is used as it is
-        if has_personal(self.algorithm):
+        if self.record.personal:
             if not self.making or not new.any():  # nobody is new, or nobody looked
                 return None
             spent = {name: float(values[new].mean()) for name, values in self.making.items()}
-        return Joining(
-            messages=bool(leaves(sent)) + 2 * len(asked),
-            up=sum(nbytes(message.upload) for message in asked),
-            down=nbytes(sent) + sum(nbytes(message.reply) for message in asked),
-            parties=int(new.sum()),
-            **spent,
-        )
+        messages, up, down = self.record.joining
+        return Joining(messages, up, down, parties=int(new.sum()), **spent)
 
     def curve(self, metric: str | None = None, new: bool = False) -> tuple[list[int], list[float]]:
         """Rounds and values of a metric over all test points, or the mean over sites.
@@ -393,3 +413,10 @@ class Run:
         return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
             f"{self.done} rounds, {shown}"
         )
+
+
+def _mean(values: Tensor) -> float:
+    """Over parties that have a value."""
+    found = np.asarray(values, np.float64)
+    known = found[~np.isnan(found)]
+    return float(known.mean()) if len(known) else math.nan

@@ -8,6 +8,10 @@
 True
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from archipel.scorecard.card import (
     Efficacy,
     Efficiency,
@@ -18,8 +22,10 @@ from archipel.scorecard.card import (
     Sent,
     Spread,
 )
-from archipel.scorecard.measure import scorecard
 from archipel.scorecard.words import Row
+
+if TYPE_CHECKING:
+    from archipel.runs.run import Run
 
 __all__ = [
     "Efficacy",
@@ -33,3 +39,10 @@ __all__ = [
     "Spread",
     "scorecard",
 ]
+
+
+def scorecard(run: Run) -> Scorecard:
+    """Measure a run, also one that is still under way; one that is over has been."""
+    from archipel.scorecard.measure import scorecard as measured  # waits for torch
+
+    return measured(run)

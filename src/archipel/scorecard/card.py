@@ -18,10 +18,11 @@ The energy is an estimate between two assumptions, not a measurement.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from archipel import metrics
+from archipel import measures
 from archipel.exchange.leaving import Outgoing
 from archipel.plain import plain
 
@@ -39,7 +40,7 @@ ASSUMPTIONS = (
     "(trend of Aslan et al. 2018) to mobile networks in 2021 (Traficom 2022)",
     "evaluation, idle machines, cooling and the making of the machines are left out",
 )
-SHARES = (*metrics.SHARES, "r2")  # differences are told in points: hundredths
+SHARES = (*measures.SHARES, "r2")  # differences are told in points: hundredths
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,28 @@ class Scorecard:
         card["efficiency"]["energy"] |= plain({"low": energy.low, "high": energy.high})
         card["robustness"]["share_arrived"] = self.robustness.share_arrived
         return card
+
+    @classmethod
+    def of_json(cls, card: Mapping[str, Any]) -> Self:
+        """A scorecard from its plain values, as a journal has them."""
+        told = {name: dict(part) for name, part in card.items()}
+        efficacy, efficiency = told["efficacy"], told["efficiency"]
+        for name in ("elsewhere", "parties", "local", "central", "new_parties"):
+            efficacy[name] = None if efficacy[name] is None else Spread(**efficacy[name])
+        for name in ("absent", "warnings"):
+            efficacy[name] = tuple(efficacy[name])
+        energy = {k: v for k, v in efficiency["energy"].items() if k not in ("low", "high")}
+        efficiency["energy"] = Energy(**{**energy, "assumptions": tuple(energy["assumptions"])})
+        del told["robustness"]["share_arrived"]
+        sent = [{**each, "shape": tuple(each["shape"])} for each in told["privacy"]["messages"]]
+        told["privacy"]["messages"] = tuple(Sent(**each) for each in sent)
+        told["privacy"]["left"] = tuple(Outgoing(**each) for each in told["privacy"]["left"])
+        return cls(
+            Efficacy(**efficacy),
+            Efficiency(**efficiency),
+            Robustness(**told["robustness"]),
+            Privacy(**told["privacy"]),
+        )
 
     def rows(self) -> list[Row]:
         """Return the lines to print, without what does not apply."""

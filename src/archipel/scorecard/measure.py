@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from archipel.exchange.anatomy import Anatomy, OnWire
 from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
-from archipel.metrics import larger_is_better
+from archipel.measures import larger_is_better
 from archipel.models.model import Model
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run

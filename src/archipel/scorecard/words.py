@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from archipel.engines.engine import ALIKE, ALL_POINTS
 from archipel.errors import clean
+from archipel.measures import ALIKE, ALL_POINTS
 from archipel.report import tables
 from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A database that is SQLite or PostgreSQL: its engine, its tables' version, and who leads it.
 
-The one that leads has the lease, which ends with its process however that ends.
+The one that leads has the lease, which ends with its process however that ends. Alembic takes as
+long to load as all the rest, so only who makes tables waits for it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from archipel.errors import ArchipelError, DatabaseAway
 from archipel.store.files import now
@@ -72,7 +69,7 @@ def _sqlite(url: sa.URL, leads: bool) -> sa.Engine:
     name = url.database or ""
     if name in ("", ":memory:") or name.startswith("file:"):
         raise ArchipelError(
-            f"database = '{url}': the roll needs a file; write sqlite:///path, or "
+            f"database = '{url}': the registry needs a file; write sqlite:///path, or "
             "sqlite:////path for a path from the root."
         )
     path = Path(name).resolve()
@@ -140,19 +137,19 @@ def take_turn(connection: sa.Connection) -> None:
     connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({_TURN})"))
 
 
-def version(connection: sa.Connection, tables: Set[str]) -> tuple[str | None, str | None]:
+def version(connection: sa.Connection, tables: Set[str]) -> tuple[str | None, str]:
     """That a database has and that it should have; refuse one that is not ours to change."""
-    revisions = ScriptDirectory(str(MIGRATIONS))
-    options = {"version_table": VERSION_TABLE}
-    has = MigrationContext.configure(connection, opts=options).get_current_revision()
-    needs = revisions.get_current_head()
+    known = sorted(path.stem[1:] for path in (MIGRATIONS / "versions").glob("v*.py"))
+    tells, has, needs = sa.inspect(connection), None, known[-1]
+    if tells.has_table(VERSION_TABLE):
+        has = connection.scalar(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))
     where = shown(connection.engine)
-    if has is not None and has not in {each.revision for each in revisions.walk_revisions()}:
+    if has is not None and has not in known:
         raise ArchipelError(
             f"database = '{where}': was written by a newer Archipel (its tables have version "
             f"{has}, this one knows {needs}); install that one, or name another database."
         )
-    others = set(sa.inspect(connection).get_table_names()) & tables
+    others = set(tells.get_table_names()) & tables
     if has is None and others:
         raise ArchipelError(
             f"database = '{where}': belongs to another program, whose table is called "
@@ -166,6 +163,9 @@ def upgrade(connection: sa.Connection, tables: Set[str]) -> None:
     with _ALEMBIC:
         has, needs = version(connection, tables)
         if has != needs:
+            from alembic import command
+            from alembic.config import Config
+
             config = Config()
             config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
             config.attributes["connection"] = connection
@@ -202,7 +202,7 @@ def _taken(engine: sa.Engine, process: str, host: str, since: str) -> ArchipelEr
 
 def _given_back(engine: sa.Engine) -> ArchipelError:
     return ArchipelError(
-        f"database = '{shown(engine)}': the roll was closed and its lease given back; open it "
+        f"database = '{shown(engine)}': the registry was closed and its lease given back; open it "
         "again to write."
     )
 

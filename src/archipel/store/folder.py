@@ -2,8 +2,8 @@
 """A run's folder: journal, or where that is, study, last checkpoint, model, report.
 
 It appears whole, by a rename. While a process works on it, it holds the folder's lock, which the
-system lets go of however the process ends. Tensors are read and written by torch, which only those
-who do so wait for.
+system lets go of however the process ends. Tensors are read and written by torch, and journals by
+SQLAlchemy, which only those who do so wait for.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from archipel.errors import ArchipelError, RunFailed, unknown
+from archipel.store import glance
 from archipel.store.files import UMASK, sync, write
-from archipel.store.journal import Journal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from archipel.store.journal import Journal
 
 JOURNAL, MODEL = "journal.db", "model.safetensors"
 ELSEWHERE = "journal.json"  # in place of a journal: which database has it, and by what name
@@ -54,6 +56,8 @@ class Folder:
     @cached_property
     def journal(self) -> Journal:
         """The journal: in the folder, or in a database whose address may hold a password now."""
+        from archipel.store.journal import Journal
+
         note = self.path / ELSEWHERE
         if not note.exists():
             return Journal(self.path / JOURNAL)
@@ -68,6 +72,16 @@ class Folder:
                 "the run anew."
             )
         return Journal(self._database or database, run)
+
+    def row(self, *columns: str) -> dict[str, Any]:
+        """Some of what the journal says of the run as a whole."""
+        if (self.path / ELSEWHERE).exists():
+            try:
+                row = self.journal.row()
+            finally:
+                self.journal.close()
+            return {column: row[column] for column in columns}
+        return glance.row_of(self.path / JOURNAL, *columns)
 
     # -- making and finding ------------------------------------------------------------------------
 
@@ -236,6 +250,8 @@ class Folder:
 
 def _begun(path: Path, name: str, database: str | None) -> Journal:
     """A new journal, in a folder or in a database that the folder names."""
+    from archipel.store.journal import Journal
+
     if database is None or database.startswith("sqlite"):
         return Journal(path / JOURNAL, name)
     from archipel.store.database import to_keep

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import RunFailed
 from archipel.store.files import now
+from archipel.store.glance import VERSION, check, exact
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
-
-# of what is in the tables; 1 wrote "all" where everybody was sampled, and up to 2 a site that does
-# not tell its points had 1
-VERSION = 3
 
 METADATA = sa.MetaData()
 
@@ -39,7 +38,7 @@ class _Json(sa.types.TypeDecorator[Any]):
         return _strict(value)
 
     def process_result_value(self, value: Any, _: sa.Dialect) -> Any:
-        return _exact(value)
+        return exact(value)
 
 
 def _strict(value: Any) -> Any:
@@ -50,14 +49,6 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     return value
-
-
-def _exact(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
-            return float(value["float"])
-        return {key: _exact(each) for key, each in value.items()}
-    return [_exact(each) for each in value] if isinstance(value, list) else value
 
 
 def _run() -> sa.Column[str]:
@@ -281,11 +272,7 @@ class Journal:
                 "from a copy, or start the run anew."
             )
         row = dict(found._mapping)
-        if row["version"] > VERSION:
-            raise ArchipelError(
-                f"the journal of run '{self.run}' has version {row['version']}, this is version "
-                f"{VERSION}: open it with the Archipel that wrote it."
-            )
+        check(self.run, row["version"])
         return row
 
     def parties(self) -> int:
@@ -307,10 +294,19 @@ class Journal:
 
     def party_metrics(self, t: int) -> dict[str, Tensor]:
         """Every party's metrics after round t; of the baselines for 0."""
+        import torch
+
+        return {name: torch.from_numpy(each) for name, each in self.party_arrays(t).items()}
+
+    def party_arrays(self, t: int) -> dict[str, NDArray[np.float64]]:
+        """The same without torch."""
+        import numpy as np  # not to list runs
+
         where = (PARTY_METRICS.c.run == self.run) & (PARTY_METRICS.c.round == t)
         with self._transaction() as connection:
             rows = connection.execute(sa.select(PARTY_METRICS).where(where)).all()
-        return {row.metric: _tensor(row._mapping["values"]) for row in rows}
+        found = {row.metric: np.frombuffer(row._mapping["values"], "<f8") for row in rows}
+        return {name: values.astype(np.float64) for name, values in found.items()}
 
     def events(self) -> list[Event]:
         return [
@@ -326,10 +322,3 @@ class Journal:
 
 def _bytes(values: Tensor) -> bytes:
     return values.double().numpy().astype("<f8").tobytes()
-
-
-def _tensor(content: bytes) -> Tensor:
-    import numpy as np  # not to list runs
-    import torch
-
-    return torch.from_numpy(np.frombuffer(content, "<f8").astype(np.float64))

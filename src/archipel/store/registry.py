@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coordinator's roll: who was invited, who belongs, which studies there are, who approved them.
+"""The coordinator's registry: who was invited, who belongs, which studies there are, who approved.
 
 It lies in SQLite or PostgreSQL. Every operation is one transaction, and those that write take
 turns: what one of them has read still holds when it writes. The coordinator has the lease of its
@@ -200,7 +200,7 @@ class Registry:
             with registry._reading() as connection:
                 has, needs = version(connection, TABLES)
             if has != needs:
-                holds = f"has tables of version {has}" if has else "holds no roll"
+                holds = f"has tables of version {has}" if has else "holds no registry"
                 raise ArchipelError(
                     f"database = '{shown(registry._engine)}': {holds} and this Archipel needs "
                     f"version {needs}; start its coordinator once, which brings it there."
@@ -553,7 +553,7 @@ def _certify(connection: sa.Connection, site: str, serial: str, until: datetime)
     taken = sa.select(CERTIFICATES.c.site).where(CERTIFICATES.c.serial == serial)
     if (owner := connection.scalar(taken)) is not None:
         raise ArchipelError(
-            f"site = '{site}': certificate {serial} is on the roll already, of site '{owner}'; "
+            f"site = '{site}': certificate {serial} is in the registry already, of site '{owner}'; "
             "issue another."
         )
     row = {"serial": serial, "site": site, "until": as_text(until)}

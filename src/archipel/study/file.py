@@ -136,7 +136,7 @@ class Study(BaseModel):
 
     def with_set(self, changes: Mapping[str, Any]) -> Self:
         """Return the study with some fields changed, `{"algorithm.lr": 0.05}`."""
-        return type(self).parse(changed(self.given(), changes), self._base)
+        return type(self).parse(changed(self.given(), changes), self._base, self._elsewhere)
 
     # -- what it says ------------------------------------------------------------------------------
 

@@ -336,8 +336,9 @@ class LocalEngine:
             return model.buffers
         if self.peer:
             own = statistics.statistics_of(self.own_states(self._eligible))
-            return model.buffers_with(None if own is None else own.mean(dim=0))
-        return model.buffers_with(statistics.statistics_of(self.shared))
+            return None if own is None else model.buffers_with(own.mean(dim=0))
+        shared = statistics.statistics_of(self.shared)
+        return model.buffers if shared is None else model.buffers_with(shared)
 
     @property
     def own_statistics(self) -> bool:

@@ -14,8 +14,9 @@ from archipel.data.federation import Federation
 from archipel.data.rows import ranges
 from archipel.engines.engine import Evaluation
 from archipel.engines.local import personal
+from archipel.engines.local.memory import Memory
 from archipel.engines.local.pool import Pool
-from archipel.engines.local.share import Job, Memory, bounds
+from archipel.engines.local.share import Job, bounds
 from archipel.rng import Ints
 
 _CHUNK_BYTES = 64 << 20  # outputs kept at a time

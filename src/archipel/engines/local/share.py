@@ -364,8 +364,9 @@ class Share:
             has = bool(memory.kept.visited[k])
             me = self._party(np.array([k]), 0, np.ones(1))
             return memory.kept.buffers[k].clone() if has else me.settled(0, w)
-        if job.boxes.peer and len(job.model.running):
-            return job.model.buffers_with(statistics_of(memory.kept.own_of([k]))[0])
+        own = statistics_of(memory.kept.own_of([k])) if job.boxes.peer else None
+        if own is not None:
+            return job.model.buffers_with(own[0])
         return memory.used.clone()
 
 

@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
+from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
 from archipel.models.model import Model
 from archipel.wire.wire import Wire
+
+_MOST_PARTIES = 1 << 20  # of a study between sites
 
 
 def fitted(
@@ -41,3 +46,20 @@ def fitted(
     if not statistics.keep_own(bare, model):
         statistics.check_others(model, model.buffers, me.buffers)
     return around(boxes), anatomy
+
+
+def numbered(data: Federation, party: int) -> Federation:
+    """A federation in which the only party is number `party`: draws are keyed by that number."""
+    if data.parties != 1:
+        raise Refused(f"a seat holds the data of one party, not of {data.parties}.")
+    if not 0 <= party < _MOST_PARTIES:
+        raise Refused(f"party = {party}: is no party's number.")
+
+    def after(rows: Tensor) -> Tensor:  # so many parties without a point
+        return torch.cat([rows.new_zeros(party), rows])
+
+    return Federation(
+        data.x, data.y, after(data.offsets), after(data.test_from), party + 1, data.task,
+        data.classes, features=data.features,
+        scan=False,
+    )  # fmt: skip

@@ -13,7 +13,8 @@ from math import nan
 from typing import Any, TypeVar
 
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.party_state import Learnt, PartyState
+from archipel.engines.network.party_state import PartyState
+from archipel.engines.network.scoring import Learnt
 from archipel.engines.network.transport import SMALL, Cut, Link, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange.talk import Talk

@@ -11,63 +11,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
+from functools import cache, partial
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archipel import metrics
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
-from archipel.data.scaling import Scaling
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
-from archipel.engines.network.bounds import LARGEST, tame
-from archipel.engines.network.fitting import fitted
+from archipel.engines.network.fitting import fitted, numbered
+from archipel.engines.network.scoring import Answer, Learnt, Rules, Test
 from archipel.engines.network.transport import Refused
-from archipel.engines.network.turn import Arrays, Own, Turn
+from archipel.engines.network.turn import Arrays, Own, Turn, same, tree
 from archipel.engines.party import LocalParty
 from archipel.errors import ArchipelError
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Growths, fits_cohort, same_form, shape_of
+from archipel.exchange.anatomy import same_form
 from archipel.exchange.boxes import last_words
 from archipel.exchange.talk import Talk
-from archipel.metrics import Guarded
 from archipel.models.model import Model
-from archipel.tree import fill, first, leaves, nbytes, tree_map
+from archipel.tree import first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
 
-_MOST_PARTIES = 1 << 20  # of a study between sites
 _COHORT = 1024  # parties of a round at most, where a site does not know how many there are
-
-
-class Rules(Protocol):
-    """What the party's owner allows to leave; both raise where it must not."""
-
-    @property
-    def scores(self) -> int:
-        """Models that are scored at most."""
-
-    def check_upload(self, records: int, rows: int) -> None:
-        """An upload was computed from so many of the party's training points."""
-
-    def rounded(
-        self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int
-    ) -> dict[str, float]:
-        """Scores as they may leave, made of the exact ones or of those that no point moves far."""
-
-
-Answer = tuple[dict[str, float], dict[str, float] | None]  # scores of the shared model, of the own
-
-
-class Learnt(NamedTuple):
-    """A model, and the buffers that go with it; None where it has none."""
-
-    w: Tensor
-    buffers: Tensor | None
 
 
 class PartyState:
@@ -96,7 +66,8 @@ class PartyState:
         check_algorithm_fields(algorithm)
         check_fit(model, data)
         self.model, self.party, self.seed = model, party, seed
-        self.data = _numbered(data.as_trained(), party)
+        self.data = numbered(data.as_trained(), party)
+        self._test = Test.of(self.data, party, model)
         self._cohort, self._private = parties or _COHORT, private
         self.boxes, self.anatomy = fitted(
             algorithm, self.data, model, party, seed, wire, min(self._cohort, 8)
@@ -134,10 +105,7 @@ class PartyState:
         self.turn = None
 
     def work(self, t: int, number: int, arrays: Arrays, attempt: int = 0) -> tuple[Arrays, int]:
-        """Upload number `number` of round t, and the gradients it took.
-
-        `attempt` is the server's at this round.
-        """
+        """Upload number `number` of round t, in an attempt of the server's; gradients it took."""
         if not 0 <= number < len(self.anatomy.messages):
             raise Refused(f"round {t + 1}: message {number + 1} is none of the algorithm's.")
         turn = self.turn
@@ -148,7 +116,7 @@ class PartyState:
             turn = self._hide_anew(turn, number, arrays, attempt)
         if number > len(turn.inbox):
             raise Refused(f"round {t + 1}: message {number + 1} came before the ones before.")
-        if number < len(turn.inbox) and not _same(turn.inbox[number], arrays):
+        if number < len(turn.inbox) and not same(turn.inbox[number], arrays):
             self._anew(t, number, may=number > 0 and not turn.hides)
             turn = turn.until(number)  # done again, with other parties
         self.turn, turn.attempt = turn, attempt
@@ -166,9 +134,9 @@ class PartyState:
     def _said(self, number: int, arrays: Arrays) -> Any:
         """What the server says in message `number`: the shared state, then replies."""
         if number == 0:
-            return self._tree(self.anatomy.sent, arrays, "the shared state")
+            return tree(self.anatomy.sent, arrays, "the shared state")
         before = self.anatomy.messages[number - 1]
-        return self._tree(before.reply, arrays, f"reply {number}", before.grows[1])
+        return tree(before.reply, arrays, f"reply {number}", before.grows[1], self._cohort)
 
     def _begin(self, t: int) -> None:
         """A party computes what it agreed to: each round of the study once, in their order."""
@@ -179,7 +147,7 @@ class PartyState:
             )
         self._last = t
 
-    def _anew(self, t: int, number: int, may: bool) -> None:
+    def _anew(self, t: int, number: int, may: bool, how: str = "with other contents") -> None:
         """The first letter of a round never changes; later ones do when another party is lost.
 
         Two answers under one key could show what it hides: where there is one, none changes.
@@ -187,7 +155,7 @@ class PartyState:
         self._again += 1
         most = inf if self._rounds is None else self._rounds + 20
         if not may or self._again > most:
-            raise Refused(f"round {t + 1}, message {number + 1}: came again with other contents.")
+            raise Refused(f"round {t + 1}, message {number + 1}: came again {how}.")
 
     def _hide_anew(self, turn: Turn, number: int, arrays: Arrays, attempt: int) -> Turn:
         """The round with fresh secrets, from its first message on: the server began it anew."""
@@ -196,7 +164,9 @@ class PartyState:
                 f"round {turn.round + 1}, message {number + 1}: is of another attempt than the "
                 "messages before, and keys hold for one; begin with the first message."
             )
-        self._anew(turn.round, 0, may=not turn.inbox or _same(turn.inbox[0], arrays))
+        if turn.inbox and not same(turn.inbox[0], arrays):
+            self._anew(turn.round, 0, may=False)
+        self._anew(turn.round, 0, may=True, how="too often")
         return Turn(turn.round, attempt, [], [], [])
 
     def _advance(self, turn: Turn) -> None:
@@ -211,7 +181,7 @@ class PartyState:
             turn.me.secrets = turn.secrets
         assert turn.me is not None
         while True:
-            said, turn.me.heard = self._said(at, turn.inbox[at]), partial(turn.heard, at)
+            said, turn.me.heard = self._said(at, turn.inbox[at]), cache(partial(turn.heard, at))
             if turn.talk is None:
                 turn.talk = Talk(self.boxes.party(turn.me, said, self.own.state))
             else:
@@ -232,16 +202,9 @@ class PartyState:
         if self._rules is not None:
             self._rules.check_upload(me.records, self.rows)
         upload, own = last_words(self.boxes, talk) if talk.ended else (talk.said, None)
-        message = self.anatomy.messages[len(turn.outbox)]
-        growths = message.grows[0] or [None] * len(leaves(message.sent))
-        found = zip(leaves(upload), leaves(message.sent), growths, strict=True)
-        turn.outbox.append(
-            [leaf.detach().expand(shape_of(one, growth, leaf)) for leaf, one, growth in found]
-        )
-        turn.gradients.append(me.gradients - sum(turn.gradients))
+        turn.put(self.anatomy.messages[len(turn.outbox)], upload, me.gradients)
         if talk.ended:
-            state = tree_map(lambda leaf: leaf.detach().clone(), own)
-            turn.own = Own(state, self._kept(me), True)
+            turn.own = self._kept(me, own)
             turn.talk = turn.me = None
 
     def alone(self, t: int, mixing: Callable[..., Tensor]) -> tuple[Own, int]:
@@ -261,23 +224,18 @@ class PartyState:
         self.me = me = self._me(t, self.own.buffers, checked)
         if self.secrets is not None and self.secrets[0] != t:
             self.secrets = None
-        me.secrets = None if self.secrets is None else self.secrets[1]
-        me.used = self._used
+        me.secrets, me.used = None if self.secrets is None else self.secrets[1], self._used
         state = self.boxes.party(me, self.own.state)
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
-        state = tree_map(lambda leaf: leaf.detach().clone(), state)
-        return Own(state, self._kept(me), True), me.gradients
+        self.secrets = None
+        return self._kept(me, state), me.gradients
 
-    def _kept(self, me: LocalParty) -> Tensor | None:
-        """Statistics that the party keeps for itself."""
-        return me.buffers[0].clone() if self._keeps_own and me.buffers is not None else None
+    def _kept(self, me: LocalParty, own: Any) -> Own:
+        """What the party keeps after a round, with statistics where they are its own."""
+        buffers = me.buffers[0].clone() if self._keeps_own and me.buffers is not None else None
+        return Own(tree_map(lambda leaf: leaf.detach().clone(), own), buffers, True)
 
-    def _me(
-        self,
-        t: int,
-        buffers: Tensor | None,
-        mixing: Callable[..., Tensor] | None = None,
-    ) -> LocalParty:
+    def _me(self, t: int, buffers: Tensor | None, mixing: Any = None) -> LocalParty:
         if buffers is None and self.model.buffer_spec.size:
             buffers = self.model.buffers
         return LocalParty(
@@ -315,14 +273,14 @@ class PartyState:
     def personal(self, t: int, sent: Arrays) -> Generator[Arrays, Arrays, Learnt]:
         """Make this party's model after t rounds: yields what it asks, is sent the advice."""
         me = self._me(t, self.own.buffers)
-        shared = self._tree(self.anatomy.sent, sent, "the shared state")
+        shared = tree(self.anatomy.sent, sent, "the shared state")
         talk, number = Talk(self.boxes.personal(me, shared, self.own.state)), 0
         while not talk.ended:
             if self._rules is not None:
                 self._rules.check_upload(me.records, self.rows)
             advice = yield leaves(tree_map(Tensor.detach, talk.said))
             form = self.anatomy.personal[number].reply
-            talk.send(self._tree(form, advice, f"advice {number + 1}"))
+            talk.send(tree(form, advice, f"advice {number + 1}"))
             number += 1
         w = talk.said.detach()
         return Learnt(w, me.buffers_for(0, w))
@@ -336,7 +294,7 @@ class PartyState:
         """Whether a model of the party's own takes the server's advice."""
         return bool(self.anatomy.personal)
 
-    def may_score(self, t: int, name: bytes, arrays: list[Tensor]) -> bool:
+    def may_score(self, t: int, name: bytes, arrays: Arrays) -> bool:
         """Whether a letter with a model comes for the first time; refuse more than was agreed to.
 
         Every score says something of the data: one letter after each round that the study
@@ -359,16 +317,16 @@ class PartyState:
         self._scored, self._scores, self.answer = (t, name), scores, None
         return True
 
-    def learnt(self, arrays: list[Tensor]) -> Learnt:
+    def learnt(self, arrays: Arrays) -> Learnt:
         """The shared model that came, before what else came with it."""
         form = statistics.handed_over(self.anatomy.shared)
-        model = self._tree(form, arrays[: len(leaves(form))], "the model")
+        model = tree(form, arrays[: len(leaves(form))], "the model")
         if not isinstance(model, statistics.Joined):
             return Learnt(model, self._buffers(model))
         assert model.statistics is not None
         return Learnt(model.inner, self.model.buffers_with(model.statistics))
 
-    def rest(self, arrays: list[Tensor]) -> list[Tensor]:
+    def rest(self, arrays: Arrays) -> Arrays:
         """What came with the shared model: that of which a party's own is made."""
         return arrays[len(leaves(statistics.handed_over(self.anatomy.shared))) :]
 
@@ -387,37 +345,11 @@ class PartyState:
 
     def score(self, model: Learnt, t: int, own: bool = False) -> dict[str, float]:
         """Metrics of a model on this party's test points; empty where it has none."""
-        x, y = self._test()
-        if len(x) == 0:
-            return {}
-        outputs = self._outputs(model, t, own, x)
-        return metrics.pool(self.data.task, outputs, y, self._loss, self.model.metrics, self._unit)
+        return self._test.score(partial(self._outputs, model, t, own))
 
     def told(self, model: Learnt, t: int, own: bool = False) -> dict[str, float]:
         """The same as it may leave: what its owner allows, and as exactly as that."""
-        x, y = self._test()
-        if len(x) == 0:
-            return {}
-        outputs = self._outputs(model, t, own, x)
-        how = (self._loss, self.model.metrics, self._unit)
-        found = metrics.pool(self.data.task, outputs, y, *how)
-        if self._rules is None:
-            return found
-        guarded = metrics.guarded(self.data.task, outputs, y, *how)
-        return self._rules.rounded(found, guarded, len(x))
-
-    @property
-    def _loss(self) -> Any:
-        return self.model.loss_function
-
-    @property
-    def _unit(self) -> Scaling | None:
-        return self.data.features.target
-
-    def _test(self) -> tuple[Tensor, Tensor]:
-        data, k = self.data, self.party
-        rows = slice(int(data.test_from[k]), int(data.offsets[k + 1]))
-        return data.x[rows], data.y[rows]
+        return self._test.told(partial(self._outputs, model, t, own), self._rules)
 
     def _outputs(self, model: Learnt, t: int, own: bool, x: Tensor) -> Tensor:
         w, buffers = model
@@ -465,35 +397,3 @@ class PartyState:
         if "scored.answer" in state:
             scores, own = json.loads(state["scored.answer"].numpy().tobytes())
             self.answer = scores, own
-
-    def _tree(self, form: Any, arrays: Arrays, what: str, growths: Growths = ()) -> Any:
-        """Tensors as the tree that is expected."""
-        if not fits_cohort(form, growths, arrays, self._cohort):
-            raise Refused(f"{what} has another form than the study's algorithm gives it.")
-        if not tame(arrays):
-            raise Refused(f"{what} has a number that is not finite, or beyond {LARGEST:g}.")
-        return fill(form, arrays)
-
-
-def _same(some: Arrays, others: Arrays) -> bool:
-    return len(some) == len(others) and all(
-        one.dtype == other.dtype and torch.equal(one, other)
-        for one, other in zip(some, others, strict=True)
-    )
-
-
-def _numbered(data: Federation, party: int) -> Federation:
-    """A federation in which the only party is number `party`: draws are keyed by that number."""
-    if data.parties != 1:
-        raise Refused(f"a seat holds the data of one party, not of {data.parties}.")
-    if not 0 <= party < _MOST_PARTIES:
-        raise Refused(f"party = {party}: is no party's number.")
-
-    def after(rows: Tensor) -> Tensor:  # so many parties without a point
-        return torch.cat([rows.new_zeros(party), rows])
-
-    return Federation(
-        data.x, data.y, after(data.offsets), after(data.test_from), party + 1, data.task,
-        data.classes, features=data.features,
-        scan=False,
-    )  # fmt: skip

@@ -34,15 +34,15 @@ killed asks about it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
+from archipel.engines.network.exchanges import Behind, Exchange, Store
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Contact, Liveness, Place, Words, why_not
 from archipel.engines.network.transport import POLL, Cut, Refused
@@ -54,42 +54,7 @@ if TYPE_CHECKING:
     from archipel.wire.wired import Coded
 
 
-class Behind(ArchipelError):
-    """The others went on in the meantime, and can be met again in this round."""
-
-    def __init__(self, round: int) -> None:
-        super().__init__(f"the others are in round {round + 1}.")
-        self.round = round
-
-
-class Store(Protocol):
-    """What survives a peer's process: tensors by name, each name all at once."""
-
-    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None: ...
-
-    def kept(self) -> dict[str, dict[str, Tensor]]: ...
-
-    def forget(self, names: Iterable[str]) -> None: ...
-
-
 _NEVER: At = (-1, 0)
-
-
-@dataclass
-class Exchange:
-    """An exchange that is under way."""
-
-    at: At
-    x: Tensor
-    sent: list[Tensor]  # what travels of it
-    began: float
-    open: set[int]
-    got: dict[int, Tensor] = field(default_factory=dict)
-    unsure: dict[int, Tensor] = field(default_factory=dict)  # counted before a restart
-    lost: dict[int, str] = field(default_factory=dict)  # peer -> cause
-    refused: dict[int, str] = field(default_factory=dict)  # peer -> what it said
-    asks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    last: set[int] = field(default_factory=set)  # lower ends that are asked a last time
 
 
 class Rounds:
@@ -372,11 +337,13 @@ class Rounds:
                 return self.told(j)
             if exchange is not None and exchange.at == at and j in exchange.open:
                 theirs = self._vector(j, letter, exchange)
-                mine = {f"mine-{i:04}" if i else "mine": x for i, x in enumerate(exchange.sent)}
-                self._store.keep(f"edge-{j}", {"at": torch.tensor(at), **mine, "theirs": theirs})
-                self._answered[j] = (at, exchange.sent, theirs)
+                sent = exchange.sent
+                edge = {f"mine-{i:04}" if i else "mine": x for i, x in enumerate(sent)}
+                edge |= {"at": torch.tensor(at), "theirs": theirs}
+                self._store.keep(f"edge-{j}", edge)
+                self._answered[j] = (at, sent, theirs)
                 self._count(exchange, j, theirs)
-                return self.words.vector(at, *exchange.sent)
+                return self.words.vector(at, *sent)
             await liveness.moved(left)
 
     def _given(self, j: int, at: At) -> list[Tensor] | None:

@@ -14,11 +14,12 @@ import torch
 
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
+from archipel.engines.network.exchanges import Behind, Store
 from archipel.engines.network.gossip import Gossip
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import SILENCE, Liveness, Over, Words
 from archipel.engines.network.party_state import PartyState
-from archipel.engines.network.peer_rounds import Behind, Rounds, Store
+from archipel.engines.network.peer_rounds import Rounds
 from archipel.engines.network.transport import Link, Refused
 from archipel.errors import RunFailed
 from archipel.graphs import Topology

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Vector
-from archipel.engines.engine import ALIKE, WEIGHTED, Cause, Evaluation, Floats, Outcome
+from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.letters import Letter
@@ -20,6 +20,7 @@ from archipel.engines.network.presence import Adjourned, Presence
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.statistics import keep_own
+from archipel.measures import ALIKE, WEIGHTED
 from archipel.rng import Ints
 
 T = TypeVar("T")

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
-from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.anatomy import Anatomy, Growths, Message, fits_cohort, shape_of
 from archipel.exchange.talk import Talk
 from archipel.tree import fill, leaves
 
@@ -56,15 +58,23 @@ class Turn:
 
     def until(self, number: int) -> Turn:
         """The same round as it was before message `number`."""
-        inbox, outbox, gradients = (
-            box[:number] for box in (self.inbox, self.outbox, self.gradients)
-        )
+        inbox, outbox = self.inbox[:number], self.outbox[:number]
+        gradients = self.gradients[:number]
         return Turn(self.round, self.attempt, inbox, outbox, gradients, self.secrets)
 
     def heard(self, number: int) -> bytes:
         """A name of what the server said up to message `number`."""
         digests = (Letter("work", {}, arrays).digests for arrays in self.inbox[: number + 1])
         return sha256(b"".join(b"".join(each) for each in digests)).digest()
+
+    def put(self, message: Message, upload: Any, gradients: int) -> None:
+        """Answer with this upload, after so many gradients in the round."""
+        growths = message.grows[0] or [None] * len(leaves(message.sent))
+        found = zip(leaves(upload), leaves(message.sent), growths, strict=True)
+        self.outbox.append(
+            [leaf.detach().expand(shape_of(one, growth, leaf)) for leaf, one, growth in found]
+        )
+        self.gradients.append(gradients - sum(self.gradients))
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"turn.round": torch.tensor([self.round])}
@@ -101,3 +111,20 @@ class Turn:
         if len(turn.outbox) == len(messages):
             turn.own = Own.read(anatomy.own, state, "turn.own", True)
         return turn
+
+
+def same(some: Arrays, others: Arrays) -> bool:
+    """Whether two letters say the same."""
+    return len(some) == len(others) and all(
+        one.dtype == other.dtype and torch.equal(one, other)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def tree(form: Any, arrays: Arrays, what: str, growths: Growths = (), most: int = 1) -> Any:
+    """Tensors as the tree that is expected; what grows, for a cohort of at most `most`."""
+    if not fits_cohort(form, growths, arrays, most):
+        raise Refused(f"{what} has another form than the study's algorithm gives it.")
+    if not tame(arrays):
+        raise Refused(f"{what} has a number that is not finite, or beyond {LARGEST:g}.")
+    return fill(form, arrays)

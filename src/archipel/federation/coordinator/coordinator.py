@@ -2,7 +2,7 @@
 """The coordinator: enrols sites, asks for their approval, and runs studies with those who gave it.
 
 All it knows is in its folder and its database, so that it may be killed at any moment: keys and
-certificates, the roll (who belongs, what was approved), a run's folder per study, the audit log.
+certificates, the registry (who belongs, who approved), a run's folder per study, the audit log.
 """
 
 from __future__ import annotations

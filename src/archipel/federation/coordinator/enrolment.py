@@ -38,7 +38,7 @@ class Enrolment:
         server_studies: Mapping[str, ServerStudy | PeerStudy],
         say: Callable[[str], None],
     ) -> None:
-        """`sittings` are the studies under way, which hear of those who come and leave."""
+        """`server_studies` are the studies under way, which hear of those who come and leave."""
         self._home, self._registry, self._server_studies, self._say = (
             home,
             registry,

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from archipel.engines.network.grpc import Credentials
 from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.federation.audit import Audit
@@ -37,6 +37,9 @@ from archipel.store.database import to_keep
 from archipel.store.files import locked
 from archipel.store.folder import Folder
 from archipel.store.registry import Registry, Submission
+
+if TYPE_CHECKING:
+    from archipel.engines.network.grpc import Credentials
 
 
 class CoordinatorFolder:
@@ -108,7 +111,7 @@ class CoordinatorFolder:
         return None if self.database.startswith("sqlite") else self.database
 
     def registry(self) -> Registry:
-        """The federation's roll, to look or for single operations."""
+        """The federation's registry, to look or for single operations."""
         return Registry.read(self.database, self.key)
 
     @property
@@ -125,11 +128,7 @@ class CoordinatorFolder:
         path = self.run_of(study)
         if not Folder.exists(path):
             return 0
-        journal = Folder.open(path, self.shared).journal
-        try:
-            return int(journal.row()["done"])
-        finally:
-            journal.close()
+        return int(Folder.open(path, self.shared).row("done")["done"])
 
     def roster_of(self, study: str) -> Path:
         """The signed roster of a study between peers, from its first start on."""
@@ -151,6 +150,8 @@ class CoordinatorFolder:
 
     def credentials(self) -> Credentials:
         """A fresh key and certificate for the port."""
+        from archipel.engines.network.grpc import Credentials
+
         key = new_key()
         certificate = self.authority.certify(key.public_key(), COORDINATOR, 12 * VALID)
         return Credentials(pem_of(key), certificate, self.authority.pem)

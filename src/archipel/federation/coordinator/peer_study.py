@@ -64,7 +64,7 @@ class PeerStudy:
         """`excluded` are the members of the roster that peers go on without, as of now."""
         self.roster, self._excluded = roster, excluded
         begun = Beginning(algorithm, fed, model, options)
-        _, anatomy = fitted(algorithm, fed, model, 0, begun.seed, None, fed.training)
+        _, anatomy = fitted(algorithm, fed, model, 0, begun.seed, options.get("wire"), fed.training)
         metric = name_of(options.get("metric") or PRIMARY[fed.task])
         self.engine = PeerReports(anatomy, fed.training, metric, silence)
         (self.run,) = begun.runs(self.engine, {})

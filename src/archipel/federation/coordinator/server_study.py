@@ -109,7 +109,9 @@ class ServerStudy:
         self._study = study
         begun = Beginning(algorithm, fed, model, options)
         metric = _metric(fed, model, options)
-        boxes, anatomy = fitted(algorithm, fed, model, 0, begun.seed, None, fed.training)
+        boxes, anatomy = fitted(
+            algorithm, fed, model, 0, begun.seed, options.get("wire"), fed.training
+        )
         network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
         self.answers = Answers(network, self.judged, silence, patience.limit, metric)

@@ -15,10 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from archipel.errors import ArchipelError, RunFailed
 from archipel.federation.certificates import host_and_port
 from archipel.federation.coordinator.folder import CoordinatorFolder
@@ -27,6 +23,8 @@ from archipel.store.folder import Folder
 from archipel.store.registry import STATES, Registry, Submission
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from archipel.federation.coordinator.coordinator import Coordinator
     from archipel.federation.coordinator.peer_study import PeerStudy
     from archipel.federation.coordinator.server_study import ServerStudy
@@ -100,7 +98,7 @@ def read_status(home: CoordinatorFolder) -> dict[str, Any] | None:
 
 
 def overview(home: CoordinatorFolder) -> dict[str, Any]:
-    """Every study of the roll, with what the coordinator sees of it."""
+    """Every study of the registry, with what the coordinator sees of it."""
     now = read_status(home)
     with home.registry() as registry:
         studies = [_overview(home, registry, each, now) for each in registry.studies()]
@@ -138,11 +136,8 @@ def _result(home: CoordinatorFolder, study: Submission) -> dict[str, Any] | None
     """The metric of a study that is done, as its journal has it."""
     if study.state != "done" or not Folder.exists(home.run_of(study.hash)):
         return None
-    journal = Folder.open(home.run_of(study.hash), home.shared).journal
-    try:
-        summary = journal.row()["summary"] or {}
-    finally:
-        journal.close()
+    folder = Folder.open(home.run_of(study.hash), home.shared)
+    summary = folder.row("summary")["summary"] or {}
     return {"metric": summary.get("metric"), "value": summary.get("value")}
 
 
@@ -167,9 +162,7 @@ def _note(home: CoordinatorFolder, study: Submission, seen: dict[str, Any]) -> s
         path = home.run_of(study.hash)
         if study.state in ("open", "done") or not Folder.exists(path):
             return study.note
-        journal = Folder.open(path, home.shared).journal
-        row = journal.row()
-        journal.close()
+        row = Folder.open(path, home.shared).row("done", "rounds")
         reached = f"round {row['done']} of {row['rounds']}"
         return reached if study.state == "running" else f"{study.note}, {reached}"
     value = "" if seen["value"] is None else f", {seen['metric']} {seen['value']:.3f}"
@@ -179,13 +172,15 @@ def _note(home: CoordinatorFolder, study: Submission, seen: dict[str, Any]) -> s
 # -- Prometheus ------------------------------------------------------------------------------------
 
 
-class Metrics(Collector):
-    """The status in Prometheus' words, when it asks."""
+class Metrics:
+    """The status in Prometheus' words, when it asks: one of its client's collectors."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         now = status_of(self._coordinator)
         sites = GaugeMetricFamily("archipel_sites", "Sites that asked in the last 50 seconds")
         sites.add_metric([], sum(ago < 50 for ago in now["sites"].values()))
@@ -230,6 +225,8 @@ def serve_metrics(coordinator: Coordinator, address: str | None) -> Iterator[Non
     if address is None:
         yield
         return
+    from prometheus_client import CollectorRegistry, start_http_server
+
     host, port = host_and_port("--metrics", address, "such as 127.0.0.1:9090")
     registry = CollectorRegistry()
     registry.register(Metrics(coordinator))

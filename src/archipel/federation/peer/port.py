@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from archipel.engines.network.grpc import Credentials
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import new_key, of_ones_own, pem_of, write_secret
+
+if TYPE_CHECKING:
+    from archipel.engines.network.grpc import Credentials
 
 _BEGINS = b"-----BEGIN CERTIFICATE-----"
 
@@ -26,6 +29,8 @@ def make(home: Path, name: str) -> None:
 
 def credentials(home: Path, trusted: Iterable[str] = ()) -> Credentials:
     """What a peer shows on its port and where it asks; it trusts these certificates (PEM) alone."""
+    from archipel.engines.network.grpc import Credentials
+
     try:
         key, begins, rest = (home / "port.pem").read_bytes().partition(_BEGINS)
     except FileNotFoundError:

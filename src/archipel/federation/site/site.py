@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archipel.engines.network.grpc import Credentials, GrpcLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
     from archipel.data.federation import Federation
     from archipel.data.shadow import Facts
+    from archipel.engines.network.grpc import Credentials, GrpcLink
     from archipel.engines.network.party_state import PartyState
     from archipel.exchange.anatomy import Anatomy
     from archipel.federation.site.exposure import Exposure
@@ -126,6 +126,8 @@ class Site:
     @classmethod
     async def join(cls, home: Path, invitation: Invitation, listens: str = "") -> Site:
         """Make keys here, and have the coordinator certify them; a peer listens somewhere."""
+        from archipel.engines.network.grpc import GrpcLink
+
         if (home / "site.json").exists():
             raise ArchipelError(f"home = '{home}': a site has joined from there; name another.")
         if invitation.expires < datetime.now(UTC):
@@ -170,6 +172,8 @@ class Site:
 
     def credentials(self) -> Credentials:
         """The site's TLS key and certificate, which lie in one file so that they always fit."""
+        from archipel.engines.network.grpc import Credentials
+
         key, begins, certificate = (self.home / "site.pem").read_bytes().partition(_CERTIFICATE)
         return Credentials(key, begins + certificate, self.authority)
 
@@ -179,6 +183,8 @@ class Site:
         return (self.home / "authority.pem").read_bytes()
 
     def link(self) -> GrpcLink:
+        from archipel.engines.network.grpc import GrpcLink  # a pause talks to nobody
+
         return GrpcLink(self.address, COORDINATOR, self.credentials())
 
     async def renew(self, link: GrpcLink) -> bool:
@@ -395,7 +401,7 @@ class Site:
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
 
     def _party_state(self, study: str, data: Federation) -> tuple[PartyState, Path]:
-        """This site's seat in a study that it approved, as it was left, and where that lies."""
+        """This site's state as a party of a study that it approved, and where that lies."""
         from safetensors.torch import load_file
 
         from archipel.engines.network.party_state import PartyState

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by alembic inside the transaction of `Roll.open` or `Journal.begin`; there is no ini file.
+"""Run by alembic in the transaction of `Registry.open` or `Journal.begin`; there is no ini file.
 
 A change of the tables is a new file in `versions/`, whose `down_revision` is the last one's
 `revision`. Files there never change: databases were made by them.
