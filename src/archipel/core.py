@@ -170,6 +170,7 @@ class Uploads(Protocol):
 def places(present: Tensor, among: Tensor) -> Tensor:
     """Where the parties of one message stand among those of an earlier one, `[|S|]`.
 
+    >>> import torch
     >>> places(torch.tensor([7, 2]), among=torch.tensor([2, 5, 7])).tolist()
     [2, 0]
     """
