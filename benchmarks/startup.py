@@ -3,7 +3,8 @@
 
 Modules are compiled before anything is measured, as they are once a command was used. The folders
 are those of `tests/recorded`: three runs, and a federation in the middle of a study, whose
-coordinator is away. For comparison, a report of a finished run, and importing torch alone.
+coordinator is away. For comparison, report and export of a finished run whose table is gone, made
+by this version (new) and by one that did not journal what a run was (old), and importing torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,23 @@ COMMANDS = [
     "site studies --home site-0",
     "coordinator status",
 ]
-BESIDES = ["report table-001", "export table-001 --to exported.zip"]  # without a goal
+BESIDES = [  # without a goal
+    "report new-001",
+    "export new-001 --to exported.zip",
+    "report table-001",
+    "export table-001 --to exported.zip",
+]
+MADE = """
+from pathlib import Path
+import archipel as ar
+
+table = Path("table.csv")
+rows = "".join(f"h{k % 3},{k % 50},{k % 7}\\n" for k in range(90))
+table.write_text("hospital,age,stay\\n" + rows)
+data = {"file": "table.csv", "by": "hospital", "target": "stay"}
+ar.Study.of("fedavg", data=data, study={"name": "new", "rounds": 3}).run("runs", workers=1)
+table.unlink()
+"""
 ARCHIPEL = [sys.executable, "-m", "archipel"]
 TORCH = [sys.executable, "-c", "import torch"]
 
@@ -55,6 +72,7 @@ def measure(repetitions: int) -> dict[str, list[float]]:
         folder, compiled = Path(place) / "folder", Path(place) / "compiled"
         shutil.copytree(RECORDED / "federation", folder)
         shutil.copytree(RECORDED / "runs", folder / "runs")
+        seconds([sys.executable, "-c", MADE], folder, compiled)
         for command in commands.values():  # compiles; a site reads a study that is new to it
             seconds(command, folder, compiled)
         for _ in range(repetitions):

@@ -123,7 +123,7 @@ RUN = ["run", "fedavg", "--data", "heart_disease"]
         ([*RUN, "--out", "a-file"], "out = 'a-file': cannot be written to (File exists)"),
         ([*RUN, "--out", "/proc/nowhere"], "out = '/proc/nowhere': cannot be written to"),
         (["run", "dsgd", "--data", "heart_disease"], "DSGD mixes with its neighbours: name a"),
-        (["show", "fedavgg"], "unknown algorithm or model 'fedavgg': did you mean 'fedavg'?"),
+        (["show", "fedavgg"], "unknown algorithm, model or step 'fedavgg': did you mean 'fedavg'?"),
         (["show", "no.py"], "cannot be read (No such file"),
         (["data", "mnits"], "unknown dataset 'mnits': did you mean 'mnist'?"),
         (["data", "no.toml"], "study 'no.toml': cannot be read"),

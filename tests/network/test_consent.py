@@ -170,6 +170,8 @@ def review(site, text):
         {"round": {"deadline": 9.0}},
         {"round": {"on_missing": "wait"}},
         {"round": {"late_joiners": False}},
+        {"wire": {"up": ["clip:1.0"]}},
+        {"wire": {"down": ["float16"]}},
     ],
     ids=lambda change: "-".join(f"{s}.{k}" for s, keys in change.items() for k in keys),
 )
@@ -197,6 +199,13 @@ def test_the_review_says_what_could_be_read(site):
     assert "never a record" not in usual
     assert "No noise is added" in usual
     assert "The coordinator sees your uploads one by one" in usual
+
+
+def test_the_review_says_what_stands_between_an_upload_and_the_server(site):
+    found = " ".join(review(site, study_text(wire={"up": ["clip:0.5", "float16"]})).split())
+    assert "an upload passes the wire: Clip(norm=0.5), then Float16(" in found
+    assert "nothing is promised of it" in found and "No noise is added" not in found
+    assert "No bound is claimed of what uploads tell" in found
 
 
 def test_the_review_says_with_how_few_sites_others_see_an_upload(site):

@@ -13,7 +13,7 @@ from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
 from archipel.engines.engine import Evaluation
-from archipel.engines.local.pool import Pool, cores, each_block
+from archipel.engines.local.pool import ForkedPool, cores, each_block
 from archipel.errors import RunFailed
 from archipel.metrics import PRIMARY, larger_is_better
 from archipel.plain import plain
@@ -78,7 +78,7 @@ class Levels:
         missing = [s for s in self._plan.seeds if "central" not in self._stored.get(str(s), {})]
         count = cores() if self._workers is None else self._workers
         for seeds in each_block(missing, 1 if count == 1 else 2 * count):
-            pool = Pool(len(seeds), lambda index, call: self)
+            pool = ForkedPool(len(seeds), lambda index, call: self)
             try:
                 found = pool.run([{"seed": seed, "settings": settings[seed]} for seed in seeds])
             finally:

@@ -20,7 +20,7 @@ from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
 from archipel.engines.local.evaluation import chunk_of, evaluate
 from archipel.engines.local.memory import Memory
-from archipel.engines.local.pool import Json, Pool, shares
+from archipel.engines.local.pool import ForkedPool, Json, Pool, shares
 from archipel.engines.local.server import Asked, ServerRound
 from archipel.engines.local.settings import Settings
 from archipel.engines.local.share import Job, Share
@@ -145,7 +145,7 @@ class LocalEngine:
         if self._pool is not None:
             raise ArchipelError("the engine is running already: enter it once.")
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
-        self._pool = Pool(
+        self._pool = ForkedPool(
             self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
         )
         return self

@@ -29,7 +29,28 @@ class Worker(Protocol):
     def handle(self, message: Json) -> Json: ...
 
 
-class Pool:
+class Pool(Protocol):
+    """Workers, here or elsewhere, that each do a share of the work.
+
+    When `run` begins, what the main process wrote into `Memory.sent` is before every worker; when
+    it returns, what they wrote into `returned` and `kept` is before the main process. Forked workers
+    share that memory, so there is nothing to do; workers elsewhere have it scattered and gathered.
+    """
+
+    def __len__(self) -> int:
+        """How many workers there are."""
+
+    def run(self, messages: list[Json]) -> list[Json]:
+        """Give each worker a message and wait for every answer."""
+
+    def close(self) -> None:
+        """End every worker; what it was doing is lost."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
+class ForkedPool:
     """`make(index, call)` builds each worker; `call` asks the main process something meanwhile.
 
     With one worker nothing is forked: it runs here, where a debugger can follow it.

@@ -58,7 +58,7 @@ class Review:
             ("What leaves the building", [f"- {line}" for line in self.leaving()]),
             (
                 "What could be read from it",
-                [f"- {line}" for line in dangers(self.exposure, self.policy)],
+                [f"- {line}" for line in dangers(self.exposure, self.policy, self.wire)],
             ),
             ("This site's policy", list(self._policy())),
             ("Other studies have this name, or nearly: look at the hash", self.namesakes),
@@ -97,6 +97,8 @@ class Review:
         judged = f"; the study is judged by {about.metric}" if about.metric else ""
         yield f"Scores    after every {often}, {exposure.evaluations} times{judged}"
         yield f"Sites     {self._sites()}"
+        if self.wire:
+            yield f"Wire      {_cut(self.wire)}"
         if study.topology.name is not None:
             pace = ", each at its own pace" if study.topology.asynchronous else ""
             yield f"Graph     {_cut(study.topology.name)}{pace}"
@@ -125,7 +127,12 @@ class Review:
             )
         for number, message in enumerate(anatomy.messages, 1):
             which = f"upload {number}" if len(anatomy.messages) > 1 else "an upload"
-            yield f"every round: {which} of {_form(message)}"
+            yield f"every round: {which} of {_form(message, anatomy.wire.sum)}"
+        if self.wire:
+            yield (
+                f"before it leaves, an upload passes the wire: {_cut(self.wire)}; nobody here keeps "
+                "account of what that hides, and nothing is promised of it"
+            )
         for x in self.mixed:
             yield (
                 f"every round: {x.numel()} numbers, {_bytes(nbytes(x))}, to each neighbour on the "
@@ -162,6 +169,14 @@ class Review:
             f"{exposure.numbers * exposure.rounds:,} numbers computed from your data"
         )
 
+    @property
+    def wire(self) -> str:
+        """What the study puts between an upload and the server, as it is set; empty for nothing."""
+        found = self.anatomy.wire
+        steps = [*found.up, *(f"down {step}" for step in found.down)]
+        steps += [f"rule {found.rule}"] if found.rule else []
+        return ", then ".join([*steps, *([f"sums by {found.sum}"] if found.sum else [])])
+
     def _rounding(self) -> str:
         if self.policy.is_exact:
             return "with all their digits, since your policy has digits = 15"
@@ -175,7 +190,7 @@ class Review:
             yield "So this study cannot be approved here; 'archipel site policy set' changes rules."
 
 
-def dangers(study: Exposure, policy: Policy) -> Iterator[str]:
+def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
     """What the settings mean for single records, as plainly as it can be said."""
     if study.records == 1:
         yield "ONE UPLOAD IS THE GRADIENT OF ONE RECORD: whoever sees it can read the record."
@@ -216,13 +231,18 @@ def dangers(study: Exposure, policy: Policy) -> Iterator[str]:
             "It can have such models scored, too: the more scores, the more they tell of single "
             "test records."
         )
-    yield "No noise is added to uploads: nothing bounds what they tell, and no bound is claimed."
+    if wire:
+        yield "No bound is claimed of what uploads tell: nobody keeps account of the wire's steps."
+    else:
+        yield "No noise is added to uploads: nothing bounds what they tell, and no bound is claimed."
 
 
-def _form(message: Message) -> str:
-    shapes = [" x ".join(map(str, leaf.shape)) or "1" for leaf in leaves(message.upload)]
+def _form(message: Message, summed_by: str = "") -> str:
+    shapes = [" x ".join(map(str, leaf.shape)) or "1" for leaf in leaves(message.sent)]
     seen = "each site's by itself" if "stack" in message.asks else "only the mean over sites"
-    size = _bytes(nbytes(message.upload))
+    if summed_by:
+        seen = f"only their sum, which {_cut(summed_by)} makes of all sites' messages"
+    size = _bytes(nbytes(message.sent))
     return f"{' and '.join(shapes) or 'no'} numbers, {size}; the algorithm uses {seen}"
 
 
