@@ -127,7 +127,7 @@ def _further(section: str) -> Iterator[str]:
             own = ", ".join(f"`{_key(each)}`" for each in dataclasses.fields(cls))
             yield f"| `{cls.__name__.lower()}` | {own} | {_first_paragraph(cls)} |"
     elif section == "wire":
-        yield "A text is a name or a file, then values of its fields: `clip:1.0`, `mine.py:Mine:3`; see"
+        yield "A text is a name or a file, then values of its fields: `clip:1.0`, `mine.py:3`; see"
         yield "[own steps, rules and sums](../how-to-own-step.md). Steps by name:"
         yield from ["", "| name | fields | |", "|---|---|---|"]
         for name, cls in STEPS.items():

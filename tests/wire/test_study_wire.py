@@ -412,3 +412,9 @@ def test_a_comparison_on_a_wire_with_a_grid(folder, wire):
     assert len(done.results) == 2 and not done.failed
     plain = compare(["fedavg"], study=study(folder, {}, rounds=2), seeds=1, out=None, workers=1)
     assert done.results[0].bytes["up"] != plain.results[0].bytes["up"]
+
+
+def test_a_scorecard_read_back_has_its_wire(folder):
+    card = run(study(folder, {"up": ["float16"]}, rounds=1)).scorecard
+
+    assert type(card).of_json(card.to_json()).privacy.wire == card.privacy.wire

@@ -199,6 +199,7 @@ class Scorecard:
         sent = [{**each, "shape": tuple(each["shape"])} for each in told["privacy"]["messages"]]
         told["privacy"]["messages"] = tuple(Sent(**each) for each in sent)
         told["privacy"]["left"] = tuple(Outgoing(**each) for each in told["privacy"]["left"])
+        told["privacy"]["wire"] = tuple(told["privacy"].get("wire", ()))  # older ones lack it
         return cls(
             Efficacy(**efficacy),
             Efficiency(**efficiency),
