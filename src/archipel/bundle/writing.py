@@ -193,7 +193,7 @@ def _of_party(run: Run, source: Source, k: int) -> Source:
     """The model that a party uses: its own, or the shared one with its own statistics."""
     name, algorithm, data = run.data.name(k), type(run.algorithm).__name__, run.data
     own = is_peer(run.algorithm) or has_personal(run.algorithm)
-    if hasattr(run.algorithm, "predict"):
+    if Boxes(run.algorithm).has_predict:
         raise ArchipelError(
             f"--party {name}: {algorithm} predicts by a party's own rows, which no bundle carries; "
             "leave --party out."

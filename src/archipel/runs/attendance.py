@@ -10,6 +10,7 @@ import numpy as np
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import Cause, Engine, Floats, Outcome
+from archipel.exchange.boxes import Boxes
 from archipel.rng import Ints
 from archipel.runs.participation import Cohort, Participation
 from archipel.training.descent import work_of
@@ -41,7 +42,7 @@ class DrawnAttendance:
         seed: int,
     ) -> None:
         self._engine, self._who, self._eligible, self._seed = engine, who, eligible, seed
-        self._partial = getattr(algorithm, "keeps_partial_work", False)
+        self._partial = Boxes(algorithm).keeps_partial_work
         self._work = _work(algorithm, fed, eligible)
 
     def take_part(self, t: int, clock: int) -> tuple[Cohort, Outcome]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tomli_w
 
+from archipel.exchange.boxes import is_peer
 from archipel.study import fields, plugins
 from archipel.study.sections import SECTIONS
 
@@ -28,7 +29,7 @@ _ABOUT = {
 def template(given: Mapping[str, Mapping[str, Any]], schema: str | None = None) -> str:
     """Return the text of a study of these tables, with every other key as a comment."""
     algorithm: Any = plugins.find("algorithm", given["algorithm"]["name"])
-    if not hasattr(algorithm, "server"):
+    if is_peer(algorithm):
         given = {"topology": {"name": "ring"}, **given}
     if "head" in fields.hints(algorithm):  # a part of the model: it must have more than one layer
         given = {**given, "model": {"name": "mlp", **given.get("model", {})}}
