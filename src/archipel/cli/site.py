@@ -12,7 +12,6 @@ from rich.text import Text
 
 from archipel.cli import binding, deciding, policy
 from archipel.cli import options as o
-from archipel.cli.coordinator import stopping, timed
 from archipel.cli.folder import (
     HOME,
     Study,
@@ -23,6 +22,7 @@ from archipel.cli.folder import (
     run,
     site_at,
 )
+from archipel.cli.lasting import stopping, timed
 from archipel.cli.logs import AnchorFile, say, show, show_anchors, show_audit, table
 from archipel.errors import ArchipelError, clean
 
