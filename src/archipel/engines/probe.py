@@ -7,6 +7,9 @@ small parties therefore go through two rounds stacked, and again one at a time w
 random generators stand elsewhere. Their gradients are those of a small quadratic, so that this
 costs little whatever the model; one party's are a million times the other's, so that whatever
 mixes them shows, also behind a threshold. Where they differ, the line is found that did it.
+
+One file, since it is one experiment: `Twins` is the `me` of both parties at once, and answers every
+call that an algorithm may make.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@
 The same file is simulated here, rehearsed with real processes, and approved by hospitals. Fields of
 `[algorithm]` are those of the algorithm's dataclass; options of a dataset or a model stand beside
 its name. Every error is one sentence with the field, the value and a remedy.
+
+One file, since a study is one object that users hold: read, asked, run; what is of a section alone
+stands beside it.
 """
 
 from __future__ import annotations
