@@ -166,9 +166,7 @@ def check_over_the_wire(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Between parties that send letters, rounds give what they give in one process."""
     if is_peer(algorithm):
         data, model = _problem()
-        states = asyncio.run(
-            meet(algorithm, data, model, topology("ring", 5), ROUNDS, wire=wire)  # type: ignore[arg-type]
-        )
+        states = asyncio.run(meet(algorithm, data, model, topology("ring", 5), ROUNDS, wire=wire))
         for i, leaf in enumerate(_learn(algorithm, wire, _ONE)):
             mine = [leaves(state)[i] for state in states]
             _close(list(leaf), mine, "own states of peers over the wire")

@@ -9,11 +9,11 @@ Statistics of BatchNorm, the steps of a wire, a rule and the way a sum is made g
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from archipel.core import Algorithm, Blueprint, Party, Uploads, Vector
+from archipel.core import Algorithm, Blueprint, Party, PeerAlgorithm, Uploads, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
@@ -101,7 +101,7 @@ class Around(Boxes):
         return self.inner.predict(me, w, x, own)
 
 
-def is_peer(algorithm: object) -> bool:
+def is_peer(algorithm: object) -> TypeGuard[PeerAlgorithm]:
     """Whether an algorithm has no server."""
     return not hasattr(algorithm, "server")
 
