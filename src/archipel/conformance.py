@@ -27,7 +27,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.graphs import topology
 from archipel.models.model import Model
-from archipel.tree import leaves, tree_map
+from archipel.tree import Tree, leaves, tree_map
 from archipel.wire.conformance import check_step
 from archipel.wire.wire import Wire
 
@@ -226,7 +226,7 @@ def _learn(
     with engine:
         for t in range(ROUNDS):
             engine.round(t, ids or range(5))
-        state: Any = engine.own_states(range(5)) if engine.peer else engine.shared
+        state: Tree = engine.own_states(range(5)) if engine.peer else engine.shared
         return [leaf.clone() for leaf in leaves(state)]
 
 
