@@ -15,8 +15,9 @@ from archipel.algorithms import ALGORITHMS, FedAvg
 from archipel.data import load, tables
 from archipel.demo import STUDY as DEMO
 from archipel.errors import ArchipelError
+from archipel.study.checks import schema_of
 from archipel.study.file import Study, changed
-from archipel.study.sections import SECTIONS, schema_of
+from archipel.study.sections import SECTIONS
 from archipel.study.template import template
 from archipel.training.schedules import Cosine
 from mutations import VALUES, mutants, put, settings

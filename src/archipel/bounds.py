@@ -16,6 +16,9 @@ paper's appendix (assumptions, step sizes, proofs) was not at hand. Which functi
 Assumptions and proofs: docs/explanation/pefll-bounds.md. A measured constant is the largest that
 was seen where the run went, so as a rule below the true one (variances have the error of their
 sample besides): a convergence bound computed from measured constants is an estimate from below.
+
+One file, as the theorems, what they are checked for and the constants that go into them are read
+side by side.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.graphs import topology
 from archipel.models.model import Model
-from archipel.tree import leaves, tree_map
+from archipel.tree import Tree, leaves, tree_map
 from archipel.wire.conformance import check_step
 from archipel.wire.wire import Wire
 
@@ -166,9 +166,7 @@ def check_over_the_wire(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Between parties that send letters, rounds give what they give in one process."""
     if is_peer(algorithm):
         data, model = _problem()
-        states = asyncio.run(
-            meet(algorithm, data, model, topology("ring", 5), ROUNDS, wire=wire)  # type: ignore[arg-type]
-        )
+        states = asyncio.run(meet(algorithm, data, model, topology("ring", 5), ROUNDS, wire=wire))
         for i, leaf in enumerate(_learn(algorithm, wire, _ONE)):
             mine = [leaves(state)[i] for state in states]
             _close(list(leaf), mine, "own states of peers over the wire")
@@ -228,7 +226,7 @@ def _learn(
     with engine:
         for t in range(ROUNDS):
             engine.round(t, ids or range(5))
-        state: Any = engine.own_states(range(5)) if engine.peer else engine.shared
+        state: Tree = engine.own_states(range(5)) if engine.peer else engine.shared
         return [leaf.clone() for leaf in leaves(state)]
 
 

@@ -12,11 +12,12 @@ peers: the own state). A round of several messages is a generator: see `ServerAl
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from archipel.training.schedules import Rate
+from archipel.tree import Tree
 from archipel.vector import ParamSpec
 
 Vector = Tensor  # [..., p]
@@ -160,10 +161,10 @@ class Uploads(Protocol):
     def n(self) -> Tensor:
         """`[|S|]`: how many examples each of them has. Parties tell it only where this is asked."""
 
-    def mean(self, by_examples: bool = False) -> Any:
+    def mean(self, by_examples: bool = False) -> Tree:
         """Mean over parties, uniform or weighted by n_k: needs only a sum, never an individual."""
 
-    def stack(self) -> Any:
+    def stack(self) -> Tree:
         """Every upload, one row per party: `[|S|, p]`, in a sweep as well, as `present` orders."""
 
 
@@ -180,7 +181,7 @@ def places(present: Tensor, among: Tensor) -> Tensor:
 class Each(NamedTuple):
     """A server's reply with one row per party, where a plain value goes to all."""
 
-    rows: Any  # tree of [|S|, ...]: for the parties of the upload that it answers
+    rows: Tree  # tree of [|S|, ...]: for the parties of the upload that it answers
 
 
 @runtime_checkable
@@ -196,15 +197,15 @@ class ServerAlgorithm(Protocol):
     without them.
     """
 
-    def init(self, w: Vector) -> tuple[Any, Any]: ...  # shared, own
+    def init(self, w: Vector) -> tuple[Tree, Tree]: ...  # shared, own
 
     def party(
-        self, me: Party, shared: Any, own: Any
-    ) -> tuple[Any, Any] | Generator[Any, Any, tuple[Any, Any]]: ...  # upload, own
+        self, me: Party, shared: Tree, own: Tree
+    ) -> tuple[Tree, Tree] | Generator[Tree, Tree, tuple[Tree, Tree]]: ...  # upload, own
 
     def server(
-        self, shared: Any, uploads: Uploads
-    ) -> Any | Generator[Any, Uploads, Any]: ...  # shared
+        self, shared: Tree, uploads: Uploads
+    ) -> Tree | Generator[Tree, Uploads, Tree]: ...  # shared
 
 
 class Personal(Protocol):
@@ -218,10 +219,10 @@ class Personal(Protocol):
     """
 
     def personal(
-        self, me: Party, shared: Any, own: Any
-    ) -> Vector | Generator[Any, Any, Vector]: ...
+        self, me: Party, shared: Tree, own: Tree
+    ) -> Vector | Generator[Tree, Tree, Vector]: ...
 
-    def advise(self, shared: Any, uploads: Uploads) -> Any: ...  # reply
+    def advise(self, shared: Tree, uploads: Uploads) -> Tree: ...  # reply
 
     def predict(self, me: Party, w: Vector, x: Tensor, own: bool) -> Tensor: ...  # [b, ...]
 
@@ -230,9 +231,9 @@ class Personal(Protocol):
 class PeerAlgorithm(Protocol):
     """One box: each party, in parallel, talks to its neighbours through `me.mix`."""
 
-    def init(self, w: Vector) -> Any: ...  # own
+    def init(self, w: Vector) -> Tree: ...  # own
 
-    def party(self, me: Party, own: Any) -> Any: ...  # own
+    def party(self, me: Party, own: Tree) -> Tree: ...  # own
 
 
 Algorithm = ServerAlgorithm | PeerAlgorithm

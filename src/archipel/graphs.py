@@ -4,6 +4,8 @@
 W^(t) `[n, n]` is symmetric and doubly stochastic at every round t, so mixing keeps the mean of the
 parties' vectors and draws them towards it. Weights are Metropolis and Hastings's, 1 / (1 + the
 larger degree), which on a regular graph is the uniform 1 / (degree + 1): 1/3 on a ring [Lian 2017].
+
+One file, since every graph is a few lines that end in the same weights and the same `Topology`.
 """
 
 from __future__ import annotations

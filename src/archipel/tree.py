@@ -10,8 +10,12 @@ from torch import Tensor
 
 from archipel.errors import ArchipelError
 
+# A tensor, None, or a (named) tuple of these: Python has no type for a tree whose form every
+# algorithm chooses for itself, so to the type checker it is Any; the name says what is meant.
+Tree = Any
 
-def leaves(tree: Any) -> list[Tensor]:
+
+def leaves(tree: Tree) -> list[Tensor]:
     """Return the tensors of a tree, from left to right.
 
     >>> leaves((None, ()))
@@ -29,7 +33,7 @@ def leaves(tree: Any) -> list[Tensor]:
     )
 
 
-def tree_map(function: Callable[..., Tensor], tree: Any, *others: Any) -> Any:
+def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
     """Apply a function leaf by leaf to trees of one form."""
     if tree is None:
         return None
@@ -42,7 +46,7 @@ def tree_map(function: Callable[..., Tensor], tree: Any, *others: Any) -> Any:
     return None
 
 
-def fits(form: Any, tensors: Sequence[Tensor]) -> bool:
+def fits(form: Tree, tensors: Sequence[Tensor]) -> bool:
     """Whether tensors are, in number, shapes and dtypes, those of a tree of this form."""
     wanted = leaves(form)
     return len(wanted) == len(tensors) and all(
@@ -51,17 +55,17 @@ def fits(form: Any, tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def fill(form: Any, tensors: Sequence[Tensor]) -> Any:
+def fill(form: Tree, tensors: Sequence[Tensor]) -> Tree:
     """The tree of this form whose tensors, from left to right, are these."""
     found = iter(tensors)
     return tree_map(lambda _: next(found), form)
 
 
-def first(tree: Any) -> Tensor:
+def first(tree: Tree) -> Tensor:
     """Return a state's model: the state itself, or its first tensor."""
     return leaves(tree)[0]
 
 
-def nbytes(tree: Any) -> int:
+def nbytes(tree: Tree) -> int:
     """Return the bytes of a tree's values."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))

@@ -17,8 +17,8 @@ from archipel.data.scaling import Scaling, Sums
 from archipel.data.schema import Records, Schema
 from archipel.engines.network.fitting import fitted
 from archipel.errors import ArchipelError
+from archipel.study.checks import schema_of
 from archipel.study.file import Study
-from archipel.study.sections import schema_of
 
 from .strategies import QUICK
 

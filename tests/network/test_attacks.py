@@ -16,6 +16,8 @@ from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.transport import Refused
 from archipel.federation import approval
 from archipel.federation.coordinator.coordinator import Coordinator
+from archipel.federation.site.part import party_state_at
+from archipel.federation.site.personal import personalise
 from archipel.federation.site.policy import Policy, Standing, Withheld
 from archipel.runs.parts import build_model
 from archipel.tree import leaves
@@ -273,7 +275,7 @@ def test_every_rule_that_changes_holds_at_once(tmp_path, change):
     site.decide(text, "approved", None)
     digest = approval.hash_of(text)
     site.site_studies.seated(digest, 0)
-    party_state, _ = site._party_state(digest, _data(site, text, tmp_path))
+    party_state, _ = party_state_at(site, digest, _data(site, text, tmp_path))
     sent = leaves(party_state.anatomy.sent)
     party_state.work(0, 0, sent)
     party_state.verdict(0, True)
@@ -292,7 +294,7 @@ def test_a_paused_site_asks_for_no_model_of_its_own(tmp_path):
     site.pause()
 
     with pytest.raises(ar.ArchipelError, match="this site is paused"):
-        asyncio.run(site.personalise(approval.hash_of(text), data))
+        asyncio.run(personalise(site, approval.hash_of(text), data))
 
 
 def test_numbers_of_rows_stop_at_once(tmp_path):

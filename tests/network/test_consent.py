@@ -10,8 +10,9 @@ import archipel as ar
 from archipel.cli import main
 from archipel.federation import approval
 from archipel.federation.site import binding
+from archipel.federation.site.exposure import Rows
+from archipel.federation.site.looking import review_at
 from archipel.federation.site.policy import Policy
-from archipel.federation.site.site import Rows
 from network.homes import made_site, study_text, table
 
 
@@ -131,7 +132,7 @@ def test_a_study_that_cannot_be_read_hides_nothing_else(site, run, tmp_path):
 
 def review(site, text):
     study, rows = approval.read(text), Rows(160, 40)
-    return site.review(text, binding.schema_of(study).empty(), ["bonn"], rows)
+    return review_at(site, text, binding.schema_of(study).empty(), ["bonn"], rows)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.enrolment import Enrolment
 from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.rehearsal import _free_port
+from archipel.federation.site.looking import review_at
+from archipel.federation.site.personal import personalise
 from archipel.federation.site.site import Site, signed
 from archipel.study.file import Study
 
@@ -234,7 +236,7 @@ def test_a_review_says_what_leaves_the_building(tmp_path):
         digest, sites = await members(one, tmp_path, text, 1)
         site, data = sites[0]
         changed = text.replace(b"rounds = 4", b"rounds = 9")
-        return digest, site.review(text, data, ["ulm"]), site.review(changed, data, [])
+        return digest, review_at(site, text, data, ["ulm"]), review_at(site, changed, data, [])
 
     digest, review, again = with_coordinator(tmp_path, play)
     assert digest in review
@@ -331,7 +333,7 @@ def test_a_newcomer_gets_its_model_from_a_finished_study(tmp_path, algorithm):
                 return await answer(who, letter)
 
             one._server._answer = counting
-            return await site.personalise(digest, points), asked, site, digest
+            return await personalise(site, digest, points), asked, site, digest
 
     scores, asked, site, digest = asyncio.run(play())
     study = Study.parse(text.decode())

@@ -38,6 +38,7 @@ from archipel.federation.peer.peer import PeerSite
 from archipel.federation.peer.record import Log
 from archipel.federation.rehearsal import _free_port
 from archipel.federation.roster import Signed
+from archipel.federation.site.part import party_state_at
 from archipel.federation.site.site import signed
 from archipel.graphs import topology
 from archipel.study.file import Study
@@ -831,7 +832,7 @@ def test_a_study_between_peers_over_tls_is_its_simulation(tmp_path):
     vectors = simulated(*study.parts(), topology("ring", 4), 5)
     for k, (site, data) in enumerate(peers):
         folder = site.home / "studies" / digest
-        party_state, _ = site._party_state(digest, data)
+        party_state, _ = party_state_at(site, digest, data)
         party_state.restore(safetensors.torch.load_file(folder / "peer" / "own.safetensors"))
         torch.testing.assert_close(party_state.own.state, vectors[k], rtol=1e-6, atol=1e-6)
         scores = party_state.score(party_state.mine(), 5)

@@ -21,8 +21,9 @@ from archipel.engines.network.transport import Refused
 from archipel.federation import approval
 from archipel.federation.site import binding
 from archipel.federation.site import service as service
+from archipel.federation.site.exposure import Rows
+from archipel.federation.site.looking import exposure_of
 from archipel.federation.site.policy import Policy, Standing, Withheld, _coarse
-from archipel.federation.site.site import Rows
 from archipel.federation.site.sums import Releases
 from archipel.models import MODELS
 from archipel.models.losses import LOSSES
@@ -525,7 +526,7 @@ def test_a_site_hears_that_the_scale_was_made_anew():
 def test_a_study_is_judged_by_what_it_would_make_leave(tmp_path, change, rows, broken):
     site = made_site(tmp_path / "ulm")
     study = approval.read(study_text(**change))
-    found = site.exposure(study, binding.schema_of(study).empty(), rows)
+    found = exposure_of(study, binding.schema_of(study).empty(), rows)
 
     assert [rule.key for rule in site.policy.judge(found) if not rule.met] == broken
 
@@ -538,7 +539,7 @@ def test_lists_of_algorithms_and_models(tmp_path):
     site = made_site(tmp_path / "ulm")
     site.policy.changed(["algorithms=fedavg,scaffold", 'models=["mlp"]']).write(site.home)
     study = approval.read(study_text())
-    found = site.exposure(study, binding.schema_of(study).empty(), Rows(160, 40))
+    found = exposure_of(study, binding.schema_of(study).empty(), Rows(160, 40))
 
     assert site.policy.algorithms == ("fedavg", "scaffold")
     assert [rule.key for rule in site.policy.judge(found) if not rule.met] == ["models"]
@@ -552,7 +553,7 @@ def test_statistics_of_batchnorm_leave_only_where_the_policy_lets_them(tmp_path,
     site, own = made_site(tmp_path / "ulm"), {"name": "normed", "statistics": "own"}
     for model, numbers, broken in [({"name": "normed"}, 6, ["statistics"]), (own, 0, [])]:
         study = approval.read(study_text(model=model))
-        found = site.exposure(study, binding.schema_of(study).empty(), Rows(160, 40))
+        found = exposure_of(study, binding.schema_of(study).empty(), Rows(160, 40))
         careful = site.policy.changed(["statistics=false"])
 
         assert found.statistics == numbers  # a mean and a variance of each of three features

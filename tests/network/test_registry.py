@@ -25,6 +25,7 @@ from archipel.federation.coordinator.refusals import MOST
 from archipel.federation.coordinator.status import overview, serve_metrics, status_of
 from archipel.federation.peer.peer import PeerSite
 from archipel.federation.rehearsal import _free_port
+from archipel.federation.site.personal import personalise
 from archipel.runs.listing import open_run
 from archipel.study.file import Study
 from network.test_coming_and_going import Clinics, Gate, play
@@ -297,11 +298,11 @@ def test_a_finished_model_is_for_those_who_took_part_or_are_named(tmp_path):
             with pytest.raises(ArchipelError, match="is done and bonn took no part in it"):
                 await approve(one, bonn, digest, data)
             with pytest.raises(ArchipelError, match="has not approved this study"):
-                await bonn.personalise(digest, data)
+                await personalise(bonn, digest, data)
             one.home.submit(text, ["bonn"])
             await approve(one, bonn, digest, data)
-            assert await bonn.personalise(digest, data)
-            assert await ulm.personalise(digest, data)
+            assert await personalise(bonn, digest, data)
+            assert await personalise(ulm, digest, data)
 
     play(main())
 
@@ -515,7 +516,7 @@ def test_a_finished_study_stays_for_those_who_ask_and_is_dropped_later(tmp_path,
             while digest in one.server_studies:
                 await asyncio.sleep(0.02)
             monkeypatch.setattr("archipel.federation.coordinator.coordinator._KEPT", 60.0)
-            await asyncio.gather(*(site.personalise(digest, data) for _ in range(3)))
+            await asyncio.gather(*(personalise(site, digest, data) for _ in range(3)))
             assert digest in one.server_studies
             monkeypatch.setattr("archipel.federation.coordinator.coordinator._KEPT", 0.0)
             while digest in one.server_studies:

@@ -18,8 +18,8 @@ from alembic.migration import MigrationContext
 
 from archipel.errors import ArchipelError, RunFailed
 from archipel.store import database, journal
-from archipel.store import registry as rolls
 from archipel.store.registry import Registry
+from archipel.store.tables import INVITATIONS, METADATA
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 PAST = datetime(2001, 1, 1, tzinfo=UTC)
@@ -87,7 +87,7 @@ def test_the_secret_itself_is_nowhere(registry):
     registry.invite("mainz", b"very secret", LATER)
 
     with registry._reading() as connection:
-        (row,) = connection.execute(sa.select(rolls.INVITATIONS))
+        (row,) = connection.execute(sa.select(INVITATIONS))
     assert row.secret == sha256(b"very secret").hexdigest()
 
 
@@ -568,7 +568,7 @@ def test_migrations_make_the_tables_that_queries_use(registry):
     with registry._reading() as connection:
         options = {"version_table": database.VERSION_TABLE}
         context = MigrationContext.configure(connection, opts=options)
-        assert compare_metadata(context, [rolls.METADATA, journal.METADATA]) == []
+        assert compare_metadata(context, [METADATA, journal.METADATA]) == []
 
 
 def test_opening_again_changes_nothing(url):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from archipel.core import Uploads
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.talk import Talk
+from archipel.tree import Tree
 
 
 class Rule(Protocol):
@@ -31,7 +32,7 @@ class Ruled(Around):
         super().__init__(inner)
         self._rule, self._messages = rule, messages
 
-    def server(self, shared: Any, uploads: Uploads) -> Any:
+    def server(self, shared: Tree, uploads: Uploads) -> Any:
         last = self._messages - 1
         talk = Talk(self.inner.server(shared, self._rule(uploads) if last == 0 else uploads))
         for number in range(1, self._messages):

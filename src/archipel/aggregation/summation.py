@@ -23,7 +23,7 @@ from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
-from archipel.tree import fill, leaves, tree_map
+from archipel.tree import Tree, fill, leaves, tree_map
 
 Vectors = tuple[Tensor, ...]
 
@@ -62,11 +62,11 @@ class Summed(Around):
                     'alone, or wire.sum = "plain".'
                 )
 
-    def broadcast(self, shared: Any, t: int) -> Any:
+    def broadcast(self, shared: Tree, t: int) -> Tree:
         self._round = t  # sums of payloads are undone by it
         return self.inner.broadcast(shared, t)
 
-    def party(self, me: Any, *states: Any) -> Any:
+    def party(self, me: Any, *states: Tree) -> Any:
         talk = Talk(self.inner.party(me, *states))
         for number, message in enumerate(self._messages):
             last, upload, own = talk.ended, talk.said, None
@@ -81,7 +81,7 @@ class Summed(Around):
             talk.send((yield how.said))
         raise AssertionError("a party sends as often as its anatomy says")
 
-    def _terms(self, me: Any, asks: frozenset[Ask], upload: Any, form: Any) -> Vectors:
+    def _terms(self, me: Any, asks: frozenset[Ask], upload: Tree, form: Tree) -> Vectors:
         """What a party has added up: its upload, that times n, and n."""
         vectors = tuple(
             leaf.detach().expand(*me.lead, *one.shape)
@@ -94,7 +94,7 @@ class Summed(Around):
             terms += (n,)
         return terms
 
-    def server(self, shared: Any, uploads: Uploads) -> Any:
+    def server(self, shared: Tree, uploads: Uploads) -> Any:
         talk: Talk | None = None
         for number, message in enumerate(self._messages):
             form = self._form(message.asks, message.sent)
@@ -111,16 +111,16 @@ class Summed(Around):
             uploads = yield talk.said
         raise AssertionError("a server answers as often as its anatomy says")
 
-    def _form(self, asks: frozenset[Ask], form: Any) -> Vectors:
+    def _form(self, asks: frozenset[Ask], form: Tree) -> Vectors:
         vectors = tuple(leaves(form))
         count = vectors[0].new_zeros(1)
         terms: Vectors = vectors if "mean" in asks else ()
         return (*terms, *vectors, count) if "mean by examples" in asks else terms
 
-    def receive(self, number: int, them: Sender, payload: Any) -> Any:
+    def receive(self, number: int, them: Sender, payload: Tree) -> Tree:
         return payload  # a sum is received, not what it is made of
 
-    def undone(self, number: int, sums: Any) -> Any:
+    def undone(self, number: int, sums: Tree) -> Tree:
         """What a sum of payloads stands for."""
         them = Sender(self._seed, self._round, number, np.array([-1]))
         return self.inner.receive(number, them, sums)
@@ -157,7 +157,7 @@ def one_by_one(
     return _stacked(talks)
 
 
-def _stacked(talks: Sequence[Talk]) -> Any:
+def _stacked(talks: Sequence[Talk]) -> Tree:
     return tree_map(lambda *rows: torch.stack(rows), *(talk.said for talk in talks))
 
 
@@ -169,7 +169,7 @@ class _Sums:
         summed: Summed,
         number: int,
         asks: frozenset[Ask],
-        form: Any,
+        form: Tree,
         total: Total,
         parties: int,
     ) -> None:
@@ -190,7 +190,7 @@ class _Sums:
     def n(self) -> Tensor:
         raise _hidden("n")
 
-    def mean(self, by_examples: bool = False) -> Any:
+    def mean(self, by_examples: bool = False) -> Tree:
         ask: Ask = "mean by examples" if by_examples else "mean"
         if ask not in self._sums:
             raise _hidden(f"mean(by_examples={by_examples})")
@@ -198,7 +198,7 @@ class _Sums:
         total = self._undone(fill(self._form, self._sums[ask]))
         return tree_map(lambda leaf: leaf / over.to(leaf.dtype), total)
 
-    def stack(self) -> Any:
+    def stack(self) -> Tree:
         raise _hidden("stack()")
 
 

@@ -5,25 +5,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from archipel.cli import options as o
-from archipel.cli.logs import (
-    AnchorFile,
-    say,
-    show,
-    show_anchors,
-    show_audit,
-    show_evidence,
-    table,
-)
-from archipel.errors import ArchipelError, clean
-
-if TYPE_CHECKING:
-    from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.cli.lasting import stopping, timed, with_time
+from archipel.cli.logs import AnchorFile, say, show_anchors, show_audit, show_evidence
+from archipel.cli.overview import HOME, Study, Where, coordinator_at, sites, status
+from archipel.errors import ArchipelError
 
 app = typer.Typer(
     help="The coordinator of a federation between institutions.",
@@ -31,22 +21,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Where = Annotated[Path, typer.Option("--home", help="The coordinator's folder.")]
-Study = Annotated[str, typer.Argument(help="A study's name, or the beginning of its hash.")]
-_HOME = Path("coordinator")
-
-
-def _home(path: Path) -> CoordinatorFolder:
-    from archipel.federation.coordinator.folder import CoordinatorFolder
-
-    return CoordinatorFolder(path)
-
 
 @app.command()
 def init(
     name: Annotated[str, typer.Option(help="What the federation is called.")],
     address: Annotated[str, typer.Option(help="host:port, as sites will reach it.")],
-    home: Where = _HOME,
+    home: Where = HOME,
     database: Annotated[
         str | None, typer.Option(help="PostgreSQL's URL; SQLite in the folder without one.")
     ] = None,
@@ -84,7 +64,7 @@ def invite(
     out: Annotated[
         Path | None, typer.Option(help="Write the token to this file, for its owner alone.")
     ] = None,
-    home: Where = _HOME,
+    home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:
     """Make a token with which one site can join, once.
@@ -100,7 +80,7 @@ def invite(
 
     if out is not None and not out.absolute().parent.is_dir():
         raise ArchipelError(f"--out '{out}': there is no such folder; make it, or name another.")
-    invitation = _home(home).invite(site, timedelta(days=days))
+    invitation = coordinator_at(home).invite(site, timedelta(days=days))
     token = invitation.token()
     if out is not None:
         write_secret(out, f"{token}\n".encode())
@@ -125,7 +105,7 @@ def submit(
         list[str] | None,
         typer.Option("--for", help="A site that the study is for; all sites without."),
     ] = None,
-    home: Where = _HOME,
+    home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:
     """Ask sites for their approval of a study.
@@ -143,7 +123,7 @@ def submit(
         text = study.read_bytes()
     except OSError as error:
         raise ArchipelError(f"'{study}': cannot be read ({error.strerror}).") from None
-    digest = _home(home).submit(text, sites or [])
+    digest = coordinator_at(home).submit(text, sites or [])
     if as_json:
         o.print_json({"study": digest, "for": sites})
         return
@@ -152,14 +132,14 @@ def submit(
 
 
 @app.command()
-def start(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
+def start(study: Study, home: Where = HOME, as_json: o.Json = False) -> None:
     """Have a study run with the sites that approved it; with one that was stopped, go on.
 
     \b
     Example:
       archipel coordinator start heart
     """
-    where = _home(home)
+    where = coordinator_at(home)
     found = where.start(study)
     if as_json:
         o.print_json({"study": found.hash, "name": found.name, "up": where.is_up})
@@ -169,14 +149,14 @@ def start(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
 
 
 @app.command()
-def stop(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
+def stop(study: Study, home: Where = HOME, as_json: o.Json = False) -> None:
     """Leave a study where it is; `start` goes on from its last round.
 
     \b
     Example:
       archipel coordinator stop heart
     """
-    found = _home(home).stop(study)
+    found = coordinator_at(home).stop(study)
     if as_json:
         o.print_json({"study": found.hash, "name": found.name})
         return
@@ -187,7 +167,7 @@ def stop(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
 def revoke(
     site: Annotated[str, typer.Argument(help="The site.")],
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
-    home: Where = _HOME,
+    home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:
     """Shut a site out, from its next letter on.
@@ -196,121 +176,22 @@ def revoke(
     Example:
       archipel coordinator revoke cleveland --reason "laptop was stolen"
     """
-    _home(home).revoke(site, reason)
+    coordinator_at(home).revoke(site, reason)
     if as_json:
         o.print_json({"site": site, "reason": reason})
         return
     say(f"Site {site} is out.")
 
 
-@app.command()
-def sites(home: Where = _HOME, as_json: o.Json = False) -> None:
-    """List the sites, and who is there now.
-
-    \b
-    Example:
-      archipel coordinator sites
-    """
-    from archipel.federation.coordinator.status import read_status
-
-    where = _home(home)
-    now = read_status(where)
-    seen, versions = ({}, {}) if now is None else (now["sites"], now["versions"])
-    with where.registry() as registry:
-        members, invited = registry.sites(), registry.invitations()
-    names = {each.name for each in members}
-    rows: list[dict[str, Any]] = [
-        {
-            "site": each.name,
-            "state": f"revoked: {each.reason}" if each.revoked else _presence(now, each.name),
-            "joined": each.joined,
-            "certificate": each.until,
-            "seen": seen.get(each.name),
-            "version": versions.get(each.name),
-        }
-        for each in members
-    ]
-    none = dict.fromkeys(("joined", "certificate", "seen", "version"))
-    rows += [
-        {"site": each.site, "state": "invited", **none}
-        for each in invited
-        if each.used is None and each.withdrawn is None and each.site not in names
-    ]
-    if as_json:
-        o.print_json({"sites": rows})
-        return
-    shown = table("site", "state", "joined (UTC)", "certificate until", "runs")
-    for row in rows:
-        times = [str(row[name] or "")[:16].replace("T", " ") for name in ("joined", "certificate")]
-        cells = (row["site"], row["state"], *times, row["version"] or "")
-        shown.add_row(*(Text(clean(str(cell))) for cell in cells))
-    show(shown) if rows else say("No site yet: archipel coordinator invite SITE.")
-
-
-def _presence(now: dict[str, Any] | None, site: str) -> str:
-    if now is None:
-        return "unknown: the coordinator is not up"
-    ago = now["sites"].get(site)
-    if ago is None:
-        return "not seen since the coordinator is up"
-    return "here" if ago < 50 else f"away for {ago / 60:.0f} min"
-
-
-@app.command()
-def status(
-    home: Where = _HOME,
-    check: Annotated[
-        bool, typer.Option("--check", help="End with exit code 3 if a study stands still.")
-    ] = False,
-    as_json: o.Json = False,
-) -> None:
-    """Show whether the coordinator is up, and every study: its round, who works, who is missing.
-
-    \b
-    With --check the exit code is 3 where a study that was started waits for sites or for the
-    coordinator to be up; it is 0 otherwise.
-
-    \b
-    Examples:
-      archipel coordinator status
-      archipel coordinator status --check --json
-    """
-    from archipel.federation.coordinator.status import overview
-
-    found = overview(_home(home))
-    if as_json:
-        o.print_json(found)
-    else:
-        _show_status(found)
-    if check and any(study["stalled"] for study in found["studies"]):
-        raise typer.Exit(3)
-
-
-def _show_status(found: dict[str, Any]) -> None:
-    say(f"{found['name']} at {found['address']}: {'up' if found['up'] else 'not up'}")
-    for study in found["studies"]:
-        say("")
-        note = f", {study['note']}" if study["note"] else ""
-        say(f"{study['name']} ({study['hash'][:12]}): {study['state']}{note}")
-        if study["waiting"]:
-            say(f"  stalled    {study['waiting']}")
-        if study["result"] is not None:
-            value = study["result"]["value"]
-            known = "" if value is None else f"{study['result']['metric']} {value:.3f}, "
-            say(f"  result     {known}in {study['path']}")
-        approvals = ", ".join(f"{site} {said}" for site, said in study["decisions"].items())
-        say(f"  decisions  {approvals or 'none yet'}")
-        for site, doing in study["sites"].items():
-            say(f"  {site:<20} {doing}")
-        for missed in study["missing"]:
-            say(f"  round {missed['round']}: without {missed['site']} ({missed['cause']})")
+app.command()(sites)
+app.command()(status)
 
 
 @app.command()
 def audit(
     verify: Annotated[bool, typer.Option("--verify", help="Check hashes and signatures.")] = False,
     anchor: AnchorFile = None,
-    home: Where = _HOME,
+    home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:
     """Show what the coordinator did, from its audit log.
@@ -320,13 +201,13 @@ def audit(
       archipel coordinator audit --verify
       archipel coordinator audit --verify --anchor ulm-kept.json
     """
-    show_audit(_home(home).audit, verify, as_json, "coordinator", anchor)
+    show_audit(coordinator_at(home).audit, verify, as_json, "coordinator", anchor)
 
 
 @app.command()
 def anchors(
     site: Annotated[str | None, typer.Argument(help="A site; all of them without.")] = None,
-    home: Where = _HOME,
+    home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:
     """Show the latest anchors of sites' audit logs, for them to compare with.
@@ -335,14 +216,14 @@ def anchors(
     Example:
       archipel coordinator anchors cleveland --json
     """
-    show_anchors(_home(home).anchors, site, as_json)
+    show_anchors(coordinator_at(home).anchors, site, as_json)
 
 
 @app.command()
 def evidence(
     study: Study,
     verify: Annotated[bool, typer.Option("--verify", help="Check the signatures.")] = False,
-    home: Where = _HOME,
+    home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:
     """Show what sites signed of what they sent in a study: uploads, scores, sums, questions.
@@ -355,12 +236,12 @@ def evidence(
     Example:
       archipel coordinator evidence heart --verify
     """
-    show_evidence(_home(home), study, verify, as_json)
+    show_evidence(coordinator_at(home), study, verify, as_json)
 
 
 @app.command()
 def up(
-    home: Where = _HOME,
+    home: Where = HOME,
     listen: Annotated[
         str | None, typer.Option(help="host:port to listen at; all interfaces without.")
     ] = None,
@@ -382,7 +263,7 @@ def up(
     from archipel.federation.coordinator.coordinator import Coordinator
     from archipel.federation.coordinator.status import keep_status, serve_metrics
 
-    where = _home(home)
+    where = coordinator_at(home)
 
     def tell(text: str) -> None:
         """Above the picture, where there is one."""
@@ -411,41 +292,13 @@ def up(
         asyncio.run(main())
 
 
-def timed(text: str) -> None:
-    """A line with its time, on standard output."""
-    say(with_time(text))
-
-
-def with_time(text: str) -> str:
-    from datetime import UTC, datetime
-
-    return clean(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
-
-
-def stopping() -> Any:
-    """An event that Ctrl-C and SIGTERM set; that they did is said at once."""
-    import asyncio
-    import signal
-
-    stop = asyncio.Event()
-
-    def ask() -> None:
-        if not stop.is_set():
-            timed("stopping")
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ask)
-    return stop
-
-
 @app.command()
 def rescale(
     study: Study,
     without: Annotated[
         list[str] | None, typer.Option(help="A site whose sums were wrong; may be repeated.")
     ] = None,
-    home: Where = _HOME,
+    home: Where = HOME,
     as_json: o.Json = False,
 ) -> None:
     """Have the scale of a study's features made anew, before its first round is done.
@@ -456,7 +309,7 @@ def rescale(
     """
     from archipel.federation.coordinator import rescale as scales
 
-    found = scales.rescale(_home(home), study, without or [])
+    found = scales.rescale(coordinator_at(home), study, without or [])
     if as_json:
         o.print_json({"study": found.hash, "name": found.name, "without": without or []})
         return

@@ -47,10 +47,12 @@ def review(study: Study, home: Where = HOME, as_json: o.Json = False) -> None:
 def _review(site: Site, digest: str, members: list[str]) -> str:
     """What approving means, with the rows of the table that is bound, if one is."""
     from archipel.federation.site import binding
+    from archipel.federation.site.looking import review_at
 
     described = site.site_studies.read(digest)
     empty = binding.schema_of(described).empty()
-    return site.review(site.site_studies.text(digest), empty, members, rows_of(site, digest))
+    text = site.site_studies.text(digest)
+    return review_at(site, text, empty, members, rows_of(site, digest))
 
 
 def _print(text: str) -> None:
@@ -79,6 +81,7 @@ def approve(
     from archipel.exchange.boxes import is_peer
     from archipel.federation import approval
     from archipel.federation.site import binding
+    from archipel.federation.site.looking import exposure_of
 
     if yes and not (approval.looks_like_hash(study) and len(study) >= 12):
         raise ArchipelError(
@@ -91,7 +94,7 @@ def approve(
     described = site.site_studies.read(digest)
     records, policy = binding.records(site.home / "data", described), site.policy
     rows = rows_of(site, digest)
-    policy.refuse(site.exposure(described, records.schema.empty(), rows))
+    policy.refuse(exposure_of(described, records.schema.empty(), rows))
     if not yes:
         _print(_review(site, digest, known(site, digest)[1]))
         typer.confirm(f"Take part in exactly this study, hash {digest[:12]}?", abort=True, err=True)

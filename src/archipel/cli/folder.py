@@ -107,7 +107,7 @@ def known(site: Site, name: str) -> tuple[str, list[str]]:
 def rows_of(site: Site, digest: str) -> Any:
     """Training and test rows of the table that is bound for a study; None before one is."""
     from archipel.federation.site import binding
-    from archipel.federation.site.site import Rows
+    from archipel.federation.site.exposure import Rows
 
     try:
         records = binding.records(site.home / "data", site.site_studies.read(digest))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -99,8 +100,8 @@ def _added_file(name: str) -> Path:
     return _source(plugins.find("model", name))
 
 
-def _source(found: object) -> Path:
-    path = inspect.getsourcefile(found)  # type: ignore[arg-type]
+def _source(found: Callable[..., object]) -> Path:
+    path = inspect.getsourcefile(found)
     assert path is not None
     return Path(path)
 

@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from archipel.cli import options as o
-from archipel.cli.coordinator import stopping, timed
 from archipel.cli.folder import site_at
+from archipel.cli.lasting import stopping, timed
 from archipel.cli.logs import say, show, table
 from archipel.cli.site import join_with
 from archipel.errors import ArchipelError, clean

@@ -93,12 +93,13 @@ def check_policy(study: Study, home: Where = HOME, as_json: o.Json = False) -> N
       archipel site policy check heart
     """
     from archipel.federation.site import binding
+    from archipel.federation.site.looking import exposure_of
 
     site = site_at(home)
     digest, _ = known(site, study)
     described = site.site_studies.read(digest)
     empty = binding.schema_of(described).empty()
-    rules = site.policy.judge(site.exposure(described, empty, rows_of(site, digest)))
+    rules = site.policy.judge(exposure_of(described, empty, rows_of(site, digest)))
     met = all(rule.met for rule in rules)
     if as_json:
         o.print_json({"study": digest, "met": met, "rules": [rule._asdict() for rule in rules]})

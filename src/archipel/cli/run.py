@@ -58,8 +58,14 @@ def run(
         sets=sets,
     )
     with watching() as watch:
-        how = {"baselines": baselines, "watch": watch, "workers": workers, "device": device}
-        done = study.run(out, resume=resume, **how)  # type: ignore[arg-type]
+        done = study.run(
+            out,
+            resume=resume,
+            baselines=baselines,
+            watch=watch,
+            workers=workers,
+            device=device,
+        )
     tell(done, out, as_json)
 
 

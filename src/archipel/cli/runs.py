@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -41,8 +41,8 @@ def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
     longest = max(len(each.name) for each in listed)
     table.add_column("run", overflow="fold", min_width=min(longest, max(10, console.width - 52)))
     for heading in ("state", "rounds", "result", "started (UTC)"):
-        right = "right" if heading == "rounds" else "left"
-        table.add_column(heading, justify=right, no_wrap=True)  # type: ignore[arg-type]
+        side: Literal["left", "right"] = "right" if heading == "rounds" else "left"
+        table.add_column(heading, justify=side, no_wrap=True)
     room = console.width - longest - 52
     if room >= 20:
         table.add_column("what", overflow="ellipsis", no_wrap=True, max_width=room)

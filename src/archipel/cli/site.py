@@ -12,7 +12,6 @@ from rich.text import Text
 
 from archipel.cli import binding, deciding, policy
 from archipel.cli import options as o
-from archipel.cli.coordinator import stopping, timed
 from archipel.cli.folder import (
     HOME,
     Study,
@@ -23,6 +22,7 @@ from archipel.cli.folder import (
     run,
     site_at,
 )
+from archipel.cli.lasting import stopping, timed
 from archipel.cli.logs import AnchorFile, say, show, show_anchors, show_audit, table
 from archipel.errors import ArchipelError, clean
 
@@ -224,8 +224,10 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
     Example:
       archipel site budget
     """
+    from archipel.federation.site.sent import lacks, sent_by
+
     site = site_at(home)
-    sent = site.sent()
+    sent = sent_by(site)
     rows = [
         {
             "study": site.site_studies.name(each),
@@ -234,10 +236,10 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
             "of": site.site_studies.gist(each).rounds if readable(site, each) is True else None,
             "bytes": sent[each].bytes if each in sent else 0,
             "epsilon": None,
-            "lacks": site.lacks(each, sent),
+            "lacks": lacks(site, each, sent),
         }
         for each in site.site_studies.known()
-        if each in sent or site.site_studies.has_approved(each) or site.lacks(each, sent)
+        if each in sent or site.site_studies.has_approved(each) or lacks(site, each, sent)
     ]
     if as_json:
         o.print_json({"studies": rows})
@@ -319,7 +321,7 @@ def personalise(study: Study, home: Where = HOME, as_json: o.Json = False) -> No
     Example:
       archipel site personalise heart
     """
-    from archipel.federation.site import service as service
+    from archipel.federation.site import personal, service
 
     site = site_at(home)
     digest, _ = known(site, study)
@@ -330,7 +332,7 @@ def personalise(study: Study, home: Where = HOME, as_json: o.Json = False) -> No
             points = await service.data_of(site, link, digest)
         finally:
             await link.close()
-        return await site.personalise(digest, points)
+        return await personal.personalise(site, digest, points)
 
     scores = run(main())
     path = site.site_studies.folder(digest) / "model.safetensors"

@@ -269,7 +269,8 @@ def _read_items(dataset: Any) -> tuple[Tensor, Tensor]:
     items = [dataset[i] for i in range(len(dataset))]
     if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
         raise ArchipelError("from_dataset: every item must be a pair (x, y).")
-    return tuple(torch.stack([as_tensor(item[i]) for item in items]) for i in (0, 1))  # type: ignore[return-value]
+    x, y = (torch.stack([as_tensor(item[i]) for item in items]) for i in (0, 1))
+    return x, y
 
 
 def _keys(dataset: Any, by: Sequence[Hashable] | Tensor | Callable[[Any], Hashable]) -> list[Any]:

@@ -109,8 +109,10 @@ def check_values(fed: Federation) -> None:
         _check_range(fed, fed.x, "symbol", "set classes to the size of the vocabulary")
     if fed.names is not None and len(set(fed.names)) < len(fed.names):
         seen: set[str] = set()
-        twice = next(name for name in fed.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ArchipelError(f"names: '{twice}' names two parties; names must differ.")
+        for name in fed.names:
+            if name in seen:
+                raise ArchipelError(f"names: '{name}' names two parties; names must differ.")
+            seen.add(name)
 
 
 def _check_finite(fed: Federation, t: Tensor, what: str, columns: Sequence[str] | None) -> None:

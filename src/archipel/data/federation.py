@@ -3,6 +3,8 @@
 
 There is no object per party, and nothing here loops over parties, so that a million small parties
 cost no more than a thousand; arrays may be memory-mapped (`Federation.open`).
+
+One file, since it is one class whose methods all keep the same arrays in step.
 """
 
 from __future__ import annotations

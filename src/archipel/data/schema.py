@@ -4,6 +4,8 @@
 A party that reads its table by a schema gets the features, classes and test points that a
 simulation of the same study gives it, without seeing another party's table: nothing is learnt
 from values but whether they are allowed. Columns that are not named are not read.
+
+One file, since it is one class: what the columns are, and what a table that has them becomes.
 """
 
 from __future__ import annotations

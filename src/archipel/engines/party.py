@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parties whose data is on this machine: one of them (`[p]`), a stack (`[m, p]`) or a sweep."""
+"""Parties whose data is on this machine: one of them (`[p]`), a stack (`[m, p]`) or a sweep.
+
+One file, since all that an algorithm may ask of `me` runs over the same rows, blocks and buffers.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ small parties therefore go through two rounds stacked, and again one at a time w
 random generators stand elsewhere. Their gradients are those of a small quadratic, so that this
 costs little whatever the model; one party's are a million times the other's, so that whatever
 mixes them shows, also behind a threshold. Where they differ, the line is found that did it.
+
+One file, since it is one experiment: `Twins` is the `me` of both parties at once, and answers every
+call that an algorithm may make.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from archipel.exchange.anatomy import examine
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Received
 from archipel.models.model import Model
-from archipel.tree import fill, leaves, tree_map
+from archipel.tree import Tree, fill, leaves, tree_map
 
 _ROUNDS = 2  # in the second the parties' states differ
 _COPIES = 4  # of each upload: a server may want more than two
@@ -101,7 +104,7 @@ class Call(NamedTuple):
     method: str
     algorithm: Any
     me: Callable[[], LocalParty]
-    states: Callable[[], tuple[Any, ...]]
+    states: Callable[[], tuple[Tree, ...]]
     place: tuple[int, ...] = ()  # setting and party, where it is one
 
 
@@ -140,7 +143,7 @@ class Twins:
 
     # -- rounds ------------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[Any, Any]:
+    def _begin(self) -> tuple[Tree, Tree]:
         """The first states, made twice."""
         me = self._me(0, (0,), ())
         one, other = (
@@ -157,7 +160,7 @@ class Twins:
             lambda leaf: leaf.unsqueeze(1).expand(leaf.shape[0], len(SIZES), *leaf.shape[1:]), own
         )
 
-    def _round(self, t: int, shared: Any, own: Any) -> tuple[Any, Any]:
+    def _round(self, t: int, shared: Tree, own: Tree) -> tuple[Tree, Tree]:
         """One round of both; return the states after it."""
         sent = None if self.peer else self.settings.broadcast(shared, t)
         both, each = self._calls("party", t, sent, own)
@@ -165,10 +168,10 @@ class Twins:
             (state,) = self._compare(both, each, [])
             return None, self._lead("the own state", state, self.form.own)
         serving = None
-        heard: list[Any] = []
-        replies: list[Any] = []
+        heard: list[Tree] = []
+        replies: list[Tree] = []
 
-        def answer(upload: Any, last: bool) -> Any:
+        def answer(upload: Tree, last: bool) -> Any:
             nonlocal serving
             heard.append(tree_map(lambda leaf: leaf.detach().clone(), upload))
             received = self._received(upload, self.form.messages[len(replies)].upload)
@@ -183,20 +186,20 @@ class Twins:
         self._repeat_server(shared, heard, replies)
         return replies[-1], self._lead("the own state", said[-1][1], self.form.own)
 
-    def _make_own(self, t: int, shared: Any, own: Any) -> None:
+    def _make_own(self, t: int, shared: Tree, own: Tree) -> None:
         """Have both make models of their own; they may ask the server."""
         if self.settings.count is not None or not self.settings.together.has_personal:
             return
         (algorithm,) = self.settings.apart
         both, each = self._calls("personal", t, self.settings.broadcast(shared, t), own)
-        replies: list[Any] = []
+        replies: list[Tree] = []
 
         def answer(asked: Any, last: bool) -> Any:
             if last:
                 return None
             form = self.form.personal[len(replies)].upload
 
-            def advise() -> Any:
+            def advise() -> Tree:
                 return algorithm.advise(shared, self._received(asked, form))
 
             replies.append(advise())
@@ -214,7 +217,7 @@ class Twins:
             if not self._equal(one, other):
                 self._refuse_draws("predict", lambda: algorithm.predict(me, w, x, True))
 
-    def _received(self, upload: Any, form: Any) -> Received:
+    def _received(self, upload: Tree, form: Tree) -> Received:
         """Both uploads, as a server gets them; one party's has this form."""
         at, n = len(self.lead) - 1, self.n.repeat(_COPIES)
         rows = tree_map(
@@ -225,18 +228,18 @@ class Twins:
         sums: Any = {"mean": ones, "mean by examples": by_n}
         return Received(torch.arange(len(n)), len(n), sums, float(n.sum()), rows, n)
 
-    def _lead(self, what: str, tree: Any, form: Any) -> Any:
+    def _lead(self, what: str, tree: Tree, form: Tree) -> Tree:
         """A tree as `[..., 2, ...]`: code may leave out what is alike for all parties."""
         return fill(form, stacked_leaves(f"{self.name}: {what}", tree, form, self.lead))
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def _calls(self, method: str, t: int, sent: Any, own: Any) -> tuple[Call, list[Call]]:
+    def _calls(self, method: str, t: int, sent: Tree, own: Tree) -> tuple[Call, list[Call]]:
         """A method for both parties, and for each."""
         swept = self.settings.count is not None
         given = tree_map(lambda leaf: leaf.unsqueeze(1), sent) if swept else sent
 
-        def states(sent: Any, own: Any) -> tuple[Any, ...]:
+        def states(sent: Tree, own: Tree) -> tuple[Tree, ...]:
             copied = tree_map(Tensor.clone, (sent, own))
             return (copied[1],) if self.peer else tuple(copied)
 
@@ -260,14 +263,14 @@ class Twins:
         ]
         return both, each
 
-    def _row(self, tree: Any, at: tuple[int, ...]) -> Any:
+    def _row(self, tree: Tree, at: tuple[int, ...]) -> Tree:
         return tree_map(lambda leaf: leaf[at], tree)
 
     def _compare(
         self,
         both: Call,
         each: list[Call],
-        replies: list[Any],
+        replies: list[Tree],
         answer: Callable[[Any, bool], Any] = lambda upload, last: None,
     ) -> list[Any]:
         """Call for both and for each, and refuse a difference; what both said, message by message.
@@ -326,7 +329,7 @@ class Twins:
         """Whether a method returns an upload and a state."""
         return call.method == "party" and not self.peer
 
-    def _reply(self, call: Call, reply: Any) -> Any:
+    def _reply(self, call: Call, reply: Tree) -> Tree:
         """A reply as a call gets it."""
         each, rows = isinstance(reply, Each), _plain(reply)
         if call.place:
@@ -338,7 +341,7 @@ class Twins:
         both = (*[slice(None)] * (len(self.lead) - 1), slice(len(SIZES)))
         return tree_map(lambda leaf: leaf[both].clone() if each else leaf.clone(), rows)
 
-    def _retold(self, replies: list[Any]) -> Callable[[Any, bool], Any]:
+    def _retold(self, replies: list[Tree]) -> Callable[[Any, bool], Any]:
         """The server, as it answered both."""
         left: list[Any] = []
 
@@ -352,7 +355,7 @@ class Twins:
 
         return answer
 
-    def _repeat_server(self, shared: Any, heard: list[Any], replies: list[Any]) -> None:
+    def _repeat_server(self, shared: Tree, heard: list[Tree], replies: list[Tree]) -> None:
         """Run the server again with the same uploads and other generators."""
 
         def again() -> list[Any]:
@@ -372,7 +375,7 @@ class Twins:
     # -- what is found -----------------------------------------------------------------------------
 
     def _refuse(
-        self, both: Call, one: Call, alone: list[Any], answered: Any, replies: list[Any]
+        self, both: Call, one: Call, alone: list[Any], answered: Any, replies: list[Tree]
     ) -> None:
         """Say what made a party differ from itself."""
         again, _ = self._play(one, 50, answered)
@@ -477,11 +480,11 @@ def _weighted(leaf: Tensor, n: Tensor, lead: int) -> Tensor:
     return (leaf * weights).sum(dim=lead - 1)
 
 
-def _plain(reply: Any) -> Any:
+def _plain(reply: Tree) -> Tree:
     return reply.rows if isinstance(reply, Each) else reply
 
 
-def _tuple(found: Any) -> Any:
+def _tuple(found: Any) -> Tree:
     return tuple(found) if isinstance(found, list) else found
 
 

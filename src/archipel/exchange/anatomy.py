@@ -20,7 +20,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
-from archipel.tree import leaves, nbytes, tree_map
+from archipel.tree import Tree, leaves, nbytes, tree_map
 
 
 class Growth(NamedTuple):
@@ -37,15 +37,15 @@ Growths = Sequence[Growth | None]  # of a tree's tensors, from left to right
 class Message(NamedTuple):
     """One exchange: every party's upload, what the server asks of it, and its reply."""
 
-    upload: Any  # tree of one party's tensors, as the server is given them
+    upload: Tree  # tree of one party's tensors, as the server is given them
     asks: frozenset[Ask]
-    reply: Any = None  # tree; None after the last upload
+    reply: Tree = None  # tree; None after the last upload
     each: bool = False  # whether the reply differs from party to party
-    payload: Any = None  # tree of what travels; the upload itself where nothing is done to it
+    payload: Tree = None  # tree of what travels; the upload itself where nothing is done to it
     grows: tuple[Growths, Growths] = ((), ())  # of payload and reply; none where empty
 
     @property
-    def sent(self) -> Any:
+    def sent(self) -> Tree:
         """What travels from a party."""
         return self.upload if self.payload is None else self.payload
 
@@ -62,7 +62,7 @@ class Message(NamedTuple):
         )
 
 
-def sized(form: Any, growths: Growths, m: int) -> Any:
+def sized(form: Tree, growths: Growths, m: int) -> Tree:
     """A message's form in a round of m parties."""
     grown = iter(growths or [None] * len(leaves(form)))
 
@@ -77,7 +77,7 @@ def sized(form: Any, growths: Growths, m: int) -> Any:
     return tree_map(one, form)
 
 
-def fits_cohort(form: Any, growths: Growths, tensors: Sequence[Tensor], most: int) -> bool:
+def fits_cohort(form: Tree, growths: Growths, tensors: Sequence[Tensor], most: int) -> bool:
     """Whether tensors have a message's form; an axis that grows is right for up to `most`."""
     wanted = leaves(form)
     grown = growths or [None] * len(wanted)
@@ -111,12 +111,12 @@ class OnWire(NamedTuple):
 class Anatomy(NamedTuple):
     """A round, message by message, with the states before it."""
 
-    shared: Any
-    sent: Any  # what parties get of it
-    own: Any
+    shared: Tree
+    sent: Tree  # what parties get of it
+    own: Tree
     messages: tuple[Message, ...]
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
-    mixed: tuple[Any, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
+    mixed: tuple[Tree, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
     summed: bool = False  # whether messages are those of a protocol that shows sums alone
     wire: OnWire = OnWire()
 
@@ -150,7 +150,7 @@ class Probe:
     """Some equal uploads that remember what was asked of them."""
 
     def __init__(
-        self, upload: Any, parties: int, cohort: int, dtype: torch.dtype, me: int = 0
+        self, upload: Tree, parties: int, cohort: int, dtype: torch.dtype, me: int = 0
     ) -> None:
         self.parties, self.sampled, self._dtype = parties, cohort, dtype
         self.present = torch.arange(me, me + cohort)
@@ -162,11 +162,11 @@ class Probe:
         self.asks.add("n")
         return torch.ones(self.sampled, dtype=self._dtype)
 
-    def mean(self, by_examples: bool = False) -> Any:
+    def mean(self, by_examples: bool = False) -> Tree:
         self.asks.add("mean by examples" if by_examples else "mean")
         return self._upload
 
-    def stack(self) -> Any:
+    def stack(self) -> Tree:
         self.asks.add("stack")
         return tree_map(lambda leaf: leaf.expand((self.sampled, *leaf.shape)), self._upload)
 
@@ -230,7 +230,7 @@ def _walk(boxes: Boxes, me: Any, w: Vector, parties: int, cohort: int) -> Anatom
         at_party.send(reply)
 
 
-def one_of(reply: Any) -> tuple[Any, bool]:
+def one_of(reply: Tree) -> tuple[Tree, bool]:
     """What one party gets of a server's reply, and whether others get something else."""
     if not isinstance(reply, Each):
         return reply, False
@@ -271,7 +271,7 @@ def _growth(name: str, few: Tensor, more: Tensor, size: int) -> Growth | None:
     return Growth(axes[0], per, few.shape[axes[0]] - per * size)
 
 
-def _asked(boxes: Boxes, me: Party, shared: Any, own: Any, w: Vector) -> tuple[Message, ...]:
+def _asked(boxes: Boxes, me: Party, shared: Tree, own: Tree, w: Vector) -> tuple[Message, ...]:
     """Have one party make its own model and write down what it asks."""
     if not boxes.has_personal:
         return ()
@@ -306,7 +306,7 @@ def _check_predict(boxes: Boxes, me: Party, w: Vector) -> None:
         )
 
 
-def pair(what: str, names: str, value: Any) -> tuple[Any, Any]:
+def pair(what: str, names: str, value: Any) -> tuple[Tree, Tree]:
     """Refuse anything but a pair."""
     if not (isinstance(value, tuple) and len(value) == 2):
         raise ArchipelError(f"{what} returns {_form(value)}: return the pair ({names}).")

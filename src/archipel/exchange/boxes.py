@@ -9,14 +9,15 @@ Statistics of BatchNorm, the steps of a wire, a rule and the way a sum is made g
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from archipel.core import Algorithm, Blueprint, Party, Uploads, Vector
+from archipel.core import Algorithm, Blueprint, Party, PeerAlgorithm, Uploads, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
+from archipel.tree import Tree
 
 
 class Boxes:
@@ -34,30 +35,30 @@ class Boxes:
         self._broadcasts = hasattr(algorithm, "broadcast")
         self._looks_inside = "blueprint" in signature(self.algorithm.init).parameters
 
-    def init(self, w: Vector, blueprint: Blueprint) -> Any:
+    def init(self, w: Vector, blueprint: Blueprint) -> Tree:
         """First states: shared and own, or of a peer its own."""
         algorithm = self.algorithm
         return algorithm.init(w, blueprint) if self._looks_inside else algorithm.init(w)
 
-    def broadcast(self, shared: Any, t: int) -> Any:
+    def broadcast(self, shared: Tree, t: int) -> Tree:
         """What parties get of the shared state in round t."""
         return self.algorithm.broadcast(shared) if self._broadcasts else shared
 
-    def party(self, me: Party, *states: Any) -> Any:
+    def party(self, me: Party, *states: Tree) -> Any:
         """A party's side of a round: of (shared, own), or of a peer's own state."""
         return self.algorithm.party(me, *states)
 
-    def server(self, shared: Any, uploads: Uploads) -> Any:
+    def server(self, shared: Tree, uploads: Uploads) -> Any:
         return self.algorithm.server(shared, uploads)
 
-    def receive(self, number: int, them: Sender, payload: Any) -> Any:
+    def receive(self, number: int, them: Sender, payload: Tree) -> Tree:
         """The upload that message `number` stands for, as it came: before any sum."""
         return payload
 
-    def personal(self, me: Party, shared: Any, own: Any) -> Any:
+    def personal(self, me: Party, shared: Tree, own: Tree) -> Any:
         return self.algorithm.personal(me, shared, own)
 
-    def advise(self, shared: Any, uploads: Uploads) -> Any:
+    def advise(self, shared: Tree, uploads: Uploads) -> Tree:
         return self.algorithm.advise(shared, uploads)
 
     def predict(self, me: Party, w: Vector, x: Tensor, own: bool) -> Tensor:
@@ -76,32 +77,32 @@ class Around(Boxes):
         self.keeps_partial_work = inner.keeps_partial_work
         self.keeps_statistics = inner.keeps_statistics
 
-    def init(self, w: Vector, blueprint: Blueprint) -> Any:
+    def init(self, w: Vector, blueprint: Blueprint) -> Tree:
         return self.inner.init(w, blueprint)
 
-    def broadcast(self, shared: Any, t: int) -> Any:
+    def broadcast(self, shared: Tree, t: int) -> Tree:
         return self.inner.broadcast(shared, t)
 
-    def party(self, me: Party, *states: Any) -> Any:
+    def party(self, me: Party, *states: Tree) -> Any:
         return self.inner.party(me, *states)
 
-    def server(self, shared: Any, uploads: Uploads) -> Any:
+    def server(self, shared: Tree, uploads: Uploads) -> Any:
         return self.inner.server(shared, uploads)
 
-    def receive(self, number: int, them: Sender, payload: Any) -> Any:
+    def receive(self, number: int, them: Sender, payload: Tree) -> Tree:
         return self.inner.receive(number, them, payload)
 
-    def personal(self, me: Party, shared: Any, own: Any) -> Any:
+    def personal(self, me: Party, shared: Tree, own: Tree) -> Any:
         return self.inner.personal(me, shared, own)
 
-    def advise(self, shared: Any, uploads: Uploads) -> Any:
+    def advise(self, shared: Tree, uploads: Uploads) -> Tree:
         return self.inner.advise(shared, uploads)
 
     def predict(self, me: Party, w: Vector, x: Tensor, own: bool) -> Tensor:
         return self.inner.predict(me, w, x, own)
 
 
-def is_peer(algorithm: object) -> bool:
+def is_peer(algorithm: object) -> TypeGuard[PeerAlgorithm]:
     """Whether an algorithm has no server."""
     return not hasattr(algorithm, "server")
 
@@ -111,7 +112,7 @@ def has_personal(algorithm: object) -> bool:
     return hasattr(algorithm, "personal")
 
 
-def last_words(boxes: Boxes, talk: Talk) -> tuple[Any, Any]:
+def last_words(boxes: Boxes, talk: Talk) -> tuple[Tree, Tree]:
     """A party's last upload, and its own state after the round."""
     if not (isinstance(talk.said, tuple) and len(talk.said) == 2):
         raise ArchipelError(

@@ -18,7 +18,7 @@ from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
-from archipel.tree import first
+from archipel.tree import Tree, first
 
 OWN_STATISTICS = (
     "every party keeps its own statistics of BatchNorm: a score is of the model as each party has "
@@ -29,7 +29,7 @@ OWN_STATISTICS = (
 class Joined(NamedTuple):
     """A state or an upload of the algorithm's, and the statistics that go with it."""
 
-    inner: Any
+    inner: Tree
     statistics: Tensor | None  # [..., s]; None in all but a round's last upload
 
 
@@ -44,13 +44,13 @@ def keep_own(boxes: Boxes, model: Model, mixes: bool = True) -> bool:
     return bool(model.buffer_spec.size) and (alone or not averages(boxes, model))
 
 
-def handed_over(shared: Any) -> Any:
+def handed_over(shared: Tree) -> Tree:
     """The shared model as those get it who use it: with its statistics, where they are averaged."""
     w = first(shared)
     return Joined(w, shared.statistics) if isinstance(shared, Joined) else w
 
 
-def statistics_of(state: Any) -> Tensor | None:
+def statistics_of(state: Tree) -> Tensor | None:
     """The statistics in a state, whatever is around it; None where it has none."""
     while isinstance(state, tuple) and not isinstance(state, Joined):
         state = getattr(state, "inner", None)
@@ -105,11 +105,11 @@ class _Inner:
     def n(self) -> Tensor:
         return self.uploads.n
 
-    def mean(self, by_examples: bool = False) -> Any:
+    def mean(self, by_examples: bool = False) -> Tree:
         self.by_examples |= by_examples
         return self.uploads.mean(by_examples=by_examples).inner
 
-    def stack(self) -> Any:
+    def stack(self) -> Tree:
         return self.uploads.stack().inner
 
 
@@ -121,14 +121,14 @@ class _Server(Around):
         self._first = model.buffers[model.running]
         self._least = model.least.to(model.dtype)
 
-    def init(self, w: Vector, blueprint: Blueprint) -> tuple[Joined, Any]:
+    def init(self, w: Vector, blueprint: Blueprint) -> tuple[Joined, Tree]:
         shared, own = pair(f"{self.name}.init", "shared, own", self.inner.init(w, blueprint))
         return Joined(shared, self._first.clone()), own
 
     def broadcast(self, shared: Joined, t: int) -> Joined:
         return Joined(self.inner.broadcast(shared.inner, t), shared.statistics)
 
-    def party(self, me: Any, *states: Any) -> Any:
+    def party(self, me: Any, *states: Tree) -> Any:
         shared, own = states
         me.begin(shared.statistics)
         talk = Talk(self.inner.party(me, shared.inner, own))
@@ -146,11 +146,11 @@ class _Server(Around):
         mean = seen.uploads.mean(by_examples=seen.by_examples).statistics
         return Joined(talk.said, mean.maximum(self._least))  # whatever came: no negative variance
 
-    def personal(self, me: Any, shared: Joined, own: Any) -> Any:
+    def personal(self, me: Any, shared: Joined, own: Tree) -> Any:
         me.begin(shared.statistics, first(shared.inner))
         return self.inner.personal(me, shared.inner, own)
 
-    def advise(self, shared: Joined, uploads: Uploads) -> Any:
+    def advise(self, shared: Joined, uploads: Uploads) -> Tree:
         return self.inner.advise(shared.inner, uploads)
 
 
@@ -165,7 +165,7 @@ class _Peers(Around):
     def init(self, w: Vector, blueprint: Blueprint) -> Joined:
         return Joined(self.inner.init(w, blueprint), self._first.clone())
 
-    def party(self, me: Party, *states: Any) -> Joined:
+    def party(self, me: Party, *states: Tree) -> Joined:
         (own,) = states
         me.begin(own.statistics)  # type: ignore[attr-defined]
         state = self.inner.party(me, own.inner)

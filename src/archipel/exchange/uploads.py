@@ -12,7 +12,7 @@ from torch import Tensor
 
 from archipel.core import Uploads
 from archipel.errors import ArchipelError
-from archipel.tree import tree_map
+from archipel.tree import Tree, tree_map
 
 Ask = Literal["mean", "mean by examples", "stack", "n"]
 
@@ -25,7 +25,7 @@ class Received:
     parties: int
     sums: Mapping[Ask, Any]  # over these parties, plain and weighted by examples
     weight: float = 0.0  # examples of all of them
-    rows: Any = None  # tree of [|S|, ...], in the order of `present`
+    rows: Tree = None  # tree of [|S|, ...], in the order of `present`
     counts: Tensor | None = None  # [|S|] examples of each
 
     @property
@@ -38,14 +38,14 @@ class Received:
             raise _unasked("n")
         return self.counts
 
-    def mean(self, by_examples: bool = False) -> Any:
+    def mean(self, by_examples: bool = False) -> Tree:
         ask: Ask = "mean by examples" if by_examples else "mean"
         if ask not in self.sums:
             raise _unasked(f"mean(by_examples={by_examples})")
         over = self.weight if by_examples else self.sampled
         return tree_map(lambda leaf: leaf / over, self.sums[ask])
 
-    def stack(self) -> Any:
+    def stack(self) -> Tree:
         if self.rows is None:
             raise _unasked("stack()")
         return self.rows
@@ -57,7 +57,7 @@ class Chosen:
     `at` says which of the uploads they stand for, in order; all of them unless given.
     """
 
-    def __init__(self, uploads: Uploads, rows: Any, at: Tensor | None = None) -> None:
+    def __init__(self, uploads: Uploads, rows: Tree, at: Tensor | None = None) -> None:
         self._uploads, self._rows = uploads, rows
         self._at = torch.arange(uploads.sampled) if at is None else at
         self.parties, self.present = uploads.parties, uploads.present[self._at]
@@ -70,7 +70,7 @@ class Chosen:
     def n(self) -> Tensor:
         return self._uploads.n[self._at]
 
-    def mean(self, by_examples: bool = False) -> Any:
+    def mean(self, by_examples: bool = False) -> Tree:
         share: Tensor | None = self.n / self.n.sum() if by_examples else None
 
         def over(leaf: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Chosen:
 
         return tree_map(over, self._rows)
 
-    def stack(self) -> Any:
+    def stack(self) -> Tree:
         return self._rows
 
 

@@ -51,7 +51,7 @@ def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
     from archipel.metrics import METRICS
     from archipel.study.file import Study
-    from archipel.study.sections import read_tables
+    from archipel.study.reading import read_tables
 
     if not _is_short(text):
         raise ArchipelError(

@@ -36,7 +36,7 @@ from archipel.federation.site.service import data_of
 from archipel.federation.site.site import Site
 from archipel.runs.run import Run
 from archipel.runs.simulation import Watch
-from archipel.study import sections
+from archipel.study import checks
 from archipel.study.file import Study
 
 
@@ -88,7 +88,7 @@ async def rehearse(
                 "party": k,
                 "sites": sites,
                 "table": str(tables[k]) if tables else "",
-                "written": sections.written_of(study.data) if study.data.folder else [],
+                "written": checks.written_of(study.data) if study.data.folder else [],
                 "silence": silence,
                 "listens": f"localhost:{_free_port()}" if peers else "",
             }
@@ -186,7 +186,7 @@ def _tables(study: Study, names: Sequence[str], out: Path) -> list[Path]:
             "data.partition: a rehearsal of tables has a table per site; give data.by or "
             "data.folder."
         )
-    table = frames.read_table(study.base / str(data.file), sections.written_of(data)).frame
+    table = frames.read_table(study.base / str(data.file), checks.written_of(data)).frame
     whose = frames.comparable(table[data.by]).astype(str)
     paths = []
     for name in names:

@@ -4,6 +4,9 @@
 Three ways compute the same numbers for a stack of parties: `OneByOne` (plain autograd, any module),
 `Vmapped` (torch.func, any module that treats examples independently) and `Stacked` (batched layers
 with a written-out backward pass, in stacked.py). An engine picks by timing; see engines/plan.py.
+
+One file, since `Model` and the two ways for any module share how tensors, buffers and keys are laid
+out in a vector, and torch.func is to be known in one place.
 """
 
 from __future__ import annotations

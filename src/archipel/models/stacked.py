@@ -5,6 +5,9 @@ A module that is a chain of dense layers and activations is traced once; its for
 pass then run for r parties in one batched matrix product per layer. For plain SGD the product
 itself writes the update, W <- W - d' h with the learning rate folded into d, so that no gradient
 tensor exists. Equal to the other ways to float tolerance, which the planner checks before use.
+
+One file, since the forward pass, the backward pass and the views of a vector that they write into
+are one derivation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the terminal shows of a run at one moment, line by line."""
+"""What the terminal shows of a run at one moment, line by line.
+
+One file, since every line has to know how much room the others leave it.
+"""
 
 from __future__ import annotations
 

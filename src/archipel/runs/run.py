@@ -2,6 +2,8 @@
 """A run: what was done, who took part, and what came of it.
 
 A run that is read when it is over needs no torch (`runs.past`): what does is imported in place.
+
+One file, since it is one class, the one that users hold in their hands when a run is over.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Journal:
             METADATA.create_all(connection)
         else:
             from archipel.store.database import take_turn, upgrade
-            from archipel.store.registry import TABLES
+            from archipel.store.tables import TABLES
 
             take_turn(connection)
             upgrade(connection, TABLES)

@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
-from hmac import compare_digest
 from typing import Any, NamedTuple, Self
 
 import sqlalchemy as sa
 
 from archipel.errors import ArchipelError, clean, unknown
+from archipel.store import membership
 from archipel.store.database import (
     File,
     Lease,
@@ -35,104 +35,20 @@ from archipel.store.database import (
     version,
 )
 from archipel.store.files import now
-from archipel.store.journal import METADATA as JOURNAL
+from archipel.store.membership import Invited, Site
+from archipel.store.tables import (
+    ACCESS,
+    APPROVALS,
+    FEDERATION,
+    INVITATIONS,
+    SEATS,
+    SITES,
+    STUDIES,
+    TABLES,
+)
 
 STATES = ("open", "running", "done", "stopped", "failed")  # of a study; open asks for approval
 DECISIONS = ("approved", "rejected", "withdrawn")
-METADATA = sa.MetaData()
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-
-INVITATIONS = sa.Table(
-    "invitations",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("site", sa.String, nullable=False, index=True),
-    sa.Column("secret", sa.String, nullable=False),  # its SHA-256
-    sa.Column("created", sa.String, nullable=False),
-    sa.Column("expires", sa.String, nullable=False),
-    sa.Column("used", sa.String),
-    sa.Column("withdrawn", sa.String),
-)
-SITES = sa.Table(
-    "sites",
-    METADATA,
-    sa.Column("name", sa.String, primary_key=True),
-    sa.Column("identity", sa.LargeBinary, nullable=False),  # Ed25519 public key
-    sa.Column("joined", sa.String, nullable=False),
-    sa.Column("revoked", sa.String),
-    sa.Column("reason", sa.String),
-)
-CERTIFICATES = sa.Table(
-    "certificates",
-    METADATA,
-    sa.Column("serial", sa.String, primary_key=True),
-    sa.Column("site", sa.ForeignKey(SITES.c.name), nullable=False, index=True),
-    sa.Column("until", sa.String, nullable=False),
-)
-STUDIES = sa.Table(
-    "studies",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("hash", sa.String, nullable=False, unique=True),  # SHA-256 of the text
-    sa.Column("name", sa.String, nullable=False),
-    sa.Column("text", sa.LargeBinary, nullable=False),
-    sa.Column("submitted", sa.String, nullable=False),
-    sa.Column("state", sa.String, nullable=False),
-    sa.Column("note", sa.String, nullable=False),
-    sa.Column("listed", sa.Boolean, nullable=False, server_default=sa.false()),  # see ACCESS
-)
-ACCESS = sa.Table(  # who a listed study is for; of others, who may have the model without a part
-    "access",
-    METADATA,
-    sa.Column("study", sa.ForeignKey(STUDIES.c.hash), primary_key=True),
-    sa.Column("site", sa.String, primary_key=True),  # that joined or was invited
-)
-FEDERATION = sa.Table(
-    "federation",
-    METADATA,
-    sa.Column("authority", sa.String, primary_key=True),  # SHA-256 of its key: one row
-)
-APPROVALS = sa.Table(
-    "approvals",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("study", sa.ForeignKey(STUDIES.c.hash), nullable=False, index=True),
-    sa.Column("site", sa.ForeignKey(SITES.c.name), nullable=False),
-    sa.Column("identity", sa.LargeBinary, nullable=False),  # whose signature it is
-    sa.Column("decision", sa.String, nullable=False),
-    sa.Column("facts", sa.JSON, nullable=False),
-    sa.Column("signature", sa.LargeBinary, nullable=False),
-    sa.Column("time", sa.String, nullable=False),
-)
-SEATS = sa.Table(
-    "seats",
-    METADATA,
-    sa.Column("study", sa.ForeignKey(STUDIES.c.hash), primary_key=True),
-    sa.Column("site", sa.ForeignKey(SITES.c.name), primary_key=True),
-    sa.Column("party", sa.Integer, nullable=False),
-    sa.UniqueConstraint("study", "party"),
-)
-TABLES = METADATA.tables.keys() | JOURNAL.tables.keys()  # of the database: runs are there, too
-
-
-class Invited(NamedTuple):
-    """An invitation, without its secret."""
-
-    site: str
-    created: str
-    expires: str
-    used: str | None
-    withdrawn: str | None
-
-
-class Site(NamedTuple):
-    name: str
-    identity: bytes
-    joined: str
-    revoked: str | None
-    reason: str | None
-    until: str  # when its last certificate ends
 
 
 class Submission(NamedTuple):
@@ -185,7 +101,7 @@ class Registry:
         try:
             with registry._writing() as connection:
                 upgrade(connection, TABLES)
-                if authority and _owner(connection, authority) is None and claims:
+                if authority and membership.owner(connection, authority) is None and claims:
                     connection.execute(FEDERATION.insert(), {"authority": authority})
         except BaseException:
             registry.close()
@@ -207,7 +123,7 @@ class Registry:
                 )
             if authority:
                 with registry._reading() as connection:
-                    _owner(connection, authority)
+                    membership.owner(connection, authority)
         except BaseException:
             registry.close()
             raise
@@ -245,16 +161,7 @@ class Registry:
 
     def invite(self, site: str, secret: bytes, expires: datetime) -> None:
         """Let a site join with a secret, once; its earlier invitations end."""
-        if not _NAME.fullmatch(site):
-            raise ArchipelError(
-                f"site = '{site}': a site's name has 1 to 40 of a-z, 0-9 and '-', and no '-' in "
-                "front; choose such a name."
-            )
-        if site == "coordinator" or site.startswith("invited"):
-            raise ArchipelError(
-                f"site = '{site}': no site may be called 'coordinator' or 'invited...', which the "
-                "federation itself uses; choose another name."
-            )
+        membership.check_name(site)
         with self._writing() as connection:
             joined = connection.scalar(
                 sa.select(SITES.c.joined).where(SITES.c.name == site, SITES.c.revoked.is_(None))
@@ -264,7 +171,7 @@ class Registry:
                     f"site = '{site}': belongs to the federation since {joined}; revoke it first, "
                     "or choose another name."
                 )
-            _withdraw(connection, site)
+            membership.withdraw(connection, site)
             connection.execute(
                 INVITATIONS.insert(),
                 {
@@ -277,56 +184,23 @@ class Registry:
 
     def invitations(self) -> list[Invited]:
         """All that there ever were, oldest first."""
-        columns = [INVITATIONS.c[field] for field in Invited._fields]
         with self._reading() as connection:
-            rows = connection.execute(sa.select(*columns).order_by(INVITATIONS.c.id))
-            return [Invited(*row) for row in rows]
+            return membership.invitations(connection)
 
     def redeem(
         self, site: str, secret: bytes, identity: bytes, serial: str, until: datetime
     ) -> None:
         """Use an invitation up and enter the site with its public key and certificate."""
-        digest = sha256(secret).hexdigest()
         with self._writing() as connection:
-            query = sa.select(INVITATIONS).where(INVITATIONS.c.site == site)
-            rows = connection.execute(query.order_by(INVITATIONS.c.id)).all()
-            if not rows:
-                raise ArchipelError(
-                    f"site = '{site}': was never invited; ask the coordinator for an invitation."
-                )
-            meant = [row for row in rows if compare_digest(row.secret, digest)]
-            if not meant:
-                raise ArchipelError(
-                    f"site = '{site}': the invitation's secret is wrong; copy all of the token, or "
-                    "ask the coordinator for a new one."
-                )
-            invitation = meant[-1]
-            for what, when in [
-                ("was used already, on", invitation.used),
-                ("was withdrawn on", invitation.withdrawn),
-                ("expired on", invitation.expires if invitation.expires <= now() else None),
-            ]:
-                if when is not None:
-                    raise ArchipelError(
-                        f"site = '{site}': the invitation {what} {when}; use a newer one, or ask "
-                        "the coordinator for one."
-                    )
-            connection.execute(
-                INVITATIONS.update().where(INVITATIONS.c.id == invitation.id).values(used=now())
-            )
-            entry = {"identity": identity, "joined": now(), "revoked": None, "reason": None}
-            again = connection.execute(SITES.update().where(SITES.c.name == site).values(entry))
-            if again.rowcount:  # a revoked site comes back: what it had counts no more
-                connection.execute(CERTIFICATES.delete().where(CERTIFICATES.c.site == site))
-            else:
-                connection.execute(SITES.insert(), {"name": site, **entry})
-            _certify(connection, site, serial, until)
+            invitation = membership.usable(connection, site, secret)
+            membership.enter(connection, invitation, identity)
+            membership.certify(connection, site, serial, until)
 
     def renewed(self, name: str, serial: str, until: datetime) -> None:
         """Enter a further certificate of a site."""
         with self._writing() as connection:
-            _member(connection, name)
-            _certify(connection, name, serial, until)
+            membership.member(connection, name)
+            membership.certify(connection, name, serial, until)
 
     def revoke(self, name: str, reason: str) -> None:
         """Shut a site out, and end the invitation that it may have."""
@@ -334,7 +208,7 @@ class Registry:
             here = (SITES.c.name == name) & SITES.c.revoked.is_(None)
             gone = {"revoked": now(), "reason": clean(reason)}
             revoked = connection.execute(SITES.update().where(here).values(gone)).rowcount
-            if not _withdraw(connection, name) + revoked:
+            if not membership.withdraw(connection, name) + revoked:
                 query = sa.select(SITES.c.name, SITES.c.revoked)
                 known = {row.name: row.revoked for row in connection.execute(query)}
                 if name not in known:
@@ -347,8 +221,10 @@ class Registry:
     def admitted(self, name: str, serial: str) -> None:
         """Refuse a site that does not belong here, or a certificate that is not its own."""
         with self._reading() as connection:
-            row = connection.execute(_ADMITTED, {"name": name, "serial": serial}).one_or_none()
-        if _belonging(name, row).serial is None:
+            row = connection.execute(
+                membership.ADMITTED, {"name": name, "serial": serial}
+            ).one_or_none()
+        if membership.belonging(name, row).serial is None:
             raise ArchipelError(
                 f"site = '{name}': certificate {serial} is none of the site's own; let it join "
                 "again by a new invitation."
@@ -357,14 +233,11 @@ class Registry:
     def sites(self) -> list[Site]:
         """All that ever joined, by name."""
         with self._reading() as connection:
-            return [Site(*row) for row in connection.execute(_sites().order_by(SITES.c.name))]
+            return membership.sites(connection)
 
     def site(self, name: str) -> Site:
         with self._reading() as connection:
-            row = connection.execute(_sites().where(SITES.c.name == name)).one_or_none()
-            if row is None:
-                raise unknown("site", name, connection.scalars(sa.select(SITES.c.name)))
-        return Site(*row)
+            return membership.site(connection, name)
 
     # -- studies ----------------------------------------------------------------------------------
 
@@ -378,11 +251,11 @@ class Registry:
         study: dict[str, Any] = {"hash": digest, "name": clean(name), "text": text}
         study |= {"submitted": now(), "state": "open", "note": "", "listed": bool(sites)}
         with self._writing() as connection:
-            _check_known(connection, sites)
+            membership.check_known(connection, sites)
             there = sa.select(STUDIES.c.id).where(STUDIES.c.hash == digest)
             if connection.scalar(there) is None:
                 connection.execute(STUDIES.insert(), study)
-            new = sorted(set(sites) - set(_named(connection, digest)))
+            new = sorted(set(sites) - set(membership.named(connection, digest)))
             if new:
                 rows = [{"study": digest, "site": site} for site in new]
                 connection.execute(ACCESS.insert(), rows)
@@ -390,14 +263,14 @@ class Registry:
 
     def studies(self, site: str | None = None) -> list[Submission]:
         """In the order of submission: all, or those that a site may see."""
-        query = _studies() if site is None else _studies().where(_visible(site))
+        query = _studies() if site is None else _studies().where(membership.visible(site))
         with self._reading() as connection:
             return [Submission(*row) for row in connection.execute(query)]
 
     def named(self, hash: str) -> list[str]:
         """The sites that a study names."""
         with self._reading() as connection:
-            return _named(connection, hash)
+            return membership.named(connection, hash)
 
     def study(self, hash: str, site: str | None = None) -> Submission:
         """A study; one that the site may not see is as if it were not there."""
@@ -430,7 +303,7 @@ class Registry:
             row = {
                 "study": hash,
                 "site": site,
-                "identity": _member(connection, site).identity,
+                "identity": membership.member(connection, site).identity,
                 "decision": decision,
                 "facts": dict(facts),
                 "signature": signature,
@@ -449,8 +322,8 @@ class Registry:
     def place(self, hash: str, site: str) -> Place:
         """What a site is to a study now, in one look."""
         with self._reading() as connection:
-            row = connection.execute(_PLACE, {"study": hash, "name": site}).one_or_none()
-        row = _belonging(site, row)
+            row = connection.execute(membership.PLACE, {"study": hash, "name": site}).one_or_none()
+        row = membership.belonging(site, row)
         return Place(row.identity, row.decision, row.party)
 
     def history(self, hash: str) -> list[Decision]:
@@ -465,7 +338,7 @@ class Registry:
         Numbers never change, so whoever comes later gets the next free ones.
         """
         with self._writing() as connection:
-            there = _seats(connection, hash)
+            there = membership.seats(connection, hash)
             latest = _latest(connection, hash)
             approve = {each.site for each in latest if each.decision == "approved"}
             new = sorted(approve - set(there))
@@ -480,89 +353,7 @@ class Registry:
     def party_states(self, hash: str) -> list[str]:
         """The sites that have a number in a study, in the order of these."""
         with self._reading() as connection:
-            return _seats(connection, hash)
-
-
-# -- parts of operations ---------------------------------------------------------------------------
-
-
-def _owner(connection: sa.Connection, authority: str) -> str | None:
-    """The authority whose federation the database holds; refuse one that is another's."""
-    owner: str | None = connection.scalar(sa.select(FEDERATION.c.authority))
-    if owner not in (None, authority):
-        raise ArchipelError(
-            f"database = '{shown(connection.engine)}': holds another federation, of the authority "
-            f"{str(owner)[:12]}, and this one's is {authority[:12]}; give each a database of its "
-            "own."
-        )
-    return owner
-
-
-def _admitted() -> sa.Select[Any]:
-    """A site, with the certificate that it shows if it is its own."""
-    own = CERTIFICATES.c.site == SITES.c.name, CERTIFICATES.c.serial == sa.bindparam("serial")
-    query = sa.select(SITES, CERTIFICATES.c.serial).join(CERTIFICATES, sa.and_(*own), isouter=True)
-    return query.where(SITES.c.name == sa.bindparam("name"))
-
-
-def _place() -> sa.Select[Any]:
-    """A site, with what it last said to a study and its number there."""
-    study, site = sa.bindparam("study", type_=sa.String), sa.bindparam("name", type_=sa.String)
-    said = sa.select(APPROVALS.c.decision).order_by(APPROVALS.c.id.desc()).limit(1)
-    said = said.where(APPROVALS.c.study == study, APPROVALS.c.site == site)
-    said = said.where(APPROVALS.c.identity == SITES.c.identity)
-    party = sa.select(SEATS.c.party).where(SEATS.c.study == study, SEATS.c.site == site)
-    both = said.scalar_subquery().label("decision"), party.scalar_subquery().label("party")
-    return sa.select(SITES, *both).where(SITES.c.name == site)
-
-
-_ADMITTED, _PLACE = _admitted(), _place()  # every letter asks them, so they are made once
-
-
-def _belonging(name: str, row: sa.Row[Any] | None) -> sa.Row[Any]:
-    """Refuse a site that is unknown or revoked."""
-    if row is None:
-        raise ArchipelError(
-            f"site = '{name}': does not belong to this federation; ask the coordinator for an "
-            "invitation."
-        )
-    if row.revoked is not None:
-        raise ArchipelError(
-            f"site = '{name}': was revoked on {row.revoked} ({row.reason}); ask the coordinator "
-            "for a new invitation."
-        )
-    return row
-
-
-def _member(connection: sa.Connection, name: str) -> sa.Row[Any]:
-    query = sa.select(SITES).where(SITES.c.name == name)
-    return _belonging(name, connection.execute(query).one_or_none())
-
-
-def _withdraw(connection: sa.Connection, site: str) -> int:
-    """End a site's invitations that could still be used; return how many there were."""
-    invitations = INVITATIONS.update().where(
-        INVITATIONS.c.site == site,
-        INVITATIONS.c.used.is_(None),
-        INVITATIONS.c.withdrawn.is_(None),
-    )
-    return connection.execute(invitations.values(withdrawn=now())).rowcount
-
-
-def _certify(connection: sa.Connection, site: str, serial: str, until: datetime) -> None:
-    taken = sa.select(CERTIFICATES.c.site).where(CERTIFICATES.c.serial == serial)
-    if (owner := connection.scalar(taken)) is not None:
-        raise ArchipelError(
-            f"site = '{site}': certificate {serial} is in the registry already, of site '{owner}'; "
-            "issue another."
-        )
-    row = {"serial": serial, "site": site, "until": as_text(until)}
-    connection.execute(CERTIFICATES.insert(), row)
-
-
-def _sites() -> sa.Select[Any]:
-    until = sa.select(sa.func.max(CERTIFICATES.c.until)).where(CERTIFICATES.c.site == SITES.c.name)
-    return sa.select(SITES, until.scalar_subquery())
+            return membership.seats(connection, hash)
 
 
 def _studies() -> sa.Select[Any]:
@@ -570,45 +361,17 @@ def _studies() -> sa.Select[Any]:
     return sa.select(*columns).order_by(STUDIES.c.id)
 
 
-def _check_known(connection: sa.Connection, sites: Collection[str]) -> None:
-    """Refuse names of sites that neither belong nor are invited."""
-    members = sa.select(SITES.c.name).where(SITES.c.revoked.is_(None))
-    invited = sa.select(INVITATIONS.c.site).where(
-        INVITATIONS.c.used.is_(None), INVITATIONS.c.withdrawn.is_(None)
-    )
-    known = set(connection.scalars(sa.union(members, invited)))
-    for site in sites:
-        if site not in known:
-            raise unknown("site", site, known)
-
-
-def _named(connection: sa.Connection, hash: str) -> list[str]:
-    query = sa.select(ACCESS.c.site).where(ACCESS.c.study == hash).order_by(ACCESS.c.site)
-    return list(connection.scalars(query))
-
-
-def _visible(site: str) -> sa.ColumnElement[bool]:
-    """Of studies: for all, or for this site."""
-    named = sa.select(ACCESS.c.study).where(ACCESS.c.site == site)
-    return sa.or_(STUDIES.c.listed.is_(False), STUDIES.c.hash.in_(named))
-
-
 def _study(connection: sa.Connection, hash: str, site: str | None = None) -> Submission:
     row = None
     if re.fullmatch("[0-9a-f]{64}", hash):  # a site may send anything
         query = _studies().where(STUDIES.c.hash == hash)
-        query = query if site is None else query.where(_visible(site))
+        query = query if site is None else query.where(membership.visible(site))
         row = connection.execute(query).one_or_none()
     if row is None:
         raise ArchipelError(
             f"study = '{hash}': no study here has this hash; submit it, or look up the right one."
         )
     return Submission(*row)
-
-
-def _seats(connection: sa.Connection, hash: str) -> list[str]:
-    query = sa.select(SEATS.c.site).where(SEATS.c.study == hash).order_by(SEATS.c.party)
-    return list(connection.execute(query).scalars())
 
 
 def _latest(connection: sa.Connection, hash: str) -> list[Decision]:

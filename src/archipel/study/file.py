@@ -4,6 +4,9 @@
 The same file is simulated here, rehearsed with real processes, and approved by hospitals. Fields of
 `[algorithm]` are those of the algorithm's dataclass; options of a dataset or a model stand beside
 its name. Every error is one sentence with the field, the value and a remedy.
+
+One file, since a study is one object that users hold: read, asked, run; what is of a section alone
+stands beside it.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ from archipel.runs.run import Run
 from archipel.runs.simulation import Options, Watch, simulate
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import fields, plugins, wiring
+from archipel.study.checks import check_data, check_names, check_policy, check_test, schema_of
 from archipel.study.loading import federation_of, model_of
+from archipel.study.reading import read_tables, sentence, split_key
 from archipel.study.sections import (
     SECTIONS,
     About,
@@ -48,15 +53,7 @@ from archipel.study.sections import (
     Privacy,
     Round,
     Simulated,
-    check_data,
-    check_names,
-    check_policy,
-    check_test,
     keys,
-    read_tables,
-    schema_of,
-    sentence,
-    split_key,
 )
 from archipel.study.sections import Wire as WireSection
 from archipel.training.schedules import STARTS, Rate, Schedule, for_tables

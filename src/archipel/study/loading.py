@@ -19,7 +19,8 @@ from archipel.errors import ArchipelError
 from archipel.models.model import Model
 from archipel.runs.parts import build_model
 from archipel.study import fields, plugins
-from archipel.study.sections import Data, Network, said_of, schema_of, share_of, written_of
+from archipel.study.checks import said_of, schema_of, share_of, written_of
+from archipel.study.sections import Data, Network
 
 
 def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any]) -> Federation:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from archipel.exchange.sender import Sender
-from archipel.tree import fill, leaves
+from archipel.tree import Tree, fill, leaves
 from archipel.wire.step import Step, Vectors
 
 
 class Payload(NamedTuple):
     """What travels: what the steps made of the vectors, and whole numbers as they are."""
 
-    coded: Any
+    coded: Tree
     plain: Vectors
 
 
@@ -24,12 +24,12 @@ class Chain:
     """The steps of a wire, fitted to messages of one form."""
 
     steps: tuple[Step, ...]
-    form: Any  # of one party's upload
+    form: Tree  # of one party's upload
     into: tuple[Vectors, ...]  # what goes into each step, of one party
-    out: tuple[Any, ...]  # what comes out of it
+    out: tuple[Tree, ...]  # what comes out of it
 
     @classmethod
-    def fitted(cls, steps: Sequence[Step], form: Any, me: Sender) -> Chain:
+    def fitted(cls, steps: Sequence[Step], form: Tree, me: Sender) -> Chain:
         """Run the steps on one upload `[p]` of this form, and write down what goes in and out."""
         into, out = [], []
         vectors = tuple(leaf for leaf in leaves(form) if leaf.is_floating_point())
@@ -40,13 +40,13 @@ class Chain:
             vectors = tuple(leaves(payload))
         return cls(tuple(steps), form, tuple(into), tuple(out))
 
-    def init(self) -> tuple[Any, ...]:
+    def init(self) -> tuple[Tree, ...]:
         """The steps' own states at one party."""
         return tuple(s.init(form) for s, form in zip(self.steps, self.into, strict=True))
 
     def send(
-        self, me: Sender, upload: Any, own: tuple[Any, ...]
-    ) -> tuple[Payload, tuple[Any, ...]]:
+        self, me: Sender, upload: Tree, own: tuple[Tree, ...]
+    ) -> tuple[Payload, tuple[Tree, ...]]:
         """What travels of an upload, and the steps' own states after it."""
         whole = [
             leaf.detach().expand(*me.lead, *one.shape)
@@ -60,7 +60,7 @@ class Chain:
             kept.append(state)
         return Payload(found, plain), tuple(kept)
 
-    def receive(self, them: Sender, payload: Payload) -> Any:
+    def receive(self, them: Sender, payload: Payload) -> Tree:
         """The upload that a payload stands for, or of a sum of payloads if steps are linear."""
         found: Any = payload.coded
         for at in reversed(range(len(self.steps))):

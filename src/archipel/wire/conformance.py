@@ -15,7 +15,7 @@ from archipel import rng
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
 from archipel.rng import Ints
-from archipel.tree import fits, leaves, tree_map
+from archipel.tree import Tree, fits, leaves, tree_map
 from archipel.wire.step import Step, Vectors
 
 _FORMS = (((5,),), ((7,), (2, 3)))  # of uploads that steps are tried on
@@ -90,11 +90,11 @@ class _Uploads:
             size * torch.from_numpy(random.standard_normal((*lead, *x.shape))) for x in self.form
         )
 
-    def own(self, *lead: int) -> Any:
+    def own(self, *lead: int) -> Tree:
         """First states."""
         return tree_map(lambda x: x.expand(*lead, *x.shape).clone(), self.step.init(self.form))
 
-    def received(self, me: Sender, payload: Any) -> Vectors:
+    def received(self, me: Sender, payload: Tree) -> Vectors:
         """What arrives, where nobody has the sender's door."""
         return self.step.receive(replace(me, me=None), payload, self.form)
 

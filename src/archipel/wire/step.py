@@ -9,11 +9,12 @@ its own state, one per party and message.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from archipel.exchange.sender import Sender
+from archipel.tree import Tree
 
 Vectors = tuple[Tensor, ...]  # of an upload, each [..., *shape]
 
@@ -25,13 +26,13 @@ class Step(Protocol):
     linear: ClassVar[bool]  # what comes of a sum of payloads is the sum of what comes of each
     unbiased: ClassVar[bool]  # on average, what arrives is what was sent
 
-    def init(self, form: Vectors) -> Any:
+    def init(self, form: Vectors) -> Tree:
         """The own state of one party before its first upload of this form; None for none."""
 
-    def send(self, me: Sender, upload: Vectors, own: Any) -> tuple[Any, Any]:
+    def send(self, me: Sender, upload: Vectors, own: Tree) -> tuple[Tree, Tree]:
         """At the party: what travels, a tree of tensors, and the own state after it."""
 
-    def receive(self, them: Sender, payload: Any, form: Vectors) -> Vectors:
+    def receive(self, them: Sender, payload: Tree, form: Vectors) -> Vectors:
         """At the server, before any sum: the upload; `form` is one party's, without values."""
 
     def bound(self, before: float | None) -> float | None:

@@ -13,7 +13,7 @@ from archipel.core import Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, OnWire, examine
 from archipel.exchange.boxes import Boxes
-from archipel.tree import leaves
+from archipel.tree import Tree, leaves
 from archipel.wire.chain import Chain
 from archipel.wire.step import Step
 from archipel.wire.wired import Wired, WiredPeers
@@ -65,7 +65,7 @@ class Wire:
                 inner = layer(inner)
             return inner
 
-        def chains(steps: Sequence[Step], forms: Sequence[Any]) -> list[Chain]:
+        def chains(steps: Sequence[Step], forms: Sequence[Tree]) -> list[Chain]:
             return [Chain.fitted(steps, form, me.sender(i)) for i, form in enumerate(forms)]
 
         if boxes.peer:

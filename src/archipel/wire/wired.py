@@ -17,15 +17,15 @@ from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
-from archipel.tree import leaves
+from archipel.tree import Tree, leaves
 from archipel.wire.chain import Chain, Payload
 
 
 class Kept(NamedTuple):
     """What a party keeps: the algorithm's own state, and the steps' for every message."""
 
-    inner: Any
-    steps: tuple[Any, ...]
+    inner: Tree
+    steps: tuple[Tree, ...]
 
 
 class Wired(Around):
@@ -36,15 +36,15 @@ class Wired(Around):
         self.up, self.down = up, down  # of the uploads; of what is broadcast and the replies
         self._seed, self._round = seed, 0
 
-    def init(self, w: Vector, blueprint: Blueprint) -> tuple[Any, Kept]:
+    def init(self, w: Vector, blueprint: Blueprint) -> tuple[Tree, Kept]:
         shared, own = pair(f"{self.name}.init", "shared, own", self.inner.init(w, blueprint))
         return shared, Kept(own, tuple(chain.init() for chain in self.up))
 
-    def broadcast(self, shared: Any, t: int) -> Any:
+    def broadcast(self, shared: Tree, t: int) -> Tree:
         self._round = t  # replies of the round are coded by it, too
         return self._tell(0, self.inner.broadcast(shared, t))
 
-    def party(self, me: Any, *states: Any) -> Any:
+    def party(self, me: Any, *states: Tree) -> Any:
         sent, own = states
         talk = Talk(self.inner.party(me, self._told(0, me, sent), own.inner))
         kept = list(own.steps)
@@ -60,22 +60,22 @@ class Wired(Around):
             talk.send(self._told(number + 1, me, (yield payload)))
         raise AssertionError("a party sends as often as its anatomy says")
 
-    def receive(self, number: int, them: Sender, payload: Payload) -> Any:
+    def receive(self, number: int, them: Sender, payload: Payload) -> Tree:
         return self.up[number].receive(them, payload)
 
-    def server(self, shared: Any, uploads: Uploads) -> Any:
+    def server(self, shared: Tree, uploads: Uploads) -> Any:
         talk, number = Talk(self.inner.server(shared, uploads)), 0
         while not talk.ended:
             number += 1
             talk.send((yield self._tell(number, talk.said)))
         return talk.said
 
-    def personal(self, me: Any, shared: Any, own: Kept) -> Any:
+    def personal(self, me: Any, shared: Tree, own: Kept) -> Any:
         return self.inner.personal(me, self._told(0, me, shared), own.inner)
 
     # -- the way down ------------------------------------------------------------------------------
 
-    def _tell(self, number: int, reply: Any) -> Any:
+    def _tell(self, number: int, reply: Tree) -> Tree:
         """What travels of a reply; one to each party has a row for each."""
         if not self.down:
             return reply
@@ -86,7 +86,7 @@ class Wired(Around):
         )
         return Each(payload) if isinstance(reply, Each) else payload
 
-    def _told(self, number: int, me: Any, payload: Any) -> Any:
+    def _told(self, number: int, me: Any, payload: Tree) -> Tree:
         """A reply as it came to a party."""
         return (
             self.down[number].receive(self._server(number, me.round), payload)
@@ -112,7 +112,7 @@ class WiredPeers(Around):
     def init(self, w: Vector, blueprint: Blueprint) -> Kept:
         return Kept(self.inner.init(w, blueprint), tuple(chain.init() for chain in self.up))
 
-    def party(self, me: Party, *states: Any) -> Kept:
+    def party(self, me: Party, *states: Tree) -> Kept:
         (own,) = states
         door = _Door(me, self.up, own.steps)
         return Kept(self.inner.party(door, own.inner), tuple(door.kept))

@@ -33,7 +33,7 @@ from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
 from archipel.models.model import Model
 from archipel.rng import Ints
-from archipel.tree import fill, first, leaves, nbytes, tree_map
+from archipel.tree import Tree, fill, first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class LocalEngine:
         """The own models of peers, a row each: of all that have training points, or of these."""
         return first(self.own_states(self._eligible if parties is None else parties))
 
-    def own_states(self, parties: Sequence[int] | Ints) -> Any:
+    def own_states(self, parties: Sequence[int] | Ints) -> Tree:
         """The own states of these parties, a row each."""
         return self._memory.kept.own_of(parties)
 

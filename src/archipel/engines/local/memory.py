@@ -18,7 +18,7 @@ from archipel.engines.local import arena
 from archipel.exchange.anatomy import Growths, Message, sized
 from archipel.exchange.uploads import Ask
 from archipel.rng import Ints
-from archipel.tree import fill, leaves, tree_map
+from archipel.tree import Tree, fill, leaves, tree_map
 
 if TYPE_CHECKING:
     from archipel.engines.local.share import Job
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Letterbox:
     """Room for messages of one form, and how much of it the message in it takes."""
 
-    def __init__(self, form: Any, growths: Growths, most: int, before: tuple[int, ...]) -> None:
+    def __init__(self, form: Tree, growths: Growths, most: int, before: tuple[int, ...]) -> None:
         self._room = sized(form, growths, most)
         self._growths = list(growths) or [None] * len(leaves(form))
         self._before = len(before)
@@ -47,7 +47,7 @@ class Letterbox:
             self._used[i] = tensor.shape[axis]
             store.narrow(axis, 0, tensor.shape[axis])[at] = tensor
 
-    def take(self, at: Any = slice(None)) -> Any:
+    def take(self, at: Any = slice(None)) -> Tree:
         """The message in it, or rows `at` of it."""
         found = []
         for i, store in enumerate(leaves(self.store)):
@@ -93,7 +93,7 @@ class Returned:
     """What workers bring back of their parties' messages: sums, or a row for each party."""
 
     def __init__(self, job: Job, lead: tuple[int, ...]) -> None:
-        def like(tree: Any) -> Any:
+        def like(tree: Tree) -> Tree:
             return tree_map(lambda leaf: arena.zeros((*lead, *leaf.shape), leaf.dtype), tree)
 
         messages: Sequence[Message] = job.anatomy.messages
@@ -131,12 +131,12 @@ class Kept:
         self.buffers = arena.zeros((rows, *lead, model.buffer_spec.size), model.dtype)
 
     @property
-    def by_party(self) -> Any:
+    def by_party(self) -> Tree:
         """All of it, a row per party."""
         kept = (self.own, self.visited)
         return (*kept, self.buffers) if len(self.buffers) else kept
 
-    def own_of(self, ids: Sequence[int] | Ints) -> Any:
+    def own_of(self, ids: Sequence[int] | Ints) -> Tree:
         """Own states of these parties, a row each; the first one where a party never took part."""
         ids = np.asarray(ids, np.int64)
         fresh = self.visited[ids] == 0

@@ -19,7 +19,7 @@ from archipel.exchange.anatomy import Message
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.talk import Talk
 from archipel.rng import Ints
-from archipel.tree import leaves, tree_map
+from archipel.tree import Tree, leaves, tree_map
 
 if TYPE_CHECKING:
     from archipel.engines.local.share import Block, Job, Share
@@ -105,7 +105,7 @@ class Server:
     """Answers the parties' questions."""
 
     def __init__(
-        self, boxes: Boxes, shared: Any, memory: Memory, t: int, forms: Sequence[Message]
+        self, boxes: Boxes, shared: Tree, memory: Memory, t: int, forms: Sequence[Message]
     ) -> None:
         self._boxes, self._shared, self.memory, self.t = boxes, shared, memory, t
         self._forms = forms  # of questions and answers
@@ -127,7 +127,7 @@ class Server:
 
 
 def put(
-    what: str, box: Letterbox, reply: Any, form: Any, lead: tuple[int, ...], at: Any = slice(None)
+    what: str, box: Letterbox, reply: Tree, form: Tree, lead: tuple[int, ...], at: Any = slice(None)
 ) -> None:
     """Put a reply where parties read it, if it has the form that it had before the first round."""
     got = [list(leaf.shape) for leaf in leaves(reply)]
@@ -150,7 +150,7 @@ def _alike(shape: list[int], wanted: list[int | None]) -> bool:
 class _Asked:
     """What parties ask: each stands for itself, and none is more than another."""
 
-    def __init__(self, rows: Any, count: int) -> None:
+    def __init__(self, rows: Tree, count: int) -> None:
         self.sampled = self.parties = count
         self.present = torch.arange(count)
         self._rows = rows
@@ -159,10 +159,10 @@ class _Asked:
     def n(self) -> Tensor:
         return torch.ones(self.sampled)
 
-    def mean(self, by_examples: bool = False) -> Any:
+    def mean(self, by_examples: bool = False) -> Tree:
         return tree_map(lambda leaf: leaf.mean(dim=0), self._rows)
 
-    def stack(self) -> Any:
+    def stack(self) -> Tree:
         return self._rows
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from archipel.errors import ArchipelError, BelowQuorum, RunFailed
 from archipel.exchange.anatomy import same_form
 from archipel.exchange.uploads import Received
 from archipel.rng import Ints
-from archipel.tree import leaves, nbytes, tree_map
+from archipel.tree import Tree, leaves, nbytes, tree_map
 
 
 class Asked(NamedTuple):
@@ -43,7 +43,7 @@ class ServerRound:
         self.gradients = self.up = self.down = 0
         self.missing: dict[int, Cause] = {}
 
-    def run(self, pool: Pool, shared: Any, dealt: list[Json]) -> tuple[Any, Outcome]:
+    def run(self, pool: Pool, shared: Tree, dealt: list[Json]) -> tuple[Tree, Outcome]:
         """The shared state after the round, and what became of it; None where nothing changes."""
         ids, messages = self._asked.ids, self._job.anatomy.messages
         self.down = nbytes(self._job.anatomy.sent) * (len(ids) + self._asked.unheard)
@@ -104,7 +104,7 @@ class ServerRound:
         weight = float(n.sum(dtype=torch.float64))
         return Received(torch.from_numpy(ids), self._parties, sums, weight, rows, counts)
 
-    def _answer(self, number: int, reply: Any, there: Ints) -> None:
+    def _answer(self, number: int, reply: Tree, there: Ints) -> None:
         """Put the server's reply where the workers read it, for those who are there."""
         box, swept = self._memory.sent.replies[number], self._job.sweep
         lead = () if swept is None else (swept,)
@@ -123,7 +123,7 @@ class ServerRound:
         personal.put(what, box, rows, form, (len(there), *lead), there)
         self.down += nbytes(rows) // (swept or 1)
 
-    def _check(self, shared: Any, uploads: int) -> None:
+    def _check(self, shared: Tree, uploads: int) -> None:
         """Refuse a result of another form, and one of which no setting is finite."""
         swept = self._job.sweep
         what = f"{self._settings.together.name}.server"

@@ -19,7 +19,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Received
-from archipel.tree import tree_map
+from archipel.tree import Tree, tree_map
 
 
 class Settings:
@@ -47,19 +47,19 @@ class Settings:
                 for setting in zip(*values.values(), strict=True)
             ]
 
-    def split(self, tree: Any) -> list[Any]:
+    def split(self, tree: Tree) -> list[Tree]:
         """What each setting has of a tree `[s, ...]`."""
         if self.count is None:
             return [tree]
         return [tree_map(lambda leaf, a=a: leaf[a], tree) for a in range(self.count)]
 
-    def join(self, trees: Sequence[Any]) -> Any:
+    def join(self, trees: Sequence[Tree]) -> Tree:
         """The trees of all settings as one, `[s, ...]`."""
         if self.count is None:
             return trees[0]
         return tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
-    def first_states(self, w: Vector, blueprint: Blueprint) -> tuple[Any, Any]:
+    def first_states(self, w: Vector, blueprint: Blueprint) -> tuple[Tree, Tree]:
         """Shared and own state before the first round; one of each per setting of a sweep."""
         starts = [one.init(w, blueprint) for one in self.apart]
         if self.together.peer:
@@ -67,12 +67,12 @@ class Settings:
         shared, own = (self.join(states) for states in zip(*starts, strict=True))
         return shared, own
 
-    def broadcast(self, shared: Any, t: int) -> Any:
+    def broadcast(self, shared: Tree, t: int) -> Tree:
         """What parties get of the shared state in round t."""
         pairs = zip(self.apart, self.split(shared), strict=True)
         return self.join([one.broadcast(state, t) for one, state in pairs])
 
-    def serve(self, shared: Any, uploads: Received) -> Serving:
+    def serve(self, shared: Tree, uploads: Received) -> Serving:
         """Begin the server's part of a round with the first uploads."""
         return Serving(self, shared, uploads)
 
@@ -91,7 +91,7 @@ class Settings:
 class Serving:
     """The servers of all settings in one round, message by message."""
 
-    def __init__(self, settings: Settings, shared: Any, uploads: Received) -> None:
+    def __init__(self, settings: Settings, shared: Tree, uploads: Received) -> None:
         self._settings = settings
         parts = zip(settings.apart, settings.split(shared), settings.received(uploads), strict=True)
         self._talks = [Talk(one.server(state, part)) for one, state, part in parts]
@@ -101,7 +101,7 @@ class Serving:
         for talk, part in zip(self._talks, self._settings.received(uploads), strict=True):
             talk.send(part)
 
-    def said(self, last: bool) -> Any:
+    def said(self, last: bool) -> Tree:
         """The reply, or the shared state at last: `[s, ...]`, and `[s, m, ...]` in `Each`."""
         values = [talk.said for talk in self._talks]
         kinds = {type(value) for value in values}

@@ -27,7 +27,7 @@ from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.models.model import Model, OneByOne, Way
 from archipel.rng import Ints
-from archipel.tree import fill, first, leaves, tree_map
+from archipel.tree import Tree, fill, first, leaves, tree_map
 
 if TYPE_CHECKING:
     from archipel.graphs import Topology
@@ -45,7 +45,7 @@ class Job:
     seed: int
     sweep: int | None  # settings side by side
     anatomy: Anatomy
-    own: Any  # a party's first own state (one per setting of a sweep)
+    own: Tree  # a party's first own state (one per setting of a sweep)
     draws: bool
     separable: bool
     topology: Topology | None
@@ -58,7 +58,7 @@ class Job:
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
 
-    def stacked(self, rows: Any) -> Any:
+    def stacked(self, rows: Tree) -> Tree:
         """Rows `[m, ...]` of a store as the algorithm sees them (`[s, m, ...]` in a sweep)."""
         return rows if self.sweep is None else tree_map(lambda leaf: leaf.transpose(0, 1), rows)
 
@@ -94,7 +94,7 @@ class Share:
         self._blocks: list[Block] = []
         self._personal = Making(self, job, memory)
         self._mixes = 0
-        self._before: list[tuple[Ints, Any]] | None = None  # what parties kept before the round
+        self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
         if message["do"] == "outputs":
@@ -171,7 +171,7 @@ class Share:
         block.talk.send(reply)
         return block.talk
 
-    def _add(self, block: Block, number: int, payload: Any) -> int:
+    def _add(self, block: Block, number: int, payload: Tree) -> int:
         """Add what a block sent to the sums, but for numbers that are not finite; its bytes."""
         job, message = self._job, self._job.anatomy.messages[number]
         lead, what = job.lead(len(block.ids)), f"upload {number + 1}"
@@ -297,10 +297,10 @@ class Share:
         me = self._party(np.array([k]), t, np.ones(1))
         return replace(me, lead=(), buffers=None if buffers is None else buffers[None])
 
-    def own(self, ids: Ints) -> Any:
+    def own(self, ids: Ints) -> Tree:
         return self._job.stacked(self._memory.kept.own_of(ids))
 
-    def _keep(self, block: Block, own: Any) -> None:
+    def _keep(self, block: Block, own: Tree) -> None:
         """Store what the parties keep, but for those that diverged."""
         alive = block.alive.numpy()
         ids, lead = block.ids[alive], self._job.lead(len(block.ids))
@@ -371,7 +371,7 @@ class Share:
 
 
 def stacked_leaves(
-    what: str, tree: Any, form: Any, lead: tuple[int, ...], growths: Growths = ()
+    what: str, tree: Tree, form: Tree, lead: tuple[int, ...], growths: Growths = ()
 ) -> list[Tensor]:
     """A tree's tensors as `[*lead, ...]`, of the form that one party's had before the run."""
     grown = growths or [None] * len(leaves(form))

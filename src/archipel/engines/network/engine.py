@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from archipel.exchange.sender import Sender
 from archipel.exchange.uploads import Ask, Received
 from archipel.models.model import Model
 from archipel.rng import Ints
-from archipel.tree import fill, first, fits, leaves, nbytes, tree_map
+from archipel.tree import Tree, fill, first, fits, leaves, nbytes, tree_map
 
 _WORDS = 80  # characters of what a party says that it does
 
@@ -110,7 +110,7 @@ class Patience:
 class _Tried(NamedTuple):
     """What came of asking for a round's uploads."""
 
-    shared: Any  # None: the round changes nothing
+    shared: Tree  # None: the round changes nothing
     arrived: list[int]
     missing: dict[int, Cause]
     gradients: int
@@ -292,7 +292,7 @@ class NetworkEngine:
         return Letter("work", {**fields, "log": self.log}, arrays)
 
     def _replies(
-        self, t: int, number: int, attempt: int, reply: Any, there: list[int]
+        self, t: int, number: int, attempt: int, reply: Tree, there: list[int]
     ) -> dict[int, Sealed]:
         """The server's reply, a letter for each party that is still there."""
         if not isinstance(reply, Each):
@@ -363,7 +363,7 @@ class NetworkEngine:
     def _only(self, message: Message, arrays: Sequence[Tensor]) -> Received:
         """One party's upload, as if it were all."""
         tree = fill(message.upload, arrays)
-        sums: dict[Ask, Any] = dict.fromkeys(message.asks & {"mean", "mean by examples"}, tree)
+        sums: dict[Ask, Tree] = dict.fromkeys(message.asks & {"mean", "mean by examples"}, tree)
         rows = tree_map(lambda leaf: leaf[None], tree) if "stack" in message.asks else None
         one = torch.ones(1, dtype=self.model.dtype)
         return Received(torch.zeros(1, dtype=torch.int64), self.parties, sums, 1.0, rows, one)

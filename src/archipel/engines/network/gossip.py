@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from archipel.engines.network.liveness import At, Left, Liveness, Over, Place, W
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
-from archipel.tree import first, nbytes
+from archipel.tree import Tree, first, nbytes
 
 if TYPE_CHECKING:
     from archipel.wire.wired import Coded
@@ -230,7 +230,7 @@ class Gossip:
             self._pursue(at)
         return all(self.liveness.silent(j) for j, _ in self._questions.values())
 
-    def end(self, own: Any) -> Any:
+    def end(self, own: Tree) -> Tree:
         """The own state with the changes that came after the last mix."""
         change, model = self.pending.get(0), first(own)
         if change is None or change.shape != model.shape:
@@ -278,7 +278,7 @@ class Gossip:
                     self._answered[j, number] = (t, x)
 
 
-def _with_model(own: Any, model: Tensor) -> Any:
+def _with_model(own: Tree, model: Tensor) -> Tree:
     """A state whose first tensor is this one."""
     if isinstance(own, Tensor):
         return model

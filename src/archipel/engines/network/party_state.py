@@ -34,7 +34,7 @@ from archipel.exchange.anatomy import same_form
 from archipel.exchange.boxes import last_words
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
-from archipel.tree import first, leaves, nbytes, tree_map
+from archipel.tree import Tree, first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
 
 _COHORT = 1024  # parties of a round at most, where a site does not know how many there are
@@ -131,7 +131,7 @@ class PartyState:
                 raise
         return turn.outbox[number], turn.gradients[number]
 
-    def _said(self, number: int, arrays: Arrays) -> Any:
+    def _said(self, number: int, arrays: Arrays) -> Tree:
         """What the server says in message `number`: the shared state, then replies."""
         if number == 0:
             return tree(self.anatomy.sent, arrays, "the shared state")
@@ -230,7 +230,7 @@ class PartyState:
         self.secrets = None
         return self._kept(me, state), me.gradients
 
-    def _kept(self, me: LocalParty, own: Any) -> Own:
+    def _kept(self, me: LocalParty, own: Tree) -> Own:
         """What the party keeps after a round, with statistics where they are its own."""
         buffers = me.buffers[0].clone() if self._keeps_own and me.buffers is not None else None
         return Own(tree_map(lambda leaf: leaf.detach().clone(), own), buffers, True)

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ from archipel.engines.network.liveness import At, Contact, Liveness, Place, Word
 from archipel.engines.network.transport import POLL, Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
-from archipel.tree import nbytes
+from archipel.tree import Tree, nbytes
 
 if TYPE_CHECKING:
     from archipel.wire.wired import Coded
@@ -371,7 +371,7 @@ class Rounds:
             liveness.silent(j) or liveness.of[j].at[0] >= self.words.rounds for j in self.around()
         )
 
-    def end(self, own: Any) -> Any:
+    def end(self, own: Tree) -> Tree:
         return own
 
     def state(self) -> dict[str, Tensor]:

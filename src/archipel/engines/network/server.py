@@ -22,7 +22,7 @@ from archipel.exchange.anatomy import Anatomy, Message, fits_cohort, same_form
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask, Received
-from archipel.tree import fill, first, leaves
+from archipel.tree import Tree, fill, first, leaves
 
 
 class Upload(NamedTuple):
@@ -46,7 +46,7 @@ class Spoilt(Exception):
 class Steps:
     """The server's side of one round."""
 
-    def __init__(self, boxes: Boxes, anatomy: Anatomy, shared: Any, parties: int, t: int) -> None:
+    def __init__(self, boxes: Boxes, anatomy: Anatomy, shared: Tree, parties: int, t: int) -> None:
         self.boxes, self.anatomy, self.shared, self.t = boxes, anatomy, shared, t
         self.parties = parties  # of the study
         self._taken: list[Uploads] = []  # of each message so far
@@ -57,7 +57,7 @@ class Steps:
         """Whose last upload counts, in order: a row each of a stack, and of what answers it."""
         return sorted(self._taken[-1]) if self._taken else []
 
-    def take(self, uploads: Uploads) -> tuple[Any, list[int]]:
+    def take(self, uploads: Uploads) -> tuple[Tree, list[int]]:
         """Go on with a message's uploads: what the server says, and whose it leaves out.
 
         Without those it says something that others can use: finite numbers of a usual size. Where
@@ -122,7 +122,7 @@ class Steps:
         self._taken, self._talk = taken, talk
         return talk.said
 
-    def _fits(self, number: int, reply: Any, taken: list[Uploads]) -> bool:
+    def _fits(self, number: int, reply: Tree, taken: list[Uploads]) -> bool:
         """Whether a reply has the form that parties expect: one for all, or a row to each."""
         message, rows = self.anatomy.messages[number], [_tensors(reply)]
         if isinstance(reply, Each):
@@ -137,7 +137,7 @@ class Steps:
             fits_cohort(message.reply, growths, row, most) for row in rows
         )
 
-    def _check_shared(self, shared: Any, uploads: int) -> None:
+    def _check_shared(self, shared: Tree, uploads: int) -> None:
         same_form(f"{self.boxes.name}.server", self.anatomy.shared, shared)
         finite = all(bool(torch.isfinite(leaf).all()) for leaf in leaves(shared))
         if not (finite and tame([*leaves(self.boxes.broadcast(shared, self.t)), first(shared)])):
@@ -152,7 +152,7 @@ class Steps:
         there = sorted(uploads)
         columns = list(zip(*(uploads[k].arrays for k in there), strict=True))
         n = torch.tensor([uploads[k].n for k in there], dtype=torch.float64)
-        sums: dict[Ask, Any] = {}
+        sums: dict[Ask, Tree] = {}
         for ask in message.asks & {"mean", "mean by examples"}:
             weights = (n if ask == "mean by examples" else torch.ones_like(n)).tolist()
             sums[ask] = fill(message.upload, [_sum(column, weights) for column in columns])
@@ -164,7 +164,7 @@ class Steps:
         return Received(present, self.parties, sums, float(n.sum()), rows, counts)
 
 
-def _tensors(reply: Any) -> list[Tensor]:
+def _tensors(reply: Tree) -> list[Tensor]:
     return leaves(reply.rows if isinstance(reply, Each) else reply)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange.anatomy import Anatomy, Growths, Message, fits_cohort, shape_of
 from archipel.exchange.talk import Talk
-from archipel.tree import fill, leaves
+from archipel.tree import Tree, fill, leaves
 
 Arrays = list[Tensor]
 
@@ -26,7 +25,7 @@ Arrays = list[Tensor]
 class Own:
     """What a party keeps from round to round."""
 
-    state: Any  # tree
+    state: Tree  # tree
     buffers: Tensor | None  # [q] BatchNorm statistics, where parties keep theirs
     trained: bool
 
@@ -35,7 +34,7 @@ class Own:
         return found if self.buffers is None else {**found, f"{prefix}.buffers": self.buffers}
 
     @classmethod
-    def read(cls, form: Any, state: Mapping[str, Tensor], prefix: str, trained: bool) -> Own:
+    def read(cls, form: Tree, state: Mapping[str, Tensor], prefix: str, trained: bool) -> Own:
         tree = fill(form, [state[f"{prefix}.{i}"].clone() for i in range(len(leaves(form)))])
         buffers = state.get(f"{prefix}.buffers")
         return cls(tree, None if buffers is None else buffers.clone(), trained)
@@ -67,7 +66,7 @@ class Turn:
         digests = (Letter("work", {}, arrays).digests for arrays in self.inbox[: number + 1])
         return sha256(b"".join(b"".join(each) for each in digests)).digest()
 
-    def put(self, message: Message, upload: Any, gradients: int) -> None:
+    def put(self, message: Message, upload: Tree, gradients: int) -> None:
         """Answer with this upload, after so many gradients in the round."""
         growths = message.grows[0] or [None] * len(leaves(message.sent))
         found = zip(leaves(upload), leaves(message.sent), growths, strict=True)
@@ -121,7 +120,7 @@ def same(some: Arrays, others: Arrays) -> bool:
     )
 
 
-def tree(form: Any, arrays: Arrays, what: str, growths: Growths = (), most: int = 1) -> Any:
+def tree(form: Tree, arrays: Arrays, what: str, growths: Growths = (), most: int = 1) -> Tree:
     """Tensors as the tree that is expected; what grows, for a cohort of at most `most`."""
     if not fits_cohort(form, growths, arrays, most):
         raise Refused(f"{what} has another form than the study's algorithm gives it.")

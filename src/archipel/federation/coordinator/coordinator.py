@@ -3,6 +3,8 @@
 
 All it knows is in its folder and its database, so that it may be killed at any moment: keys and
 certificates, the registry (who belongs, who approved), a run's folder per study, the audit log.
+
+One file, since whatever letter comes passes the same doors here, in an order that is to be seen.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from archipel.federation.peer import port
 from archipel.federation.peer.members import Members
 from archipel.federation.peer.record import Files, Log
 from archipel.federation.roster import Member, Roster, Signed, check_address
+from archipel.federation.site.part import party_state_at
 from archipel.federation.site.service import Service
 from archipel.federation.site.site import Left, Site, signed
 from archipel.graphs import topology
@@ -209,7 +210,7 @@ class PeerSite(Site):
             await self.members.roster(link, study, say),
             self.site_studies.folder(study),
         )
-        party_state, path = self._party_state(study, data)
+        party_state, path = party_state_at(self, study, data)
         lanes, about = self._lanes(roster, party_state), described.study
         log = Log(folder / "rounds.jsonl")
 

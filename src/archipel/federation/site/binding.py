@@ -21,7 +21,7 @@ from archipel.data.schema import Records, Report, Schema
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError
 from archipel.store.files import write
-from archipel.study import sections
+from archipel.study import checks
 from archipel.study.file import Study
 
 
@@ -32,7 +32,7 @@ def schema_of(study: Study) -> Schema:
             f"study {study.name}: [data.schema] is missing, so no table can be bound; the study "
             "has to name its columns."
         )
-    return sections.schema_of(study.data)
+    return checks.schema_of(study.data)
 
 
 class Bound(NamedTuple):
@@ -103,7 +103,7 @@ def records(folder: Path, study: Study) -> Records:
     """The table that was bound for a study, checked again."""
     found = find(folder, study)
     schema = replace(schema_of(study), written=found.written)
-    return schema.read(found.file, sections.share_of(study.data))._replace(table=found.sha256)
+    return schema.read(found.file, checks.share_of(study.data))._replace(table=found.sha256)
 
 
 def _read(path: Path) -> Bound:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,6 +22,13 @@ from archipel.metrics import may_leave
 from archipel.models.model import Model
 from archipel.study.file import Study
 from archipel.tree import leaves, nbytes
+
+
+class Rows(NamedTuple):
+    """Of a site's table."""
+
+    training: int
+    test: int
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from archipel.federation.site.binding import schema_of
 from archipel.federation.site.exposure import Exposure
 from archipel.federation.site.policy import Policy
 from archipel.study import fields
+from archipel.study.checks import share_of
 from archipel.study.file import Study
-from archipel.study.sections import share_of
 from archipel.tree import leaves, nbytes
 
 _WIDTH = 98  # characters of a line

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
@@ -38,20 +37,14 @@ from archipel.federation.certificates import (
     write_secret,
 )
 from archipel.federation.peer import port
-from archipel.federation.site.policy import Policy, Standing
+from archipel.federation.site.policy import Policy
 from archipel.federation.site.studies import Decision, SiteStudies
 from archipel.store.files import locked, write
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from archipel.data.federation import Federation
     from archipel.data.shadow import Facts
     from archipel.engines.network.grpc import Credentials, GrpcLink
-    from archipel.engines.network.party_state import PartyState
-    from archipel.exchange.anatomy import Anatomy
-    from archipel.federation.site.exposure import Exposure
-    from archipel.study.file import Study
 
 _RESCALED = 3  # times that a study's scale may be made anew
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -68,30 +61,8 @@ def signed(letter: Letter) -> bytes:
     return "\n".join(["archipel letter", *parts, *arrays]).encode()
 
 
-class Rows(NamedTuple):
-    """Of a site's table."""
-
-    training: int
-    test: int
-
-
 class Left(ArchipelError):
     """The site has taken its approval back."""
-
-
-@dataclass
-class Sent:
-    """What left a site for one study."""
-
-    uploads: int = 0
-    bytes: int = 0
-    rounds: set[int] = field(default_factory=set)
-
-    def add(self, detail: Mapping[str, Any]) -> None:
-        self.bytes += int(detail["bytes"])
-        if detail["kind"] in ("upload", "vector"):
-            self.uploads += 1
-            self.rounds.add(int(detail["round"]))
 
 
 class Site:
@@ -214,49 +185,12 @@ class Site:
                 "approve, and tell the coordinator's operator."
             )
         self.site_studies.put(text)
-        members = [name for name in answer["members"].split(", ") if name]
-        return text, members
+        return text, [name for name in answer["members"].split(", ") if name]
 
     @property
     def policy(self) -> Policy:
         """This site's own rules, as they are now."""
         return Policy.read(self.home)
-
-    def exposure(self, study: Study, data: Federation, rows: Rows | None = None) -> Exposure:
-        """What a study would make leave; `data` may be made up, of its form."""
-        return self._look(study, data, rows)[0]
-
-    def _look(
-        self, study: Study, data: Federation, rows: Rows | None
-    ) -> tuple[Exposure, Anatomy, list[Tensor]]:
-        from archipel.engines.checks import check_fit
-        from archipel.engines.network.fitting import fitted
-        from archipel.federation.site.exposure import exposure
-        from archipel.tree import leaves
-
-        model = approval.model_of(study, data)
-        check_fit(model, data)
-        algorithm, seed = study.algorithm_object, study.study.seed
-        _, anatomy = fitted(algorithm, data, model, 0, seed, study.wire_object)
-        mixed = leaves(anatomy.mixed)
-        counts = (None, None) if rows is None else rows
-        return exposure(study, model, data, anatomy, mixed, *counts), anatomy, mixed
-
-    def review(
-        self, text: bytes, data: Federation, members: Sequence[str], rows: Rows | None = None
-    ) -> str:
-        """What approving would mean; `rows` are those of the table that is bound."""
-        from archipel.federation.site.review import Review
-
-        study, digest = approval.read(text), approval.hash_of(text)
-        found, anatomy, mixed = self._look(study, data, rows)
-        approved = [each for each in self.site_studies.approved() if each != digest]
-        before = [each for each in approved if self.site_studies.name(each) == study.name]
-        changes = approval.difference(self.site_studies.text(before[-1]), text) if before else []
-        return Review(
-            study, digest, found, anatomy, self.policy, members, mixed, changes,
-            self.site_studies.namesakes(study.name, besides=digest),
-        ).text()  # fmt: skip
 
     def decide(self, text: bytes, decision: str, facts: Facts | None = None) -> str:
         """Approve, reject or leave these exact bytes: it holds from now on; return their hash.
@@ -298,7 +232,7 @@ class Site:
 
     async def place(self, link: GrpcLink, study: str, patient: bool = True) -> int:
         """This site's number in a study that it approved: given once, when the study starts."""
-        self._assure_approved(study)
+        self.assure_approved(study)
         pause = 1.0
         while not self.site_studies.has_party(study):
             if patient:
@@ -344,84 +278,10 @@ class Site:
         for study in studies:
             self._decide(study, Decision("withdrawn", {}))
 
-    def sent(self) -> dict[str, Sent]:
-        """What left this site so far, by study, as its audit log says."""
-        found: dict[str, Sent] = {}
-        for entry in self.audit.entries():
-            if entry.what == "sent":
-                study = str(entry.detail["study"])
-                found.setdefault(study, Sent()).add(entry.detail)
-        return found
-
-    def lacks(self, study: str, sent: Mapping[str, Sent]) -> bool:
-        """Whether this site worked in a study in rounds of which its audit log names nothing.
-
-        What left in the round under way may not be there yet.
-        """
-        folder = self.site_studies.folder(study)
-        path = folder / "state.safetensors"
-        if not path.exists():
-            return study not in sent and any(folder.glob("peer/*.safetensors"))
-        return study not in sent or self.site_studies.last(study) > max(
-            sent[study].rounds, default=0
-        )
-
-    async def personalise(self, study: str, data: Federation) -> dict[str, float]:
-        """Get the model of a finished study, this site's own where the algorithm makes one.
-
-        It is written beside the approval, with a bundle to apply it with; returns its metrics on
-        this site's test points.
-        """
-        from safetensors.torch import save
-
-        from archipel.engines.network.party_loop import PartyLoop
-        from archipel.federation import bundles
-
-        if self.paused:
-            raise ArchipelError(
-                "this site is paused, and a model of its own may take questions computed from its "
-                "rows: say 'archipel site resume' first."
-            )
-        link = self.link()
-        try:
-            await self.place(link, study, patient=False)
-            party_state, path = self._party_state(study, data)
-            model, rounds = await PartyLoop(party_state, link, study, sign=self.sign).model()
-        finally:
-            await link.close()
-        module = party_state.model.to_module(*model)
-        tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-        write(path.with_name("model.safetensors"), save(tensors))
-        bundles.of_site(self, study, party_state, data, model, rounds)
-        self.audit.append("personalised", study=study, rounds=rounds)
-        return party_state.score(model, rounds, own=party_state.has_personal)
-
-    def _assure_approved(self, study: str) -> None:
+    def assure_approved(self, study: str) -> None:
+        """Refuse a study that this site has not agreed to."""
         if not self.site_studies.has_approved(study):
             raise Refused(f"study {study[:12]} is not approved at this site: review it first.")
-
-    def _party_state(self, study: str, data: Federation) -> tuple[PartyState, Path]:
-        """This site's state as a party of a study that it approved, and where that lies."""
-        from safetensors.torch import load_file
-
-        from archipel.engines.network.party_state import PartyState
-
-        self._assure_approved(study)
-        described = self.site_studies.read(study)
-        rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
-        found, policy = self.exposure(described, data, rows), self.policy
-        policy.refuse(found)
-        model, party = approval.model_of(described, data), self.site_studies.party(study)
-        about = described.study
-        party_state = PartyState(
-            described.algorithm_object, data, model, party=party, seed=about.seed,
-            rounds=about.rounds, evaluate_every=about.evaluate_every,
-            rules=Standing(self.home, found, policy.counts), wire=described.wire_object,
-        )  # fmt: skip
-        path = self.site_studies.folder(study) / "state.safetensors"
-        if path.exists():
-            party_state.restore(load_file(path))
-        return party_state, path
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -517,9 +377,10 @@ class Site:
 
         from archipel.engines.network.party_loop import PartyLoop
         from archipel.federation import scale
+        from archipel.federation.site.part import party_state_at
 
         await self.place(link, study)
-        party_state, path = self._party_state(study, data)
+        party_state, path = party_state_at(self, study, data)
 
         def keep() -> None:
             write(path, save(party_state.state()))

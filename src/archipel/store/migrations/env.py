@@ -9,7 +9,7 @@ from alembic import context
 
 from archipel.store.database import VERSION_TABLE
 from archipel.store.journal import METADATA as JOURNAL
-from archipel.store.registry import METADATA
+from archipel.store.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's part in a study: its state as a party, under the site's own rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file
+
+from archipel.engines.network.party_state import PartyState
+from archipel.federation import approval
+from archipel.federation.site.exposure import Rows
+from archipel.federation.site.looking import exposure_of
+from archipel.federation.site.policy import Standing
+
+if TYPE_CHECKING:
+    from archipel.data.federation import Federation
+    from archipel.federation.site.site import Site
+
+
+def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState, Path]:
+    """A site's state as a party of a study that it approved, and where that lies."""
+    site.assure_approved(study)
+    described = site.site_studies.read(study)
+    rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
+    found, policy = exposure_of(described, data, rows), site.policy
+    policy.refuse(found)
+    model, party = approval.model_of(described, data), site.site_studies.party(study)
+    about = described.study
+    party_state = PartyState(
+        described.algorithm_object, data, model, party=party, seed=about.seed,
+        rounds=about.rounds, evaluate_every=about.evaluate_every,
+        rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
+    )  # fmt: skip
+    path = site.site_studies.folder(study) / "state.safetensors"
+    if path.exists():
+        party_state.restore(load_file(path))
+    return party_state, path

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sections of a study say together, and what they say that cannot be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from dataclasses import replace
+from pathlib import Path
+
+from archipel.data.dialect import Written
+from archipel.data.frames import Said as TableSaid
+from archipel.data.outcome import TASKS
+from archipel.data.schema import TEST, Schema
+from archipel.errors import ArchipelError, unknown
+from archipel.graphs import TOPOLOGIES
+from archipel.models.losses import LOSSES
+from archipel.runs.participation import Participation, absences
+from archipel.study import fields
+from archipel.study.sections import Data, Graph, Network, Round, Simulated
+
+
+def written_of(data: Data) -> Written:
+    """What [data] says of how text tables are written."""
+    return Written.of(data.sep, data.decimal, data.encoding)
+
+
+def schema_of(data: Data) -> Schema:
+    """What [data] says of every party's table."""
+    if data.schema is None:
+        raise ArchipelError("data.schema is missing: describe the columns of every table.")
+    schema = Schema.of(data.schema, data.target, data.missing, data.empty)
+    for field in ("name", "drop", "columns"):
+        if given := getattr(data, field):
+            raise ArchipelError(
+                f"data.{field} = {fields.shown(given)}: data.schema says which columns are used; "
+                "leave one of the two out."
+            )
+    if data.by in schema.named:
+        raise ArchipelError(f'data.by = "{data.by}": take it out of data.schema, or name another.')
+    if data.task not in (None, schema.task):
+        raise ArchipelError(
+            f'data.task = "{data.task}": data.schema makes it a {schema.task}; leave one out.'
+        )
+    if isinstance(data.test, str):
+        raise ArchipelError(
+            f'data.test = "{data.test}": every site draws its test rows itself, so that no study '
+            "can single out rows by choosing them; give a share, such as 0.2."
+        )
+    standardise = data.standardise is not False
+    return replace(schema, written=written_of(data), standardise=standardise)
+
+
+def share_of(data: Data) -> float | None:
+    """The share of rows to test on, where one is given."""
+    return None if isinstance(data.test, str) else data.test
+
+
+def said_of(data: Data) -> TableSaid:
+    """What [data] says of a table, of which it does not describe every column."""
+    return TableSaid(
+        data.target or "y",
+        data.by,
+        TEST if data.test is None else data.test,
+        data.time,
+        data.drop,
+        data.missing,
+        data.empty,
+        data.task,
+        data.columns,
+    )
+
+
+def check_data(data: Data, base: Path, takes: Set[str]) -> None:
+    """Where the data comes from; `takes` is what the thing takes that its name names."""
+    if data.task is not None and data.task not in TASKS:
+        raise unknown("data.task", data.task, TASKS)
+    if data.schema is not None and data.file is None and data.folder is None:
+        raise ArchipelError(
+            "data.schema describes tables that are elsewhere: to simulate, name data.folder with "
+            "a table per party, or data.file and data.by."
+        )
+    if data.name is None and data.file is None and data.folder is None:
+        raise ArchipelError('data.name is missing: give one, such as "heart_disease".')
+    if data.file is not None:
+        if data.name is not None or data.folder is not None:
+            raise ArchipelError(f'data.file = "{data.file}": leave data.name and data.folder out.')
+        if data.target is None:
+            raise ArchipelError("data.target is missing: name the column to predict.")
+        if data.by is None and data.partition is None:
+            raise ArchipelError(
+                "data.by is missing: name the column that says whose row it is, or deal the rows "
+                "out with data.partition."
+            )
+        if not os.path.isfile(base / data.file):  # noqa: PTH113, takes names that no path may have
+            raise ArchipelError(f'data.file = "{data.file}": no such file in {base}.')
+    if data.folder is not None and not os.path.isdir(base / data.folder):  # noqa: PTH112
+        raise ArchipelError(f'data.folder = "{data.folder}": no such folder in {base}.')
+    if data.parties is not None and data.partition is None and "parties" not in takes:
+        raise ArchipelError(
+            f"data.parties = {data.parties}: the data has parties of its own; say "
+            'data.partition = "iid" as well, or leave it out.'
+        )
+    if isinstance(data.new, str) and "new" not in takes:
+        raise ArchipelError(f'data.new = "{data.new}": give a number or a share of the parties.')
+    written_of(data)
+    if data.name is not None:
+        written = {"sep", "decimal", "encoding"} - takes
+        own = {"by", "target", "drop", "task", "columns", "empty", "time"} - takes
+        for field in (*sorted(own), *sorted(written)):
+            if getattr(data, field):
+                raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
+        if data.test is not None and not takes & {"test", "test_fraction"}:
+            raise ArchipelError(f"data.test: '{data.name}' has its own test points; leave it out.")
+
+
+def check_test(data: Data) -> None:
+    """Whether `data.test` can be: a share, or the text of a column or a time."""
+    test = data.test
+    if isinstance(test, str) and (data.name is not None or not test.strip()):
+        raise ArchipelError(f'data.test = "{test}": give a share, such as 0.2.')
+    if isinstance(test, int | float) and not 0 <= test < 1:
+        raise ArchipelError(f"data.test = {test}: give a number from 0 below 1.")
+
+
+def check_names(network: Network, graph: Graph) -> None:
+    """Loss and topology by name."""
+    if network.loss is not None and network.loss not in LOSSES:
+        raise unknown("model.loss", network.loss, LOSSES)
+    if graph.name is not None and graph.name.partition(":")[0] not in TOPOLOGIES:
+        raise unknown("topology.name", graph.name, TOPOLOGIES)
+
+
+def check_policy(policy: Round, simulated: Simulated) -> None:
+    """Who takes part."""
+    for party, rounds in simulated.away.items():
+        try:
+            absences(rounds)
+        except ArchipelError as error:
+            raise ArchipelError(f"simulate.away.{party}: {error}") from None
+    Participation.of({**policy.model_dump(), **simulated.model_dump(), "away": {}})
