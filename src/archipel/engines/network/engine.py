@@ -27,7 +27,7 @@ from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, chec
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.server import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
-from archipel.errors import clean
+from archipel.errors import BelowQuorum, clean
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import Anatomy, Message, fits_cohort
 from archipel.exchange.boxes import Boxes
@@ -275,7 +275,10 @@ class NetworkEngine:
             gradients += sum(upload.gradients for upload in uploads.values())
             result, out = None, list[int]()
             if len(uploads) >= max(1, patience.needed):
-                result, out = await asyncio.to_thread(steps.take, uploads)
+                try:
+                    result, out = await asyncio.to_thread(steps.take, uploads)
+                except BelowQuorum:  # too few for what stands between them and the server
+                    return _Tried(None, [], missing, gradients)
                 missing |= dict.fromkeys(out, Cause("diverged"))
             if len(uploads) - len(out) < max(1, patience.needed):
                 return _Tried(None, [], missing, gradients)
