@@ -15,14 +15,14 @@ import torch
 import archipel as ar
 from archipel.engines.engine import Cause
 from archipel.engines.network.presence import Adjourned
-from archipel.engines.network.transport import Cut
 from archipel.engines.plan import Plan
 from archipel.federation.site.site import Site
 from archipel.study import plugins
 from archipel.study.file import Study
 from network.test_federation import attend, coordinator, joined
 from network.test_registry import approve
-from network.test_wire import PARTIES, Federation
+from network.test_wire import DATA, FEDAVG, PARTIES, Federation
+from problems import network
 from wire.examples import SecureSum
 
 NAMES = ["aachen", "bonn", "celle", "dessau", "essen"]
@@ -166,8 +166,8 @@ def test_a_rule_that_looks_at_single_uploads_is_refused_where_sums_were_promised
 # -- sites and coordinators that stop --------------------------------------------------------------
 
 
-def stop_after(site, t, messages):
-    """Have a site end when it has answered so many messages of round t."""
+def stop_after(site, t, messages, study=None):
+    """Have a site end when it has answered so many messages of round t; of a study it says so."""
     make = site.link
 
     def link():
@@ -177,8 +177,10 @@ def stop_after(site, t, messages):
         async def until(letter):
             answer = await ask(letter)
             if letter.kind == "upload" and (letter["round"], letter["number"]) == (t, messages - 1):
+                if study is not None:
+                    await site.away(made, study, "stops")
                 attending.cancel()
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             return answer
 
         made.ask = until
@@ -187,33 +189,127 @@ def stop_after(site, t, messages):
     site.link = link
 
 
-@pytest.mark.parametrize("answered", [1, 2, 3])
-def test_a_site_that_stops_between_two_messages_does_not_stop_a_secure_sum(tmp_path, answered):
+async def ended(task):
+    with suppress(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize(("answered", "says_so"), [(1, True), (2, False), (3, True)])
+def test_a_site_that_stops_between_two_messages_does_not_stop_a_secure_sum(
+    tmp_path, answered, says_so
+):
     """In the second round, after so many messages; it does not come back."""
     study = study_of(tmp_path, "fedavg", SUM, round={"quorum": 3})
 
     async def play():
-        async with coordinator(tmp_path / "c", silence=2.0) as one:
+        async with coordinator(tmp_path / "c", silence=60.0 if says_so else 12.0) as one:
             digest, sites = await members(one, tmp_path, study)
-            stop_after(sites[2][0], 1, answered)
+            stop_after(sites[2][0], 1, answered, digest if says_so else None)
             attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
             run = await asyncio.wait_for(one.run(digest), 600)
-            gone = attending.pop(2)
-            with suppress(asyncio.CancelledError):
-                await gone
-            assert gone.cancelled()
+            await ended(attending.pop(2))
             assert await asyncio.gather(*attending) == [ROUNDS] * 4
             return run
 
     run = asyncio.run(asyncio.wait_for(play(), 600))
-    data = study.federation()
-    wire = ar.Wire(sum=SecureSum())
+    data, answers = study.federation(), np.array([9, 9, answered, 9, 9])
     with ar.LocalEngine(
-        study.algorithm_object, data, study.build_model(data), plan=Plan("one", 1, 1), wire=wire
-    ) as engine:
+        study.algorithm_object, data, study.build_model(data), plan=Plan("one", 1, 1),
+        wire=study.wire_object,
+    ) as engine:  # fmt: skip
         engine.round(0, range(5))
-        engine.round(1, range(5), answers=np.array([9, 9, answered, 9, 9]))
+        engine.round(1, range(5), answers=answers)
         engine.round(2, [0, 1, 3, 4])
         expected = engine.vector()
     assert [len(cohort.present) for cohort in run.participation] == [5, 4, 4]
     torch.testing.assert_close(run.vector, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wire", "answered"),
+    [("fedavg", INT8, 1), ("scaffold", SUM, 3)],
+    ids=["int8", "secure sum"],
+)
+def test_all_that_stop_in_a_round_and_come_back_end_up_where_they_would_have(
+    tmp_path, algorithm, wire, answered
+):
+    study = study_of(tmp_path, algorithm, wire)
+
+    async def play():
+        async with coordinator(tmp_path / "c") as one:
+            digest, sites = await members(one, tmp_path, study)
+            stop_after(sites[2][0], 1, answered)
+            attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
+            running = asyncio.create_task(one.run(digest))
+            await asyncio.wait_for(ended(attending.pop(2)), 300)
+        with suppress(Adjourned):
+            await running
+        for task in attending:
+            task.cancel()
+            await ended(task)
+        async with coordinator(tmp_path / "c") as one:
+            again = [(Site(site.home), data) for site, data in sites]
+            attending = [asyncio.create_task(attend(s, d, digest)) for s, d in again]
+            run = await asyncio.wait_for(one.run(digest), 600)
+            assert await asyncio.gather(*attending) == [ROUNDS] * len(NAMES)
+            return run
+
+    run = asyncio.run(asyncio.wait_for(play(), 900))
+    expected = study.run(None, baselines=False)
+    assert not any(cohort.missing for cohort in run.participation)
+    assert_same(run, expected)
+    assert_bytes(run, expected)
+
+
+# -- too few ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", [1, 2, 3])
+def test_below_the_threshold_of_a_sum_a_round_changes_nothing_and_nobody_is_to_blame(message):
+    """Three of five are lost: over letters as in a simulation."""
+    wire = ar.Wire(sum=SecureSum())
+    federation = Federation(wire)
+    lost = dict.fromkeys([0, 1, 2], message)
+
+    async def play():
+        engine = federation.engine
+        await federation.round(0, range(PARTIES))
+        before = engine.vector().clone()
+        outcome = await federation.round(1, range(PARTIES), lost)
+        assert torch.equal(engine.vector(), before)
+        after = await federation.round(2, range(PARTIES))
+        return outcome, after, engine.vector()
+
+    outcome, after, vector = asyncio.run(asyncio.wait_for(play(), 600))
+    assert outcome.arrived.tolist() == []
+    assert outcome.missing == dict.fromkeys(lost, Cause("left"))
+    assert after.arrived.tolist() == [*range(PARTIES)]
+    with ar.LocalEngine(FEDAVG, DATA, network(4, 3), plan=Plan("one", 1, 1), wire=wire) as engine:
+        engine.round(0, range(PARTIES))
+        simulated = engine.round(1, range(PARTIES), answers=np.array([*[message] * 3, 9, 9]))
+        engine.round(2, range(PARTIES))
+        torch.testing.assert_close(vector, engine.vector(), rtol=1e-9, atol=1e-9)
+    assert (outcome.up, outcome.down) == (simulated.up, simulated.down)
+
+
+def test_a_round_for_which_nobody_is_there_is_left_out_and_the_next_is_scored(tmp_path):
+    """The first: sites that come after it are asked to score what is after a round of theirs."""
+    study = study_of(tmp_path, "fedavg", INT8, round={"quorum": 5})
+
+    async def play():
+        async with coordinator(tmp_path / "c", silence=0.5) as one:
+            digest, sites = await members(one, tmp_path, study)
+            running = asyncio.create_task(one.run(digest))
+            while (found := one.server_studies.get(digest)) is None or not found.sites._began:
+                await asyncio.sleep(0.01)
+            found.sites._silence = 60.0  # from the second wait on
+            while not found.run.participation:
+                await asyncio.sleep(0.01)
+            attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
+            run = await asyncio.wait_for(running, 600)
+            assert await asyncio.gather(*attending) == [ROUNDS] * len(NAMES)
+            return run
+
+    run = asyncio.run(asyncio.wait_for(play(), 600))
+    assert not run.participation[0].counted

@@ -134,6 +134,7 @@ class NetworkEngine:
         self.opened: Opened | None = None
         self.rows: dict[int, float] = {}  # party -> training points that it told, once and for all
         self._barred: set[int] = set()  # who made a round begin anew
+        self.away: Mapping[int, Cause] = {}  # who said that it goes, and has not asked since
         self.points: dict[int, int] = {}  # party -> training points, where uploads tell them
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
@@ -317,6 +318,7 @@ class NetworkEngine:
         opened.seen = dict.fromkeys(opened.letters, now)
         opened.reached = dict.fromkeys(opened.letters, -1)
         opened.doing = dict.fromkeys(opened.letters, "has not asked for work")
+        opened.lost = {k: self.away[k] for k in opened.letters if k in self.away}
         self.opened = opened
         self.bell.ring(opened.letters)
         while opened.waits_for:
