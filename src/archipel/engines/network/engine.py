@@ -27,7 +27,7 @@ from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, chec
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.server import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
-from archipel.errors import clean
+from archipel.errors import BelowQuorum, clean
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import Anatomy, Message, fits_cohort
 from archipel.exchange.boxes import Boxes
@@ -134,6 +134,7 @@ class NetworkEngine:
         self.opened: Opened | None = None
         self.rows: dict[int, float] = {}  # party -> training points that it told, once and for all
         self._barred: set[int] = set()  # who made a round begin anew
+        self.away: Mapping[int, Cause] = {}  # who said that it goes, and has not asked since
         self.points: dict[int, int] = {}  # party -> training points, where uploads tell them
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
@@ -275,7 +276,10 @@ class NetworkEngine:
             gradients += sum(upload.gradients for upload in uploads.values())
             result, out = None, list[int]()
             if len(uploads) >= max(1, patience.needed):
-                result, out = await asyncio.to_thread(steps.take, uploads)
+                try:
+                    result, out = await asyncio.to_thread(steps.take, uploads)
+                except BelowQuorum:  # too few for what stands between them and the server
+                    return _Tried(None, [], missing, gradients)
                 missing |= dict.fromkeys(out, Cause("diverged"))
             if len(uploads) - len(out) < max(1, patience.needed):
                 return _Tried(None, [], missing, gradients)
@@ -314,6 +318,7 @@ class NetworkEngine:
         opened.seen = dict.fromkeys(opened.letters, now)
         opened.reached = dict.fromkeys(opened.letters, -1)
         opened.doing = dict.fromkeys(opened.letters, "has not asked for work")
+        opened.lost = {k: self.away[k] for k in opened.letters if k in self.away}
         self.opened = opened
         self.bell.ring(opened.letters)
         while opened.waits_for:

@@ -44,6 +44,7 @@ class Remote:
     ) -> None:
         """`metric` is what the study is judged by; `patience` says how long a party may take."""
         self.engine, self.answers, self.presence = engine, answers, Presence()
+        engine.away = self.presence.away  # also between two messages of a round
         self._events, self._metric, self._patience = events, metric, patience
         self._weighs = any(m.asks & {"n", "mean by examples"} for m in engine.anatomy.messages)
         self._done = 0
@@ -129,6 +130,10 @@ class Remote:
             if cause.why == "silent":
                 self.presence.silent(k)
         return outcome._replace(down=outcome.down + unheard * self.anatomy.bytes_down)
+
+    def skip(self, t: int) -> None:
+        """Leave round t out, for which too few are there: what is scored next is after it."""
+        self._done = t + 1
 
     def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
         """Have the parties that are there score the shared model, and with `own` their own ones."""

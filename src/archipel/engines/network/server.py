@@ -17,7 +17,7 @@ from torch import Tensor
 
 from archipel.core import Each
 from archipel.engines.network.bounds import LARGEST, largest, tame
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, BelowQuorum, RunFailed
 from archipel.exchange.anatomy import Anatomy, Message, fits_cohort, same_form
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.talk import Talk
@@ -62,11 +62,14 @@ class Steps:
 
         Without those it says something that others can use: finite numbers of a usual size. Where
         no upload is to blame, the error says so. After the first message it may be an earlier
-        upload that is to blame, which others have answered already: `Spoilt`.
+        upload that is to blame, which others have answered already: `Spoilt`. Where too few are
+        left for what makes their sum, nobody is: `BelowQuorum`.
         """
         before = list(self._taken)
         try:
             return self._next([*before, uploads], self._talk), []
+        except BelowQuorum:
+            raise
         except Exception as found:  # whatever it is, one upload may have caused it
             error = found
         if len(uploads) == 1 < self.parties:  # one party cannot say that the study is over

@@ -82,6 +82,8 @@ class SiteAttendance:
             enough = who.count(len(eligible))
             outcome = self._engine.round(t, sampled[here], needed=needed, enough=enough)
             missing |= outcome.missing
+        else:
+            self._engine.skip(t)
         effort = np.broadcast_to(1.0, outcome.arrived.shape)
         counted = len(outcome.arrived) >= max(1, needed)
         return Cohort(sampled, outcome.arrived, effort, missing, counted), outcome, needed
