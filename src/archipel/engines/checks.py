@@ -29,7 +29,7 @@ def check_algorithm_fields(algorithm: Any) -> None:
                 f"{name} has no method {method}: see archipel.core for the two kinds."
             )
     if hasattr(algorithm, "lr"):
-        work_of(algorithm)  # type: ignore[arg-type]
+        work_of(algorithm)
     mu = getattr(algorithm, "mu", 0.0)
     if isinstance(mu, float | int) and mu < 0:
         raise ArchipelError(f"mu = {mu}: give a number from 0.")

@@ -91,7 +91,7 @@ def _work(algorithm: Algorithm, fed: Federation, eligible: Ints) -> Floats:
     n = fed.n.numpy()[eligible].astype(np.float64)
     if not hasattr(algorithm, "lr"):
         return n
-    work = work_of(algorithm)  # type: ignore[arg-type]
+    work = work_of(algorithm)
     if work.local_steps is None:
         return n * work.local_epochs
     size = n if work.batch_size is None else work.batch_size

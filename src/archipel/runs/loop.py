@@ -65,7 +65,7 @@ class Loop:
         """
         (run,) = self.runs
         try:
-            work_of(run.algorithm)  # type: ignore[arg-type]
+            work_of(run.algorithm)
         except ArchipelError:
             run.notes.append("no baselines: the algorithm has no lr to train a party alone with.")
             if self.recorder is not None:

@@ -27,7 +27,7 @@ class Work(NamedTuple):
     optimiser: Optimiser
 
 
-def work_of(algorithm: LocalWork) -> Work:
+def work_of(algorithm: object) -> Work:
     """Read the fields of local work from an algorithm; what it does not have is the default."""
     name = type(algorithm).__name__
     if not hasattr(algorithm, "lr"):

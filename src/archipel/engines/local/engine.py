@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local engine: all parties of a simulation on one machine, stacked and in worker processes."""
+"""The local engine: all parties of a simulation on one machine, stacked and in worker processes.
+
+One file, since it is one class: the engine's protocol, over the memory that its workers share.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's share of a round: its parties' messages, and outputs for evaluation."""
+"""A worker's share of a round: its parties' messages, and outputs for evaluation.
+
+One file, since a block's parties, their uploads and their states are the same rows from message to
+message.
+"""
 
 from __future__ import annotations
 
