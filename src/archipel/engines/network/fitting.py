@@ -21,6 +21,9 @@ from archipel.wire.wire import Wire
 _MOST_PARTIES = 1 << 20  # of a study between sites
 
 
+_COHORT = 32  # parties of a round that is tried before the first one, at most
+
+
 def fitted(
     algorithm: Algorithm,
     data: Federation,
@@ -28,7 +31,7 @@ def fitted(
     k: int,
     seed: int,
     wire: Wire | None = None,
-    parties: int = 8,
+    parties: int = 16,
 ) -> tuple[Boxes, Anatomy]:
     """The algorithm on the wire, and what a round of it sends, found on two points of party k.
 
@@ -42,7 +45,8 @@ def fitted(
     )  # fmt: skip
     boxes = statistics.joined(bare, model)
     with planning.threads(1):
-        around, anatomy = (wire or Wire()).fitted(boxes, me, model.w.clone(), parties)
+        cohort = min(parties, _COHORT)
+        around, anatomy = (wire or Wire()).fitted(boxes, me, model.w.clone(), parties, cohort)
     if not statistics.keep_own(bare, model):
         statistics.check_others(model, model.buffers, me.buffers)
     return around(boxes), anatomy
