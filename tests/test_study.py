@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archipel as ar
-from archipel.algorithms import ALGORITHMS
+from archipel.algorithms import ALGORITHMS, FedAvg
 from archipel.data import load, tables
 from archipel.demo import STUDY as DEMO
 from archipel.errors import ArchipelError
+from archipel.schedules import Cosine
 from archipel.sections import SECTIONS, schema_of
 from archipel.study import Study, changed
 from archipel.template import template
@@ -361,6 +362,53 @@ def test_everything_reaches_the_run():
     assert data.parties == 8 and data.training == 6
     assert study.algorithm_object.optimiser.beta1 == 0.8
     assert study.build_model(data).module[-1].out_features == 10
+
+
+@pytest.fixture
+def tables(tmp_path):
+    rows = [
+        ("ab"[k % 2], 0.3 * (k % 7), 0.5 * (k % 11), ("no", "yes")[k % 3 == 0]) for k in range(60)
+    ]
+    lines = ["who,x,number,sort", *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "mine.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("target", "start"), [("number", 0.1), ("sort", 0.3)])
+def test_the_rate_for_a_table_falls_unless_it_is_given(tables, target, start):
+    data = {"file": "mine.csv", "by": "who", "target": target}
+    study = Study.of(base=tables, data=data, study={"rounds": 20})
+    again = Study.parse(study.toml(), tables)
+
+    assert study.algorithm_object == FedAvg(lr=Cosine(start, rounds=20))
+    assert study.resolved()["algorithm"]["lr"]["start"] == start
+    assert again.algorithm.given["lr"]["rounds"] == 20  # said, so a run needs no look at the table
+    assert again.hash == study.hash
+    assert study.with_set({"algorithm.lr": 0.1}).algorithm_object == FedAvg(lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.name": "mlp"},  # not linear
+        {"data.standardise": False},  # on no scale
+        {"data.target": "nobody"},  # no such column, which is said when data are loaded
+        {"algorithm.name": "finetuned"},  # goes on training after the last round
+        {"algorithm.name": "fedsgd"},  # has no epochs
+    ],
+)
+def test_other_studies_have_the_rate_of_their_algorithm(tables, changes):
+    data = {"file": "mine.csv", "by": "who", "target": "sort"}
+    study = Study.of(base=tables, data=data).with_set(changes)
+
+    assert study.algorithm_object.lr == 0.1
+
+
+def test_between_sites_the_schema_says_which_rate_a_table_has():
+    schema = {"x": "number", "sick": ["no", "yes"]}
+    study = Study.parse({"data": {"schema": schema, "target": "sick"}}, elsewhere=True)
+
+    assert study.algorithm_object == FedAvg(lr=Cosine(0.3, rounds=100))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -166,9 +166,7 @@ def _paired(main: dict[str, list[Record]]) -> bool:
                for group in each["groups"].values())  # fmt: skip
 
 
-def difference(
-    ours: list[Record], theirs: list[Record], group: str
-) -> tuple[float, float] | None:
+def difference(ours: list[Record], theirs: list[Record], group: str) -> tuple[float, float] | None:
     """Points that one method is ahead over all images, and the standard error over parties.
 
     A party's images of all seeds count as one draw: they are alike.

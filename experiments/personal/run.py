@@ -132,9 +132,7 @@ def train(
          for own, one in (("own", "metrics"), ("own_new", "new")))]
         for entry in run.history
     ]  # fmt: skip
-    return Outcome(
-        run.parties["accuracy"], processor() - began, joining_of(run, parties), curve
-    )
+    return Outcome(run.parties["accuracy"], processor() - began, joining_of(run, parties), curve)
 
 
 def processor() -> float:

@@ -53,6 +53,25 @@ class Cosine:
 
 
 Schedule = Decay | Inverse | Cosine
+
+STARTS = {"classification": 0.3, "regression": 0.1, "survival": 0.1}
+
+
+def for_tables(task: str, rounds: int) -> Cosine:
+    """The rate for a linear model of features on one scale, where none is given.
+
+    It falls to 0, since at a constant rate mini-batches keep the model moving about the solution,
+    the further the more columns there are. Where it may start is a matter of the loss: the slope of
+    cross-entropy is bounded, so that too long steps are made good as the rate falls, and it is
+    flat, so that short ones do not arrive; that of a squared error grows with the error, and from
+    too high a rate there is no way back.
+
+    >>> for_tables("regression", rounds=50)
+    Cosine(start=0.1, rounds=50, end=0.0, warmup=0)
+    """
+    return Cosine(STARTS[task], rounds)
+
+
 Rate = float | Tensor | Schedule  # a tensor is a sweep over rates
 
 

@@ -9,6 +9,7 @@ its name. Every error is one sentence with the field, the value and a remedy.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -22,16 +23,18 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from archipel import fields, identity, metrics, plugins
+from archipel.algorithms.fedavg import FedAvg
 from archipel.core import Algorithm
 from archipel.data import frames
 from archipel.data.federation import Federation
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange import is_peer
+from archipel.exchange import has_personal, is_peer
 from archipel.loading import federation_of, model_of
 from archipel.model import Model
+from archipel.models import default_model
 from archipel.run import Run
-from archipel.schedules import Schedule
+from archipel.schedules import STARTS, Rate, Schedule, for_tables
 from archipel.sections import (
     SECTIONS,
     About,
@@ -80,6 +83,7 @@ class Study(BaseModel):
     _base: Path = PrivateAttr(default_factory=Path.cwd)
     _elsewhere: bool = PrivateAttr(default=False)  # its paths are those of other machines
     _prints: dict[str, str] | None = PrivateAttr(default=None)  # of its files when it ran
+    _linear_task: str | None = PrivateAttr(default=None)  # of the data, once loaded; "" for others
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -152,12 +156,34 @@ class Study(BaseModel):
         cls = plugins.find("algorithm", self.algorithm.name, self._base)
         made = fields.build("algorithm", cls, self.algorithm.given)
         check_algorithm_fields(made)
+        if "lr" not in self.algorithm.given and _trains_by_epochs(made):
+            task = self._task_of_tables()
+            lr = made.lr if task is None else for_tables(task, self.study.rounds)
+            made = dataclasses.replace(made, lr=lr)
         return made  # type: ignore[no-any-return]
+
+    def _task_of_tables(self) -> str | None:
+        """What a linear model is to learn of tables on one scale; None for all other studies."""
+        data, network = self.data, self.model.name
+        if data.name is not None or data.standardise is False:
+            return None
+        if network is not None and network not in _LINEAR:
+            return None
+        if data.schema is not None:
+            return schema_of(data).task
+        if self._linear_task is None and not self._elsewhere:
+            with suppress(ArchipelError):  # which is said when the data are asked for
+                self.federation()
+        return self._linear_task or None
 
     def federation(self) -> Federation:
         """Load the data."""
         with _said_of("data"):
-            return federation_of(self.data, self._base, self.study.seed, self._options("data"))
+            options = self._options("data")
+            found = federation_of(self.data, self._base, self.study.seed, options)
+        network = self.model.name or default_model(found.task, found.shape)
+        self._linear_task = found.task if network in _LINEAR and found.task in STARTS else ""
+        return found
 
     def build_model(self, data: Federation) -> Model:
         """Build the network for the data."""
@@ -412,6 +438,8 @@ class Study(BaseModel):
 
     def _check_rate(self) -> None:
         """A learning rate that changes has a value in the first rounds and in the last."""
+        if "lr" not in self.algorithm.given:
+            return
         lr = getattr(self.algorithm_object, "lr", None)
         if not isinstance(lr, Schedule):
             return
@@ -440,6 +468,16 @@ class Study(BaseModel):
                 raise unknown(f"key of [{section}]", key, {*known, *keys(section)})
             options[key] = fields.read(section, key, known[key], value)
         return options
+
+
+def _trains_by_epochs(algorithm: Any) -> bool:
+    """Whether parties train one model as in FedAvg, at its rate, which may change by the round.
+
+    Where they go on to models of their own, also after the last round, a rate that fell has no use.
+    """
+    known = fields.hints(type(algorithm))
+    as_fedavg = "local_epochs" in known and known.get("lr") == Rate and algorithm.lr == FedAvg.lr
+    return as_fedavg and not has_personal(algorithm)
 
 
 def _print(path: Path) -> str:
@@ -471,6 +509,7 @@ def _in_order(tables: dict[str, Any]) -> dict[str, Any]:
     return {**tables, "data": {**data, "schema": long}}
 
 
+_LINEAR = ("linear", "logistic", "cox")
 _NOT_OPTIONS = {  # given by other keys, or by the data
     "data": ("seed", "test_fraction", "dtype"),
     "model": ("shape", "outputs"),
