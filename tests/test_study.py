@@ -364,8 +364,8 @@ def test_everything_reaches_the_run():
     assert study.build_model(data).module[-1].out_features == 10
 
 
-@pytest.fixture
-def tables(tmp_path):
+@pytest.fixture(name="tables")
+def two_tables(tmp_path):
     rows = [
         ("ab"[k % 2], 0.3 * (k % 7), 0.5 * (k % 11), ("no", "yes")[k % 3 == 0]) for k in range(60)
     ]
