@@ -209,7 +209,7 @@ def test_a_journal_of_version_1_is_read(tmp_path):
 def test_causes_in_the_words_of_earlier_versions_are_read():
     row = recording._cohort_to_json(cohort([0, 1, 2, 3], {1: Cause("silent", "trains")}))
     row["missing"] |= {"2": "revoked: lost its laptop", "3": "the disk is full"}
-    again = recording._cohort_of_json(row, {})
+    again = past.cohort_of_json(row, {})
 
     assert again.present.tolist() == [0]
     assert again.missing == {
