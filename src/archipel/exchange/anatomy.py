@@ -126,11 +126,6 @@ class Anatomy(NamedTuple):
         messages = self.personal if self.summed else (*self.messages, *self.personal)
         return all("stack" not in message.asks for message in messages)
 
-    @property
-    def grows(self) -> bool:
-        """Whether a message depends on how many parties are in the round."""
-        return any(any(message.grows) for message in self.messages)
-
     def in_cohort(self, m: int) -> Anatomy:
         """The same round with m parties."""
         return self._replace(messages=tuple(message.in_cohort(m) for message in self.messages))

@@ -14,9 +14,7 @@ from typing import Any, TypeGuard
 from torch import Tensor
 
 from archipel.core import Algorithm, Blueprint, Party, PeerAlgorithm, Uploads, Vector
-from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
-from archipel.exchange.talk import Talk
 from archipel.tree import Tree
 
 
@@ -110,13 +108,3 @@ def is_peer(algorithm: object) -> TypeGuard[PeerAlgorithm]:
 def has_personal(algorithm: object) -> bool:
     """Whether parties use models of their own, of which the algorithm says how they are made."""
     return hasattr(algorithm, "personal")
-
-
-def last_words(boxes: Boxes, talk: Talk) -> tuple[Tree, Tree]:
-    """A party's last upload, and its own state after the round."""
-    if not (isinstance(talk.said, tuple) and len(talk.said) == 2):
-        raise ArchipelError(
-            f"{boxes.name}.party returns a {type(talk.said).__name__}: return the pair "
-            "(upload, own)."
-        )
-    return talk.said

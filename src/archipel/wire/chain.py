@@ -69,15 +69,3 @@ class Chain:
         coded, plain = iter(leaves(found)), iter(payload.plain)
         tensors = [next(coded if one.is_floating_point() else plain) for one in leaves(self.form)]
         return fill(self.form, tensors)
-
-    @property
-    def linear(self) -> bool:
-        return all(step.linear for step in self.steps)
-
-    @property
-    def bound(self) -> float | None:
-        """The largest norm of an upload that arrives; None where nothing bounds it."""
-        found = None
-        for step in self.steps:
-            found = step.bound(found)
-        return found

@@ -57,9 +57,6 @@ class Wire:
             return (lambda inner: inner), anatomy
         layers: list[Callable[[Boxes], Boxes]] = []
 
-        def add(layer: Callable[[Boxes], Boxes]) -> None:
-            layers.append(layer)
-
         def around(inner: Boxes) -> Boxes:
             for layer in layers:
                 inner = layer(inner)
@@ -71,7 +68,7 @@ class Wire:
         if boxes.peer:
             self._check_peers(boxes)
             mixed = chains(self.up, anatomy.mixed)
-            add(lambda inner: WiredPeers(inner, mixed))
+            layers.append(lambda inner: WiredPeers(inner, mixed))
             sent = tuple(chain.out[-1] for chain in mixed)
             found = examine(around(boxes), me, w, parties)
             return around, found._replace(mixed=sent, wire=self._named)
@@ -80,13 +77,13 @@ class Wire:
             up = chains(self.up, [message.upload for message in anatomy.messages])
             told = [anatomy.sent, *(message.reply for message in anatomy.messages[:-1])]
             down = chains(self.down, told) if self.down else []
-            add(lambda inner: Wired(inner, up, down, me.seed))
+            layers.append(lambda inner: Wired(inner, up, down, me.seed))
         if self.rule is not None:
             rule, count = self.rule, len(anatomy.messages)
-            add(lambda inner: Ruled(inner, rule, count))
+            layers.append(lambda inner: Ruled(inner, rule, count))
         if self.sum is not None:
             how, single = self.sum, examine(around(boxes), me, w, parties, cohort)
-            add(lambda inner: Summed(inner, how, single, me.seed))
+            layers.append(lambda inner: Summed(inner, how, single, me.seed))
         found = examine(around(boxes), me, w, parties, cohort)
         return around, found._replace(summed=self.sum is not None, wire=self._named)
 

@@ -30,8 +30,7 @@ from archipel.engines.network.turn import Arrays, Own, Turn, same, tree
 from archipel.engines.party import LocalParty
 from archipel.errors import ArchipelError
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import same_form
-from archipel.exchange.boxes import last_words
+from archipel.exchange.anatomy import pair, same_form
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
 from archipel.tree import Tree, first, leaves, nbytes, tree_map
@@ -201,7 +200,9 @@ class PartyState:
         """Keep what the algorithm said as the next upload; with the last, the own state."""
         if self._rules is not None:
             self._rules.check_upload(me.records, self.rows)
-        upload, own = last_words(self.boxes, talk) if talk.ended else (talk.said, None)
+        upload, own = talk.said, None
+        if talk.ended:
+            upload, own = pair(f"{self.boxes.name}.party", "upload, own", talk.said)
         turn.put(self.anatomy.messages[len(turn.outbox)], upload, me.gradients)
         if talk.ended:
             turn.own = self._kept(me, own)
