@@ -204,3 +204,10 @@ def test_what_the_server_gets_says_nothing_of_one_upload():
 def test_an_upload_that_does_not_fit_is_refused():
     with pytest.raises(ar.ArchipelError, match="too large for SecureSum: clip it first"):
         learn(ar.FedAvg(lr=0.1), ar.Wire(sum=SecureSum(bits=61)))
+
+
+@pytest.mark.parametrize("name", ["clip and noise", "int8", "krum", "secure sum"])
+def test_conformance_on_the_wire(name):
+    """Stacked, looped, in two workers, in a sweep and over letters; rounds have three parties."""
+    wire = ar.Wire(rule=Krum(0, 2)) if name == "krum" else WIRES[name]
+    ar.check_algorithm(ar.FedAvg(lr=0.1, batch_size=3), wire=wire)

@@ -127,38 +127,39 @@ class Summed(Around):
 
 
 class _One:
-    """One party of a stack, as a protocol that is written for one sees it."""
+    """One party of a stack, in one setting of a sweep, as a protocol written for one sees it."""
 
-    def __init__(self, me: Any, i: int) -> None:
-        self._me, self._i, self.round, self.lead = me, i, me.round, ()
-        self.n, self.number = me.n[i], me.number[i]
+    def __init__(self, me: Any, at: tuple[int, ...]) -> None:
+        self._me, self._at, self.round, self.lead = me, at, me.round, ()
+        self.n, self.number = me.n[at], me.number[at]
 
     def secret(self, purpose: str) -> Tensor:
-        found: Tensor = self._me.secret(purpose)[self._i]
+        setting = "".join(f", setting {a}" for a in self._at[:-1])  # no key for two of them
+        found: Tensor = self._me.secret(purpose + setting)[self._at]
         return found
 
 
 def one_by_one(
     me: Any, box: Callable[[Any, Vectors], Generator[Any, Any, Any]], x: Vectors
 ) -> Generator[Any, Any, Any]:
-    """Run a box that is written for one party, `[p]`, for every party of a stack `[m, p]`."""
+    """Run a box that is written for one party for every party of `[m, p]` or `[s, m, p]`."""
     if me.lead == ():
         return (yield from box(me, x))
-    if len(me.lead) > 1:
-        raise ArchipelError(
-            "wire.sum: settings of a sweep run side by side, and masks are made for one of them: "
-            "run the settings one after another."
-        )
-    talks = [Talk(box(_One(me, i), tuple(v[i] for v in x))) for i in range(me.lead[0])]
+    places = list(np.ndindex(*me.lead))
+    talks = [Talk(box(_One(me, at), tuple(v[at] for v in x))) for at in places]
     while not talks[0].ended:
-        reply = yield _stacked(talks)
-        for i, talk in enumerate(talks):
-            talk.send(tree_map(lambda leaf, i=i: leaf[i], reply) if me.each else reply)
-    return _stacked(talks)
+        reply = yield _stacked(talks, me.lead)
+        for at, talk in zip(places, talks, strict=True):
+            mine = at if me.each else (*at[:-1], 0) if len(at) > 1 else ()
+            talk.send(tree_map(lambda leaf, mine=mine: leaf[mine], reply))
+    return _stacked(talks, me.lead)
 
 
-def _stacked(talks: Sequence[Talk]) -> Tree:
-    return tree_map(lambda *rows: torch.stack(rows), *(talk.said for talk in talks))
+def _stacked(talks: Sequence[Talk], lead: tuple[int, ...]) -> Tree:
+    def stack(*rows: Tensor) -> Tensor:
+        return torch.stack(rows).view(*lead, *rows[0].shape)
+
+    return tree_map(stack, *(talk.said for talk in talks))
 
 
 class _Sums:
