@@ -90,8 +90,6 @@ def test_only_model_and_losses_know_torch_func():
     assert users == {"model.py", "losses.py"}
 
 
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_a_long_module_says_why_it_is_one_file(path):
     text = path.read_text()
