@@ -54,6 +54,19 @@ def uniform(draw_keys: Keys) -> NDArray[np.float64]:
     return (_mix(draw_keys + _GOLDEN) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def words(stream_keys: Keys, count: int) -> Keys:
+    """So many random words of 64 bits from each stream: `[m] -> [m, count]`."""
+    places = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    z = stream_keys[:, None] + places
+    shifted = z >> np.uint64(30)
+    for mix, shift in ((_MIX1, 27), (_MIX2, 31)):  # `_mix`, in place
+        z ^= shifted
+        z *= mix
+        np.right_shift(z, np.uint64(shift), out=shifted)
+    z ^= shifted
+    return z
+
+
 def shuffles(stream_keys: Keys, sizes: Ints) -> Ints:
     """Concatenate one random permutation of range(sizes[i]) per key: `[q], [q] -> [sum sizes]`."""
     starts = np.cumsum(sizes) - sizes

@@ -27,6 +27,7 @@ from archipel.models.model import Model, Points, Steps, Way
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Work, checked_batch_size, work_of
 from archipel.training.schedules import rate
+from archipel.training.subspace import Subspace
 
 if TYPE_CHECKING:
     from archipel.wire.wired import Coded
@@ -59,6 +60,7 @@ class LocalParty:
     hides: bool = False  # whether the algorithm has asked for a secret
     private: bool = False  # whether noise is of the round's secrets; else of the seed, and repeats
     heard: Callable[[], bytes] = bytes  # names what came so far: after other words, other noise
+    within: Subspace | None = None  # what training is restricted to, of each party
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
@@ -114,7 +116,8 @@ class LocalParty:
                 if own is not None and self.buffers is not None:
                     self.buffers[at][active] = own
             out.append(total)
-        return self._stack(torch.cat(out) if len(out) > 1 else out[0])
+        g = self._stack(torch.cat(out) if len(out) > 1 else out[0])
+        return g if self.within is None else self.within(g)
 
     def loss(self, w: Vector, batch: Batch | None = None) -> Tensor:
         rows, out = self._rows(w), []
@@ -172,6 +175,7 @@ class LocalParty:
             centre if pulled else None,
             self._seeds(table),
             only,
+            None if self.within is None or aside else self.within.rows(len(self.lead)),
         )
         party = np.arange(len(order)) // self._repeat
         if same and len(order) <= self.block:
@@ -447,6 +451,7 @@ class LocalParty:
             pull=of(steps.pull),
             towards=of(steps.towards),
             seeds=None if steps.seeds is None else steps.seeds[cut, :longest],
+            within=None if steps.within is None else steps.within[chosen],
         )
 
     def _seeds(self, table: Table) -> Keys | None:

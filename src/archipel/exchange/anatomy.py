@@ -182,16 +182,35 @@ def examine(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int | None
         same_form(f"{boxes.name}.party", own, boxes.party(me, own))
         return Anatomy(None, None, own, ())
     size = min(parties, 8) if cohort is None else cohort
-    found = _walk(boxes, me, w, parties, size)
+    found, _ = _walk(boxes, me, w, parties, size)
     if len(found.messages) > 1:
-        found = _growing(boxes.name, found, size, _walk(boxes, me, w, parties, size + 1))
+        found = _growing(boxes.name, found, size, _walk(boxes, me, w, parties, size + 1)[0])
     return found._replace(personal=_asked(boxes, me, found.shared, found.own, w))
 
 
-def _walk(boxes: Boxes, me: Any, w: Vector, parties: int, cohort: int) -> Anatomy:
-    """One round of a server and a party that stands for a cohort."""
+def go_on(boxes: Boxes, mes: Sequence[Party], w: Vector, parties: int) -> None:
+    """Run one round after another, with what the one before left: for checks of what is sent.
+
+    The mean is half of what the party sends, as if others had sent nothing: it is not alone.
+    """
+    states = None
+    for me in mes:
+        _, states = _walk(boxes, me, w, parties, min(parties, 8), states, share=0.5)
+
+
+def _walk(
+    boxes: Boxes,
+    me: Any,
+    w: Vector,
+    parties: int,
+    cohort: int,
+    states: tuple[Tree, Tree] | None = None,
+    share: float = 1.0,  # of the party's upload in the mean
+) -> tuple[Anatomy, tuple[Tree, Tree]]:
+    """One round of a server and a party that stands for a cohort, and the states after it."""
     name, number_of = boxes.name, int(me.number.flatten()[0])
-    shared, own = pair(f"{name}.init", "shared, own", boxes.init(w, me.blueprint))
+    first = boxes.init(w, me.blueprint) if states is None else states
+    shared, own = pair(f"{name}.init", "shared, own", first)
     sent = boxes.broadcast(shared, me.round)
     at_party = Talk(boxes.party(me, sent, own))
     at_server: Talk | None = None
@@ -203,7 +222,8 @@ def _walk(boxes: Boxes, me: Any, w: Vector, parties: int, cohort: int) -> Anatom
             same_form(f"the own state {name}.party", own, after)
         payload = tree_map(Tensor.detach, payload)
         upload = boxes.receive(len(messages), me.sender(len(messages)), payload)
-        probe = Probe(upload, parties, cohort, w.dtype, number_of)
+        mean = upload if share == 1 else tree_map(lambda x: (share * x).to(x.dtype), upload)
+        probe = Probe(mean, parties, cohort, w.dtype, number_of)
         if at_server is None:
             at_server = Talk(boxes.server(shared, probe))
         else:
@@ -219,7 +239,7 @@ def _walk(boxes: Boxes, me: Any, w: Vector, parties: int, cohort: int) -> Anatom
         if at_party.ended:
             same_form(f"{name}.server", shared, at_server.said)
             messages.append(Message(upload, frozenset(probe.asks), payload=travels))
-            return Anatomy(shared, sent, own, tuple(messages))
+            return Anatomy(shared, sent, own, tuple(messages)), (at_server.said, after)
         reply, each = one_of(at_server.said)
         messages.append(Message(upload, frozenset(probe.asks), reply, each, travels))
         at_party.send(reply)

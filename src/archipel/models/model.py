@@ -29,6 +29,7 @@ from archipel.models import losses
 from archipel.models.losses import Loss
 from archipel.rng import Ints, Keys
 from archipel.training.optimisers import SGD, Optimiser
+from archipel.training.subspace import Subspace, kept
 from archipel.tree import tree_map
 from archipel.vector import ParamSpec, trainable
 
@@ -60,6 +61,7 @@ class Steps(NamedTuple):
     towards: Tensor | None  # [r, p], where pull is not 0
     seeds: Keys | None = None  # [r, T]
     only: Tensor | None = None  # [p] which parameters move; all without it
+    within: Subspace | None = None  # of r parties: what each step must stay in; all without it
 
     @property
     def counts(self) -> Ints:
@@ -69,7 +71,8 @@ class Steps(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        return self.only is None and isinstance(self.optimiser, SGD) and self.optimiser.plain
+        free = self.only is None and self.within is None
+        return free and isinstance(self.optimiser, SGD) and self.optimiser.plain
 
     def points(self, t: int, active: int) -> Points:
         """What step t takes, for the first `active` parties."""
@@ -344,7 +347,8 @@ class OneByOne:
                 g += pull * (w - centre)
             state = steps.optimiser.init(g) if t == 0 else state
             moved, state = steps.optimiser.step(w, g, lr, state)
-            w.copy_(moved if steps.only is None else torch.where(steps.only, moved, w))
+            within = None if steps.within is None else steps.within[r]
+            w.copy_(kept(moved, w, within, steps.only))
 
     def _gradients(
         self,
@@ -503,7 +507,8 @@ def descend_stack(way: Way, w: Tensor, steps: Steps) -> Tensor:
             g = g + _head(steps.pull, a) * (w[:a] - steps.towards[:a])
         head = tree_map(lambda leaf: leaf[:a], state)  # noqa: B023
         moved, head = steps.optimiser.step(w[:a], g, _head(steps.lr, a), head)
-        w[:a] = moved if steps.only is None else torch.where(steps.only, moved, w[:a])
+        within = None if steps.within is None else steps.within[slice(a)]
+        w[:a] = kept(moved, w[:a], within, steps.only)
         tree_map(lambda leaf, new: leaf[:a].copy_(new), state, head)  # noqa: B023
     return w
 

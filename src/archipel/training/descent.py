@@ -14,6 +14,7 @@ from archipel.core import Descent, LocalWork, Party, Vector
 from archipel.errors import ArchipelError
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate, Schedule, rate
+from archipel.training.subspace import kept
 from archipel.tree import tree_map
 
 
@@ -88,7 +89,7 @@ def descend(
         g = g + pull * (x - centre)
         state = optimiser.init(g) if state is None else state
         moved, moved_state = optimiser.step(x.expand_as(g), g, eta, state)
-        moved = moved if only is None else where(only, moved, x)
+        moved = kept(moved, x, getattr(me, "within", None), only)
         going = partial(_where, k < steps)  # parties that have a step left
         x, state = going(moved, x), tree_map(going, moved_state, state)
     return Descent(x, steps, steps * eta)

@@ -10,7 +10,7 @@ from torch import stack
 
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
-from archipel.wire.step import Vectors
+from archipel.wire.step import Vectors, need_numbers
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,20 @@ class Clip:
             raise ArchipelError(f"norm = {self.norm}: give a number above 0.")
 
     def init(self, form: Vectors) -> None:
-        if not all(x.is_floating_point() for x in form):
-            raise ArchipelError(
-                "wire: clip comes after a step that makes whole numbers, which have no norm to "
-                "clip; put it before."
-            )
+        need_numbers(self, form)
 
     def send(self, me: Sender, upload: Vectors, own: None) -> tuple[Vectors, None]:
-        norms = [x.flatten(len(me.lead)).norm(dim=-1) for x in upload]
+        numbers = [x for x in upload if x.is_floating_point()]
+        if not numbers:
+            return upload, own
+        wide = [x.float() if x.element_size() < 4 else x for x in numbers]  # 16 bits hold no norm
+        norms = [x.flatten(len(me.lead)).norm(dim=-1) for x in wide]
         factor = (self.norm / stack(norms).norm(dim=0).clamp_min(1e-30)).clamp_max(1.0)
         return tuple(
-            x * factor.view(*me.lead, *[1] * (x.dim() - len(me.lead))) for x in upload
+            (x * factor.view(*me.lead, *[1] * (x.dim() - len(me.lead)))).to(x.dtype)
+            if x.is_floating_point()
+            else x
+            for x in upload
         ), own
 
     def receive(self, them: Sender, payload: Vectors, form: Vectors) -> Vectors:

@@ -3,20 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from archipel import rng
 from archipel.aggregation.rule import Rule, Ruled
 from archipel.aggregation.summation import Summation, Summed
 from archipel.core import Vector
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Anatomy, OnWire, examine
+from archipel.exchange.anatomy import Anatomy, OnWire, examine, go_on
 from archipel.exchange.boxes import Boxes
-from archipel.tree import Tree, leaves
+from archipel.exchange.sender import Sender
+from archipel.tree import Tree, fill, leaves
 from archipel.wire.chain import Chain
 from archipel.wire.step import Step
+from archipel.wire.structured import Structured
 from archipel.wire.wired import Wired, WiredPeers
+
+MOST_LOST = 0.5  # of the norm of what travels as a model, not as its change
+_TRIED = 3  # rounds before the start, where a step may fail later than in the first
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,14 @@ class Wire:
     sum: Summation | None = None
 
     def __post_init__(self) -> None:
+        for before, step in zip(self.up, self.up[1:], strict=False):
+            if isinstance(step, Structured):
+                same = type(before) is type(step)
+                remedy = "leave one out" if same else f"put {type(step).__name__} first"
+                raise _disagree(
+                    "wire.up", step, "restricts training itself", "wire.up", before,
+                    "stands before it", remedy,
+                )  # fmt: skip
         if self.sum is not None and self.rule is not None:
             raise _disagree(
                 "wire.rule", self.rule, "looks at single uploads", "wire.sum", self.sum,
@@ -63,20 +82,27 @@ class Wire:
             return inner
 
         def chains(steps: Sequence[Step], forms: Sequence[Tree]) -> list[Chain]:
-            return [Chain.fitted(steps, form, me.sender(i)) for i, form in enumerate(forms)]
+            spec = me.blueprint.spec
+            return [Chain.fitted(steps, form, me.sender(i), spec) for i, form in enumerate(forms)]
 
         if boxes.peer:
             self._check_peers(boxes)
-            mixed = chains(self.up, anatomy.mixed)
+            with _naming("wire.up"):
+                mixed = chains(self.up, anatomy.mixed)
+                for number, chain in enumerate(mixed):
+                    check_model(chain, me.sender(number))
             layers.append(lambda inner: WiredPeers(inner, mixed))
-            sent = tuple(chain.out[-1] for chain in mixed)
+            sent = tuple(chain.payload for chain in mixed)
             found = examine(around(boxes), me, w, parties)
             return around, found._replace(mixed=sent, wire=self._named)
         if self.up or self.down:
-            self._check_down(anatomy)
-            up = chains(self.up, [message.upload for message in anatomy.messages])
+            with _naming("wire.up"):
+                up = chains(self.up, [message.upload for message in anatomy.messages])
             told = [anatomy.sent, *(message.reply for message in anatomy.messages[:-1])]
-            down = chains(self.down, told) if self.down else []
+            with _naming("wire.down"):
+                down = chains(self.down, told) if self.down else []
+                for number, chain in enumerate(down):
+                    check_model(chain, me.sender(number), keeps=False)
             layers.append(lambda inner: Wired(inner, up, down, me.seed))
         if self.rule is not None:
             rule, count = self.rule, len(anatomy.messages)
@@ -84,6 +110,14 @@ class Wire:
         if self.sum is not None:
             how, single = self.sum, examine(around(boxes), me, w, parties, cohort)
             layers.append(lambda inner: Summed(inner, how, single, me.seed))
+        if self.up and isinstance(self.up[0], Structured):
+            if not any(layer >= 0 for chain in up for layer in chain.layers):
+                raise ArchipelError(
+                    f"wire.up: {type(self.up[0]).__name__} restricts training to few numbers of "
+                    f"each layer, and {boxes.name} sends none of the model's layers whole: take "
+                    "subsample, random_k or top_k."
+                )  # training would be restricted, and nothing would be smaller
+            go_on(around(boxes), [replace(me, round=t) for t in range(_TRIED)], w, parties)
         found = examine(around(boxes), me, w, parties, cohort)
         return around, found._replace(summed=self.sum is not None, wire=self._named)
 
@@ -100,14 +134,62 @@ class Wire:
                     f"wire.{key}: {boxes.name} has no server, which alone needs it: leave it out."
                 )
 
-    def _check_down(self, anatomy: Anatomy) -> None:
-        """Refuse steps on the way down that keep a state: nobody keeps it there."""
-        for step in self.down:
-            if leaves(step.init(tuple(leaves(anatomy.sent)))):
-                raise ArchipelError(
-                    f"wire.down: {type(step).__name__} keeps a state for each sender, and the "
-                    "server keeps none for replies: use it in wire.up."
-                )
+
+def check_model(chain: Chain, me: Sender, keeps: bool = True) -> None:
+    """Refuse steps for what travels as a model: a change may be rough, a model may not.
+
+    `keeps` is whether who sends it keeps the steps' own states.
+    """
+    for step, own in zip(chain.steps, chain.init(), strict=True):
+        name = type(step).__name__
+        if isinstance(step, Structured):
+            raise ArchipelError(
+                f"{name} restricts a party's training to what it sends to a server, and this is "
+                "sent as a model: use it in wire.up of an algorithm with a server."
+            )
+        if leaves(own) and not keeps:
+            raise ArchipelError(
+                f"{name} keeps a state for each sender, and the server keeps none for replies: "
+                "use it in wire.up."
+            )
+    draw = rng.generator("check", "loss")
+    whole = [torch.from_numpy(draw.standard_normal(x.shape)).to(x.dtype) for x in chain.layout.form]
+    upload = fill(chain.form, _among(chain.form, whole))
+    own, shares = chain.init(), list[float]()
+    for t in range(_TRIED):
+        them = replace(me, round=t, lead=())
+        payload, own = chain.send(them, upload, own)
+        arrives = [x for x in leaves(chain.receive(them, payload)) if x.is_floating_point()]
+        apart = [x - y for x, y in zip(whole, arrives, strict=True)]
+        shares.append(_length(apart) / max(_length(whole), 1e-30))
+    if not all(lost <= MOST_LOST for lost in shares):
+        names = ", ".join(type(step).__name__ for step in chain.steps)
+        raise ArchipelError(
+            f"{names}: what travels here is a model, not its change, and would arrive with an "
+            f"error of {max(shares):.0%} of its norm, where {MOST_LOST:.0%} is the most: take more "
+            "bits, or float16."
+        )
+
+
+def _length(vectors: Sequence[Tensor]) -> float:
+    """The norm of all together."""
+    return math.sqrt(sum(float(x.double().square().sum()) for x in vectors))
+
+
+def _among(form: Tree, vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of a message with these vectors, and zeros for whole numbers."""
+    rest = iter(vectors)
+    return [next(rest) if x.is_floating_point() else x.new_zeros(x.shape) for x in leaves(form)]
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Have every error name the field."""
+    try:
+        yield
+    except ArchipelError as error:
+        said = str(error)
+        raise type(error)(said if said.startswith("wire") else f"{key}: {said}") from error
 
 
 def _disagree(

@@ -19,6 +19,7 @@ from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.tree import Tree, leaves
 from archipel.wire.chain import Chain, Payload
+from archipel.wire.structured import Structured
 
 
 class Kept(NamedTuple):
@@ -34,6 +35,7 @@ class Wired(Around):
     def __init__(self, inner: Boxes, up: Sequence[Chain], down: Sequence[Chain], seed: int) -> None:
         super().__init__(inner)
         self.up, self.down = up, down  # of the uploads; of what is broadcast and the replies
+        self._first = up[0].steps[0] if up and up[0].steps else None
         self._seed, self._round = seed, 0
 
     def init(self, w: Vector, blueprint: Blueprint) -> tuple[Tree, Kept]:
@@ -46,6 +48,9 @@ class Wired(Around):
 
     def party(self, me: Any, *states: Tree) -> Any:
         sent, own = states
+        if isinstance(self._first, Structured):
+            dtype = self.up[0].layout.form[0].dtype
+            me.within = self._first.restrict(me.sender(0), me.blueprint.spec, dtype)
         talk = Talk(self.inner.party(me, self._told(0, me, sent), own.inner))
         kept = list(own.steps)
         for number, chain in enumerate(self.up):

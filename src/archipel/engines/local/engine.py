@@ -36,7 +36,7 @@ from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
 from archipel.models.model import Model
 from archipel.rng import Ints
-from archipel.tree import Tree, fill, first, leaves, nbytes, tree_map
+from archipel.tree import Tree, fill, first, leaves, tree_map
 from archipel.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -233,9 +233,10 @@ class LocalEngine:
         sent = 0
         if self._job.topology is not None:
             absent = np.setdiff1d(np.arange(self.data.training), arrived)
-            sent = (
-                2 * len(self._job.topology.edges(t, absent)) * sum(map(nbytes, self.anatomy.mixed))
-            )
+            sizes = np.zeros(self.data.training, np.int64)
+            for answer in answers:
+                sizes[answer["ids"]] = answer["sizes"]
+            sent = int(sizes[self._job.topology.edges(t, absent).numpy()].sum())
         return Outcome(arrived, diverged, gradients, sent, sent)
 
     def _send(self, t: int) -> None:

@@ -149,7 +149,7 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    _keep_memory()
+    keep_memory()
 
     def call() -> None:
         pipe.send_bytes(b'{"waits": true}')
@@ -166,7 +166,7 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
         os._exit(0)
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Have malloc keep what it got: taking large tensors from the system again costs a pass."""
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -18,8 +18,9 @@ from archipel.engines.local.share import Job
 from archipel.errors import ArchipelError, BelowQuorum, RunFailed
 from archipel.exchange.anatomy import same_form
 from archipel.exchange.uploads import Received
+from archipel.exchange.varying import size_of
 from archipel.rng import Ints
-from archipel.tree import Tree, leaves, nbytes, tree_map
+from archipel.tree import Tree, leaves, tree_map
 
 
 class Asked(NamedTuple):
@@ -46,7 +47,8 @@ class ServerRound:
     def run(self, pool: Pool, shared: Tree, dealt: list[Json]) -> tuple[Tree, Outcome]:
         """The shared state after the round, and what became of it; None where nothing changes."""
         ids, messages = self._asked.ids, self._job.anatomy.messages
-        self.down = nbytes(self._job.anatomy.sent) * (len(ids) + self._asked.unheard)
+        told = size_of(self._memory.sent.shared) // (self._job.sweep or 1)
+        self.down = told * (len(ids) + self._asked.unheard)
         for number in range(len(messages)):
             again: Json = {"do": "round", "number": number, "undo": dealt[0]["undo"]}
             answers = pool.run(
@@ -112,7 +114,7 @@ class ServerRound:
         what = f"reply {number + 1} of {self._settings.together.name}.server"
         if not isinstance(reply, Each):
             personal.put(what, box, reply, form, lead)
-            self.down += nbytes(box.take()) // (swept or 1) * len(there)
+            self.down += size_of(box.take()) // (swept or 1) * len(there)
             return
         for rows in leaves(reply.rows):
             if len(rows if swept is None else rows[0]) != len(there):
@@ -121,7 +123,7 @@ class ServerRound:
                 )
         rows = self._job.stacked(reply.rows)
         personal.put(what, box, rows, form, (len(there), *lead), there)
-        self.down += nbytes(rows) // (swept or 1)
+        self.down += size_of(rows) // (swept or 1)
 
     def _check(self, shared: Tree, uploads: int) -> None:
         """Refuse a result of another form, and one of which no setting is finite."""

@@ -29,12 +29,14 @@ from archipel.exchange.boxes import Boxes
 from archipel.exchange.statistics import statistics_of
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
+from archipel.exchange.varying import sizes_of
 from archipel.models.model import Model, OneByOne, Way
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
 
 if TYPE_CHECKING:
     from archipel.graphs import Topology
+    from archipel.wire.wired import Coded
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Share:
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
         self._personal = Making(self, job, memory)
-        self._mixes = 0
+        self._mixes, self._sizes = 0, np.zeros(0, np.int64)  # bytes of each party, to a neighbour
         self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
@@ -180,8 +182,7 @@ class Share:
         job, message = self._job, self._job.anatomy.messages[number]
         lead, what = job.lead(len(block.ids)), f"upload {number + 1}"
         came = stacked_leaves(what, payload, message.sent, lead, message.grows[0])
-        sent = sum(leaf.numel() * leaf.element_size() for leaf in came) // max(1, len(block.ids))
-        count, settings = int(block.alive.sum()), job.sweep or 1
+        sent = int(sizes_of(fill(message.sent, came), lead)[block.alive].sum())
         if message.payload is not None:
             them = block.me.sender(number)
             upload = job.boxes.receive(number, them, fill(message.payload, came))
@@ -204,7 +205,7 @@ class Share:
         if stack is not None:
             rows = [leaf if job.sweep is None else leaf.transpose(0, 1) for leaf in came]
             stack.put(rows, block.places)
-        return sent // settings * count
+        return sent
 
     def _weighted(
         self, block: Block, number: int, tensors: list[Tensor], alive: Tensor
@@ -230,6 +231,8 @@ class Share:
         alone = self._job.topology is None
         size = self._job.plan.block if alone else max(1, len(ids))
         total: Json = {"bad": [], "gradients": 0}
+        if not alone:
+            self._sizes = np.zeros(len(ids), np.int64)
         for places in each_block(list(range(len(ids))), size):
             me = self._party(ids[places], message["t"], effort[places])
             if not alone:
@@ -242,6 +245,8 @@ class Share:
             self._keep(block, own)
             total["bad"] += me.ids[~block.alive.numpy()].tolist()
             total["gradients"] += me.gradients
+        if not alone:
+            total["ids"], total["sizes"] = ids.tolist(), self._sizes.tolist()
         return total
 
     def _mixing(self, me: LocalParty, present: Ints) -> Callable[[Vector], Vector]:
@@ -256,7 +261,9 @@ class Share:
         else:
             weights = torch.from_numpy(weights.toarray()).to(dtype)
 
-        def mixing(x: Vector, coded: object = None) -> Vector:
+        def mixing(x: Vector, coded: Coded | None = None) -> Vector:
+            travels = x.expand(*me.lead, x.shape[-1]) if coded is None else coded.payload
+            self._sizes += sizes_of(travels, me.lead).numpy()
             board = self._memory.mixed[self._mixes % 2]
             self._mixes += 1
             rows = x.expand(*me.lead, x.shape[-1])

@@ -17,6 +17,7 @@ from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.transport import POLL, Refused
 from archipel.exchange.statistics import handed_over
+from archipel.exchange.varying import travelling
 from archipel.tree import leaves
 
 _NOTHING = Letter("wait", {"seconds": 0.0})  # ask again
@@ -118,7 +119,7 @@ class Answers:
         """What a party needs after t rounds: the model, or what its own one is made of."""
         engine = self.engine
         if engine.boxes.has_personal:
-            return leaves(engine.boxes.broadcast(engine.shared, t))
+            return travelling(engine.boxes.broadcast(engine.shared, t))
         return leaves(handed_over(engine.shared))
 
     def _score(self, party: int, letter: Letter) -> None:

@@ -14,8 +14,9 @@ from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.transport import Refused
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.sender import Sender
-from archipel.tree import fill, fits, leaves
-from archipel.wire.chain import Chain, Payload
+from archipel.exchange.varying import travelling
+from archipel.tree import Tree, fill, fits, leaves
+from archipel.wire.chain import Chain
 from archipel.wire.wired import WiredPeers
 
 if TYPE_CHECKING:
@@ -36,15 +37,11 @@ class Coding:
 
     def sent(self, x: Tensor, coded: Coded | None) -> list[Tensor]:
         """What travels of a vector."""
-        return [x.detach()] if coded is None else leaves(coded.payload)
+        return [x.detach()] if coded is None else travelling(coded.payload)
 
-    def form(self, number: int, like: Tensor) -> list[Tensor]:
+    def form(self, number: int, like: Tensor) -> Tree:
         """What travels of the vector of this number in a round, which is like this one."""
-        if not self.chains:
-            return [like]
-        chain = self._chain(number)
-        plain = [leaf for leaf in leaves(chain.form) if not leaf.is_floating_point()]
-        return [*leaves(chain.out[-1]), *plain]
+        return self._chain(number).payload if self.chains else like
 
     def undone(self, j: int, at: At, arrays: Sequence[Tensor], like: Tensor) -> Tensor:
         """The vector that peer j's tensors stand for; what stands for none is refused."""
@@ -52,11 +49,9 @@ class Coding:
             (x,) = arrays
             return x.clone()
         chain, found = self._chain(at[1]), None
-        form, them = chain.out[-1], Sender(self.seed, *at, np.array([j]), ())
-        coded = len(leaves(form))
+        them = Sender(self.seed, *at, np.array([j]), ())
         try:
-            payload = Payload(fill(form, arrays[:coded]), tuple(arrays[coded:]))
-            found = leaves(chain.receive(them, payload))
+            found = leaves(chain.receive(them, fill(chain.payload, arrays)))
         except Exception:  # whatever it is, these bytes have caused it
             found = None
         if found is None or not fits(like, found):

@@ -14,7 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from archipel.exchange.anatomy import Anatomy, Message, fits_cohort
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.uploads import Ask, Received
+from archipel.exchange.varying import arrived, travelling
 from archipel.models.model import Model
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, fits, leaves, nbytes, tree_map
@@ -184,8 +186,9 @@ class NetworkEngine:
             return
         message = self.anatomy.messages[opened.number]
         try:
-            self._check(t, party, letter, message, opened.most)
-            arrays = self._undone(t, party, letter, message)
+            whole = replace(letter, arrays=arrived(message.sent, letter.arrays))
+            self._check(t, party, whole, message, opened.most)
+            arrays = self._undone(t, party, whole, message)
         except Refused:
             opened.refused[party] += 1
             if opened.refused[party] >= MOST_REFUSED:
@@ -262,7 +265,7 @@ class NetworkEngine:
         """Ask for the round's uploads, message by message."""
         attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, Cause](), 0
         steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t)
-        sent = leaves(self.boxes.broadcast(self.shared, t))
+        sent = travelling(self.boxes.broadcast(self.shared, t))
         letter = await asyncio.to_thread(Sealed, self._letter(t, 0, attempt, sent))
         letters, most = dict.fromkeys(asked, letter), len(asked)
         for number in range(len(self.anatomy.messages)):
@@ -300,11 +303,12 @@ class NetworkEngine:
     ) -> dict[int, Sealed]:
         """The server's reply, a letter for each party that is still there."""
         if not isinstance(reply, Each):
-            sealed = Sealed(self._letter(t, number, attempt, leaves(reply)))
+            sealed = Sealed(self._letter(t, number, attempt, travelling(reply)))
             return dict.fromkeys(there, sealed)
         return {
-            k: Sealed(self._letter(t, number, attempt, [leaf[i] for leaf in leaves(reply.rows)]))
+            k: Sealed(self._letter(t, number, attempt, travelling(row)))
             for i, k in enumerate(there)
+            for row in [tree_map(itemgetter(i), reply.rows)]
         }
 
     async def _gather(self, opened: Opened, patience: Patience, began: float) -> None:

@@ -208,7 +208,7 @@ class Gossip:
         if number not in self.public or self.at[0] >= self.words.rounds:
             return self.told(j)
         mine = self.public[number]
-        arrays = self.words.read(j, letter, *self._coding.form(number, mine))
+        arrays = self.words.read(j, letter, self._coding.form(number, mine))
         change = (self._coding.undone(j, (t, number), arrays, mine) - mine) / 2
         self._add(number, change)
         self._answered[j, number] = (t, -change)

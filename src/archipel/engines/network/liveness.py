@@ -16,7 +16,9 @@ from archipel.engines.network.bounds import LARGEST, tame
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Link, Refused
 from archipel.errors import ArchipelError, clean
+from archipel.exchange.varying import arrived
 from archipel.graphs import Topology
+from archipel.tree import Tree, leaves
 
 At = tuple[int, int]  # an exchange: its round, and its number in the round
 
@@ -201,20 +203,21 @@ class Words:
             raise Refused(f"round {t + 1}, exchange {number + 1}: there is none.")
         return t, number
 
-    def read(self, j: int, letter: Letter, *likes: Tensor) -> list[Tensor]:
-        """The tensors in a letter of peer j, of the forms that are expected."""
+    def read(self, j: int, letter: Letter, form: Tree) -> list[Tensor]:
+        """The tensors in a letter of peer j, of the form that is expected."""
         self.check(j, letter)
-        if len(letter.arrays) != len(likes):
-            raise Refused(f"{len(letter.arrays)} arrays where {len(likes)} are expected.")
-        for x, like in zip(letter.arrays, likes, strict=True):
+        arrays, likes = arrived(form, letter.arrays), leaves(form)
+        if len(arrays) != len(likes):
+            raise Refused(f"{len(arrays)} arrays where {len(likes)} are expected.")
+        for x, like in zip(arrays, likes, strict=True):
             if x.shape != like.shape or x.dtype != like.dtype:
                 raise Refused(
                     f"a vector of shape {list(x.shape)} and {x.dtype} where {list(like.shape)} and "
                     f"{like.dtype} are expected."
                 )
-        if not tame(letter.arrays):  # one peer's numbers must not end what others learn
+        if not tame(arrays):  # one peer's numbers must not end what others learn
             raise Refused(f"a vector with numbers that are not finite, or beyond {LARGEST:g}.")
-        return list(letter.arrays)
+        return arrays
 
 
 def why_not(no: ArchipelError) -> str:

@@ -316,7 +316,7 @@ class Rounds:
     def _vector(self, j: int, letter: Letter, exchange: Exchange) -> Tensor:
         """The vector in a letter of peer j, without what the wire did to it."""
         form = self._coding.form(exchange.at[1], exchange.x)
-        arrays = self.words.read(j, letter, *form)
+        arrays = self.words.read(j, letter, form)
         return self._coding.undone(j, exchange.at, arrays, exchange.x)
 
     async def answer(self, j: int, letter: Letter) -> Letter:

@@ -16,6 +16,7 @@ from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.exchange.anatomy import Anatomy, Growths, Message, fits_cohort, shape_of
 from archipel.exchange.talk import Talk
+from archipel.exchange.varying import arrived, parts_of, travelling
 from archipel.tree import Tree, fill, leaves
 
 Arrays = list[Tensor]
@@ -70,9 +71,8 @@ class Turn:
         """Answer with this upload, after so many gradients in the round."""
         growths = message.grows[0] or [None] * len(leaves(message.sent))
         found = zip(leaves(upload), leaves(message.sent), growths, strict=True)
-        self.outbox.append(
-            [leaf.detach().expand(shape_of(one, growth, leaf)) for leaf, one, growth in found]
-        )
+        whole = [leaf.detach().expand(shape_of(one, growth, leaf)) for leaf, one, growth in found]
+        self.outbox.append(travelling(fill(message.sent, whole)))
         self.gradients.append(gradients - sum(self.gradients))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ class Turn:
             ("outbox", turn.outbox, [message.sent for message in messages]),
         ):
             for i, form in enumerate(all_forms[:answered]):
-                keys = [f"turn.{name}.{i}.{j}" for j in range(len(leaves(form)))]
+                keys = [f"turn.{name}.{i}.{j}" for j in range(len(parts_of(form)))]
                 if all(key in state for key in keys) and len(box) == i:
                     box.append([state[key].clone() for key in keys])
         turn.inbox = turn.inbox[: len(turn.outbox)]
@@ -122,6 +122,7 @@ def same(some: Arrays, others: Arrays) -> bool:
 
 def tree(form: Tree, arrays: Arrays, what: str, growths: Growths = (), most: int = 1) -> Tree:
     """Tensors as the tree that is expected; what grows, for a cohort of at most `most`."""
+    arrays = arrived(form, arrays)
     if not fits_cohort(form, growths, arrays, most):
         raise Refused(f"{what} has another form than the study's algorithm gives it.")
     if not tame(arrays):
