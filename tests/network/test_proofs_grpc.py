@@ -131,7 +131,9 @@ def test_a_study_between_sites_is_its_simulation(tmp_path, algorithm, wire, sums
     assert run.anatomy.sums_only == expected.anatomy.sums_only == sums_only
     if wire is INT8:
         p = len(run.vector)
-        assert run.spent.up == ROUNDS * len(NAMES) * (p + 4)  # a byte a number, and a scale
+        assert run.spent.up == ROUNDS * len(NAMES) * (
+            p + 4 * 2
+        )  # a scale of weights, one of biases
         assert run.spent.up < 0.3 * 4 * p * ROUNDS * len(NAMES)
 
 

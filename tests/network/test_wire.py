@@ -65,7 +65,7 @@ class Int8:
         )
 
     def dither(self, who, x):
-        return who.uniform(x.shape[-1], "dither")
+        return who.uniform(x[(0,) * len(who.lead)].numel(), "dither").reshape(x.shape)
 
     def bound(self, before):
         return None
@@ -83,12 +83,15 @@ class Largest:
         return None
 
     def send(self, me, upload, own):
-        at = tuple(x.abs().topk(self.count, dim=-1).indices for x in upload)
-        return tuple((i, x.gather(-1, i)) for i, x in zip(at, upload, strict=True)), None
+        flat = tuple(x.reshape(*me.lead, -1) for x in upload)
+        at = tuple(x.abs().topk(min(self.count, x.shape[-1]), dim=-1).indices for x in flat)
+        return tuple((i, x.gather(-1, i)) for i, x in zip(at, flat, strict=True)), None
 
     def receive(self, them, payload, form):
         return tuple(
-            torch.zeros(*i.shape[:-1], *one.shape, dtype=one.dtype).scatter(-1, i, values)
+            torch.zeros(*i.shape[:-1], one.numel(), dtype=one.dtype)
+            .scatter(-1, i, values)
+            .reshape(*i.shape[:-1], *one.shape)
             for (i, values), one in zip(payload, form, strict=True)
         )
 
@@ -288,7 +291,7 @@ def test_a_coded_upload_takes_the_bytes_that_its_payload_has(algorithm):
     outcome = asyncio.run(federation.round(0, range(PARTIES)))
 
     vectors = len(leaves(federation.engine.anatomy.messages[0].upload))
-    assert outcome.up == PARTIES * vectors * (federation.engine.model.p + 8)
+    assert outcome.up == PARTIES * vectors * (federation.engine.model.p + 8 * 9)
     assert outcome.down == PARTIES * vectors * 8 * federation.engine.model.p
 
 
@@ -310,14 +313,14 @@ def test_a_payload_that_cannot_be_undone_is_refused_and_the_round_goes_on():
             await asyncio.sleep(0)
         letter = decode(b"".join(engine.work_for(1).pieces))
         upload = federation.answer(1, letter)
-        at, values = upload.arrays
-        for bad in ([at + 10**6, values], [at - 10**6, values]):
+        at, values, *rest = upload.arrays
+        for bad in ([at + 10**6, values, *rest], [at - 10**6, values, *rest]):
             with pytest.raises(Refused, match="no step of the wire could have sent"):
                 engine.upload(1, Letter("upload", upload.fields, bad))
-        for bad in ([at.int(), values], [at, values[:2]], [values, at], [at]):
+        for bad in ([at.int(), values, *rest], [at, values[:2], *rest], [values, at, *rest], [at]):
             with pytest.raises(Refused, match="another form"):
                 engine.upload(1, Letter("upload", upload.fields, bad))
-        engine.upload(1, Letter("upload", upload.fields, [at, values * torch.inf]))
+        engine.upload(1, Letter("upload", upload.fields, [at, values * torch.inf, *rest]))
         engine.upload(0, federation.answer(0, decode(b"".join(engine.work_for(0).pieces))))
         return await running
 
@@ -463,7 +466,7 @@ def test_noise_between_institutions_is_not_of_the_seed():
     wire = Wire(up=(Noise(),))
     one, other, seeded = (party_of(0, wire, private=yes) for yes in (True, True, False))
     first = leaves(one.anatomy.sent)
-    (sent,), _ = one.work(0, 0, first)
+    (sent, *_), _ = one.work(0, 0, first)
     assert not torch.equal(other.work(0, 0, first)[0][0], sent)
 
     noise = (sent - seeded.work(0, 0, first)[0][0]) / Noise().sigma
@@ -601,7 +604,7 @@ def test_a_peer_that_restarts_sends_the_payload_that_it_sent():
     )
     for mine, theirs in zip(found, expected, strict=True):
         close(leaves(mine), leaves(theirs))
-    assert reports[0][0].up == 2 * (network(4, 3).p + 8)
+    assert reports[0][0].up == 2 * (network(4, 3).p + 8 * 9)
 
 
 def test_peers_at_their_own_pace_send_payloads():
@@ -616,15 +619,15 @@ def test_peers_at_their_own_pace_send_payloads():
     assert all(bool(torch.isfinite(leaf).all()) for state in states for leaf in leaves(state))
     told = [report for each in reports for report in each]
     assert sum(report.up for report in told) > 0
-    assert all(report.up * 8 * size == report.down * (size + 8) for report in told)
+    assert all(report.up * 8 * size == report.down * (size + 8 * 9) for report in told)
 
 
 def test_a_peers_payload_that_cannot_be_undone_is_refused():
-    party = party_of(0, Wire(up=(Largest(),)), ar.DSGD(lr=0.1))
+    party = party_of(0, Wire(up=(Largest(8),)), ar.DSGD(lr=0.1))
     coding, like = Coding.of(party.boxes, 0), network(4, 3).w
-    at, values = coding.form(0, like)
-    assert coding.undone(1, (0, 0), [at, values], like).shape == like.shape
-    for bad in ([at + 10**6, values], [at, values * torch.nan]):
+    at, values, *rest = leaves(coding.form(0, like))
+    assert coding.undone(1, (0, 0), [at, values, *rest], like).shape == like.shape
+    for bad in ([at + 10**6, values, *rest], [at, values * torch.nan, *rest]):
         with pytest.raises(Refused, match=r"no step of the wire|not finite"):
             coding.undone(1, (0, 0), bad, like)
     with pytest.raises(Refused, match="exchange 2 is none of the algorithm's"):

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole numbers in few bits: codes of b bits side by side, and rising positions."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from archipel.errors import ArchipelError
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """Codes `uint8 [..., n]` below 2^bits, one after another: `uint8 [..., packed_size(n, bits)]`.
+
+    >>> packed(torch.tensor([1, 0, 3, 2, 1], dtype=torch.uint8), 2).tolist()
+    [177, 1]
+    """
+    if bits == 8:
+        return codes
+    if bits == 1:
+        return torch.from_numpy(np.packbits(codes.numpy(), axis=-1, bitorder="little"))
+    per = 8 // bits if 8 % bits == 0 else 8  # codes that fill whole bytes
+    n = codes.shape[-1]
+    codes = torch.nn.functional.pad(codes, (0, -n % per)).contiguous()
+    words = codes.numpy().view(f"<u{per}")
+    group = 1  # codes that are together: neighbours move next to each other, then pairs, then fours
+    while group < per:
+        even = sum(((1 << bits * group) - 1) << at for at in range(0, 8 * per, 16 * group))
+        keep, apart, near = map(words.dtype.type, (even, 8 * group, bits * group))
+        words = (words & keep) | ((words >> apart & keep) << near)
+        group *= 2
+    if 8 % bits == 0:
+        return torch.from_numpy(words.astype(np.uint8))
+    whole = words.view(np.uint8).reshape(*words.shape, 8)[..., :bits]
+    return torch.from_numpy(whole.reshape(*codes.shape[:-1], -1))[..., : packed_size(n, bits)]
+
+
+def unpacked(data: Tensor, bits: int, n: int) -> Tensor:
+    """The other way: `uint8 [..., packed_size(n, bits)] -> uint8 [..., n]`."""
+    if bits == 8:
+        return data
+    if 8 % bits == 0:
+        codes = np.take(_codes(bits), data.numpy()).view(np.uint8)
+        return torch.from_numpy(codes)[..., :n]
+    groups = -(-n // 8)
+    data = torch.nn.functional.pad(data, (0, groups * bits - data.shape[-1]))
+    words = torch.nn.functional.pad(data.reshape(*data.shape[:-1], groups, bits), (0, 8 - bits))
+    shifts = torch.arange(8) * bits
+    codes8 = (words.contiguous().view(torch.int64) >> shifts) & ((1 << bits) - 1)
+    return codes8.to(torch.uint8).flatten(-2)[..., :n]
+
+
+@cache
+def _codes(bits: int) -> NDArray[Any]:
+    """The codes in each of the 256 bytes, side by side in one word."""
+    per = 8 // bits
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (np.arange(256, dtype=np.uint8)[:, None] >> shifts) & np.uint8((1 << bits) - 1)
+    words: NDArray[Any] = np.ascontiguousarray(codes).view(f"<u{per}")[:, 0]
+    return words
+
+
+def packed_size(n: int, bits: int) -> int:
+    """Bytes of n codes."""
+    return -(-n * bits // 8)
+
+
+def signs(data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Bits as -1 and 1: `uint8 [..., packed_size(n, 1)] -> [..., n]`."""
+    ones = np.unpackbits(data.numpy(), axis=-1, count=n, bitorder="little")
+    return torch.from_numpy(ones).to(dtype).mul_(2).sub_(1)
+
+
+def positions_coded(at: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Rising positions `[..., k]` below n, in 2 + log2(n / k) bits each [Elias 1974, Fano 1971].
+
+    The low bits of each as they are; of the high bits h_1 <= h_2 <= ... the bit h_i + i is set.
+    """
+    k = at.shape[-1]
+    low = _low_bits(n, k)
+    spots = (at >> low) + torch.arange(k)
+    marks = torch.zeros(*at.shape[:-1], 8 * _marks_size(n, k), dtype=torch.uint8)
+    marks.scatter_(-1, spots, 1)
+    if low == 0:
+        lows = torch.zeros(*at.shape[:-1], 0, dtype=torch.uint8)
+    else:
+        rest = at & ((1 << low) - 1)
+        planes = [(rest >> shift) & 255 for shift in range(0, low, 8)]
+        widths = [min(8, low - shift) for shift in range(0, low, 8)]
+        lows = torch.cat(
+            [packed(x.to(torch.uint8), b) for x, b in zip(planes, widths, strict=True)], dim=-1
+        )
+    return lows, packed(marks, 1)
+
+
+def positions(lows: Tensor, marks: Tensor, n: int, k: int) -> Tensor:
+    """The other way: `[..., k]`; what stands for no positions is refused."""
+    low = _low_bits(n, k)
+    lead = marks.shape[:-1]
+    bits = np.unpackbits(marks.numpy(), axis=-1, bitorder="little")
+    if (bits.sum(axis=-1, dtype=np.int64) != k).any():
+        raise ArchipelError(f"not the positions of {k} numbers among {n}: the bytes are damaged.")
+    spots = torch.from_numpy(bits.reshape(-1, bits.shape[-1]).nonzero()[1]).view(*lead, k)
+    at = (spots - torch.arange(k)) << low
+    start = 0
+    for shift in range(0, low, 8):
+        width = min(8, low - shift)
+        size = packed_size(k, width)
+        at |= unpacked(lows[..., start : start + size], width, k).long() << shift
+        start += size
+    if k and (bool((at >= n).any()) or bool((at[..., 1:] <= at[..., :-1]).any())):
+        raise ArchipelError(f"not {k} rising positions among {n}: the bytes are damaged.")
+    return at
+
+
+def _low_bits(n: int, k: int) -> int:
+    return max(0, (n // max(k, 1)).bit_length() - 1)
+
+
+def _marks_size(n: int, k: int) -> int:
+    return packed_size(k + ((n - 1) >> _low_bits(n, k)) + 1, 1)
