@@ -22,6 +22,7 @@ from archipel.cli.predict import predict
 from archipel.cli.rehearse import rehearse
 from archipel.cli.run import resume, run
 from archipel.cli.runs import export, report, runs
+from archipel.cli.tune_bytes import tune_bytes
 from archipel.errors import ArchipelError, one_line
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command()(demo)
 app.command()(new)
 app.command()(run)
 app.command()(compare)
+app.command("tune-bytes")(tune_bytes)
 app.command("list")(list_)
 app.command()(show)
 app.command()(data)

@@ -42,7 +42,8 @@ Grid = Annotated[
     typer.Option(
         "--grid",
         metavar="[ALGORITHM.]FIELD=VALUE,...",
-        help="Choose a setting on validation points, for all algorithms or for one.",
+        help="Choose a setting on validation points, for all algorithms or for one; "
+        "of wire.up, wire.down, wire.rule or wire.sum, every value is a row.",
     ),
 ]
 Name = Annotated[str | None, typer.Option(help="Names the comparison's folder.")]
@@ -84,6 +85,7 @@ def compare(
       archipel compare fedavg mine.py --data mnist --partition shards:2 --sample 0.1
       archipel compare fedavg scaffold --data heart_disease --grid lr=0.01,0.03,0.1 --format md
       archipel compare fedavg ditto --data femnist --grid lr=0.03,0.1 --grid ditto.lam=0.1,1
+      archipel compare fedavg --data mnist --grid 'wire.up=[],["float16"],["rotate","quantise:4"]'
     """
     o.check_engine(engine)
     if form is not None and form not in ("md", "csv", "latex"):
@@ -143,8 +145,8 @@ def tell(done: Comparison, form: str | None, as_json: bool) -> None:
             inside = done.folder.is_relative_to(here)
             place = done.folder.relative_to(here) if inside else done.folder
             console.print(
-                f"\n{escape(str(place))} keeps table.md, .csv and .tex, plot.png and .svg, and "
-                "every run.",
+                f"\n{escape(str(place))} keeps table.md, .csv and .tex, plot.png and .svg, "
+                f"{'bytes.png and .svg, ' if done.wires else ''}and every run.",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -174,7 +176,9 @@ class Line:
 
 
 @contextmanager
-def progress() -> Iterator[Stoppable]:
+def progress(
+    stopped: str = "stopped: the same command with --resume goes on.",
+) -> Iterator[Stoppable]:
     """A line that goes away at the end; nothing where standard error is no terminal.
 
     It is drawn between rounds, by no thread: workers are forked in the meantime.
@@ -196,4 +200,4 @@ def progress() -> Iterator[Stoppable]:
         except KeyboardInterrupt:
             from archipel.comparison import Stopped
 
-            raise Stopped("stopped: the same command with --resume goes on.") from None
+            raise Stopped(stopped) from None

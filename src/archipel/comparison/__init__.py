@@ -6,6 +6,7 @@
 ['fedavg', 'scaffold']
 """
 
+from archipel.comparison.bytes import Search, fewer_bytes
 from archipel.comparison.design import read_grid
 from archipel.comparison.results import Comparison, Result, Row, Stat
 from archipel.comparison.work import Stopped, compare, find_comparison, resume_comparison
@@ -14,9 +15,11 @@ __all__ = [
     "Comparison",
     "Result",
     "Row",
+    "Search",
     "Stat",
     "Stopped",
     "compare",
+    "fewer_bytes",
     "find_comparison",
     "read_grid",
     "resume_comparison",

@@ -25,6 +25,9 @@ from archipel.study.sections import About
 
 Settings = dict[str, Any]
 
+_WIRE = "wire."  # what a grid calls fields of [wire]
+_LISTS = ("wire.up", "wire.down")
+
 
 class Entry(NamedTuple):
     """One row of the table to be."""
@@ -119,7 +122,8 @@ def design(
 ) -> Design:
     """Check everything that can be said before anything runs.
 
-    `shared` are fields of every algorithm that has them; one that nobody has is an error.
+    `shared` are fields of every algorithm that has them; one that nobody has is an error. Fields of
+    [wire] in the grid are rows, those of algorithms are chosen.
     """
     if not algorithms:
         raise ArchipelError("algorithms = []: name at least one, such as 'fedavg'.")
@@ -132,6 +136,9 @@ def design(
         else:
             spec = read_spec(each) if isinstance(each, str) else _spec_of(each)
             entries.append(_entry(*spec, base, shared))
+    wires = {name: _values(name, each) for name, each in grid.items() if name.startswith(_WIRE)}
+    grid = {name: values for name, values in grid.items() if name not in wires}
+    entries = [wired for each in entries for wired in _on_wires(each, wires)]
     made = [each.study.algorithm_object for each in entries]
     known = {name: hint for each in made for name, hint in fields.hints(type(each)).items()}
     for name in (*shared, *(name for name in grid if "." not in name)):
@@ -143,7 +150,7 @@ def design(
     _check_alike(entries)
     plan = Design(
         tuple(entries),
-        _seeds(seeds, entries[0].study.study.seed),
+        seeds_from(seeds, entries[0].study.study.seed),
         {name: _values(name, values) for name, values in grid.items()},
         baselines,
     )
@@ -151,6 +158,23 @@ def design(
         for settings in plan.settings(entry):
             chosen(entry.study, settings)
     return plan
+
+
+def _on_wires(entry: Entry, wires: Mapping[str, Sequence[Any]]) -> list[Entry]:
+    """A row for every wire: how many bytes a better score is worth is for its reader to say."""
+    found = []
+    for values in itertools.product(*wires.values()):
+        wire = dict(zip(wires, values, strict=True))
+        for name, value in wire.items():
+            if name in _LISTS and not isinstance(value, list):
+                raise ArchipelError(
+                    f"grid {name} = {fields.shown(value)}: every value is a list of steps in "
+                    f"quotes; write '{name}=[],[\"float16\"]'."
+                )
+        study = entry.study.with_set(wire)
+        label = _label(entry.label, {name.removeprefix(_WIRE): wire[name] for name in wire})
+        found.append(entry._replace(label=label, study=study))
+    return found
 
 
 def _owned(grid: Mapping[str, Sequence[Any]]) -> list[tuple[str, str, Sequence[Any]]]:
@@ -239,10 +263,10 @@ def value_of(text: str) -> Any:
 
 
 def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of each field, from `lr=0.01,0.1`, or of one algorithm's.
+    """Return the values of each field, from `lr=0.01,0.1`, of one algorithm's, or of [wire].
 
-    >>> read_grid(["lr=0.01,0.1", "ditto.lam=0.1,1"])
-    {'lr': [0.01, 0.1], 'ditto.lam': [0.1, 1]}
+    >>> read_grid(["lr=0.01,0.1", "ditto.lam=0.1,1", 'wire.up=[],["float16"]'])
+    {'lr': [0.01, 0.1], 'ditto.lam': [0.1, 1], 'wire.up': [[], ['float16']]}
     """
     grid: dict[str, list[Any]] = {}
     for text in texts:
@@ -288,6 +312,8 @@ def _label(name: str, settings: Settings) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(str(part) for part in value.values())
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
     return str(value)
 
 
@@ -333,7 +359,7 @@ def _check_alike(entries: Sequence[Entry]) -> None:
             )
 
 
-def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
+def seeds_from(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
     found = tuple(range(first, first + seeds)) if isinstance(seeds, int) else tuple(seeds)
     if not found or len(set(found)) < len(found) or min(found) < 0:
         raise ArchipelError(f"seeds = {seeds}: give a number of seeds from 1, or different ones.")
@@ -343,8 +369,4 @@ def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
 def _values(name: str, values: Sequence[Any]) -> list[Any]:
     if isinstance(values, str) or not len(values):
         raise ArchipelError(f"grid {name} = {values!r}: give a list of values to try.")
-    return list(dict.fromkeys(values)) if all(map(_hashable, values)) else list(values)
-
-
-def _hashable(value: Any) -> bool:
-    return not isinstance(value, dict | list)
+    return [value for at, value in enumerate(values) if value not in values[:at]]

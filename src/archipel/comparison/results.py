@@ -64,6 +64,7 @@ class Result:
     run: str | None = None  # the folder's name in the comparison's
     algorithm: str = ""
     settings: dict[str, Any] = field(default_factory=dict)  # every field of the algorithm
+    wire: dict[str, Any] = field(default_factory=dict)  # what the study's [wire] says
     chosen: dict[str, Any] = field(default_factory=dict)  # those that the grid chose
     edges: dict[str, str] = field(default_factory=dict)  # where that was the largest or smallest
     own_models: bool = False  # each party uses its own model
@@ -108,6 +109,10 @@ class Result:
         sent: Mapping[str, int] = entry["bytes"]
         return sent["up"] if self.own_models and not self.served else sent["up"] + sent["down"]
 
+    def sent(self, way: str, rounds: Sequence[float]) -> list[float]:
+        """Bytes "up" or "down" until each of these rounds."""
+        return self._until(rounds, lambda entry: entry["bytes"][way])
+
     def rounds_to(self, target: float, metric: str) -> float | None:
         """`Run.rounds_to`, of a curve that was stored."""
         counts = self.failed is None and self.bytes is not None
@@ -119,8 +124,12 @@ class Result:
         rounds = self.rounds_to(target, metric)
         if rounds is None:
             return None
+        return self._until([rounds], self.carried)[0]
+
+    def _until(self, rounds: Sequence[float], count: Callable[[Round], int]) -> list[float]:
         at = [0, *(entry["round"] for entry in self.history)]
-        return float(np.interp(rounds, at, [0, *map(self.carried, self.history)]))
+        sums = [0, *map(count, self.history)]
+        return [float(each) for each in np.interp(rounds, at, sums)]
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,12 @@ class Comparison:
         return any(each.served for each in self.results)
 
     @property
+    def wires(self) -> bool:
+        """Whether rows differ in what stands between parties and server, and so in bytes."""
+        ran = [each for each in self.results if each.bytes is not None]
+        return any(each.wire != ran[0].wire and each.bytes != ran[0].bytes for each in ran)
+
+    @property
     def failed(self) -> bool:
         """Whether a run failed."""
         return any(each.failed is not None for each in self.results)
@@ -217,6 +232,9 @@ class Comparison:
                 return None if metric in RANKS else each.score("own", metric)
             return each.points(metric)
 
+        def sent(way: str) -> Any:
+            return lambda each: None if each.failed else (each.bytes or {}).get(way)
+
         def joining(name: str) -> Any:
             return lambda each: None if each.failed else (each.joining or {}).get(name)
 
@@ -235,6 +253,8 @@ class Comparison:
             "bytes": lambda each: (
                 None if each.failed or not each.bytes else each.carried({"bytes": each.bytes})
             ),
+            "bytes_up": sent("up"),
+            "bytes_down": sent("down"),
             "gradients": lambda each: None if each.failed else each.gradients,
             "seconds": lambda each: None if each.failed else each.seconds,
             **{f"joining_{name}": joining(name) for name in JOINING},
@@ -253,6 +273,12 @@ class Comparison:
         from archipel.report.comparison import curves_and_spread
 
         return curves_and_spread(self, path)
+
+    def plot_bytes(self, path: str | Path | None = None) -> Picture:
+        """Draw the metric against megabytes sent, a curve for each row."""
+        from archipel.report.comparison import against_bytes
+
+        return against_bytes(self, path)
 
     def to_frame(self) -> DataFrame:
         """A pandas frame with a row per algorithm, or baseline, and seed."""
@@ -286,10 +312,6 @@ class Comparison:
             name for each in row.results for name in (each.last.get("metrics") or {})
         )
         figures = {name: stat.to_json() for name, stat in row.figures.items()}
-        sent = {
-            way: Stat(tuple((each.bytes or {}).get(way) for each in row.results)).to_json()
-            for way in ("up", "down")
-        }
         return {
             "label": row.label,
             "metrics": {
@@ -304,7 +326,8 @@ class Comparison:
                 "worst_tenth": figures["new_worst_tenth"],
             },
             "bytes": {
-                **sent,
+                "up": figures["bytes_up"],
+                "down": figures["bytes_down"],
                 "carried": figures["bytes"],
                 "to_target": figures["bytes_to_target"],
             },

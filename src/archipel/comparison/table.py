@@ -65,6 +65,7 @@ class _Columns:
             "rounds_to_target": f"rounds to {aim}",
             "bytes_to_target": f"bytes to {aim}",
             "bytes": "bytes in all",
+            **({"bytes_up": "bytes up", "bytes_down": "bytes down"} if comparison.wires else {}),
             "gradients": "gradients",
             "seconds": "time",
         }
@@ -101,6 +102,8 @@ class _Columns:
             "rounds_to_target": lambda value: f"{value:,.1f}",
             "bytes_to_target": size,
             "bytes": size,
+            "bytes_up": size,
+            "bytes_down": size,
             "gradients": amount,
             "seconds": duration,
             "joining_messages": lambda value: f"{value:g}",

@@ -38,8 +38,7 @@ def choose(
 
     All settings run side by side where the algorithm and the model allow it.
     """
-    validation = data.validation(FRACTION, study.study.seed)
-    model = study.build_model(validation)
+    validation, model = held_out(study, data)
     options = study.options()
     options["evaluate_every"] = options["rounds"]
     if workers is not None:
@@ -49,7 +48,7 @@ def choose(
         runs = _sweep(study, settings, validation, model, options)
     if runs is None:
         runs = [_one(chosen(study, each), validation, model, options) for each in settings]
-    values = [None if run is None else _value(run) for run in runs]
+    values = [None if run is None else score(run) for run in runs]
     metric = next((run.metric for run in runs if run is not None), "")
     finite = [each for each in values if each is not None]
     if not finite:
@@ -59,6 +58,12 @@ def choose(
         )
     best = max(finite) if larger_is_better(metric) else min(finite)
     return Choice(settings[values.index(best)], list(settings), values)
+
+
+def held_out(study: Study, data: Federation) -> tuple[Federation, Model]:
+    """The data with validation points in place of test points, and the model for them."""
+    validation = data.validation(FRACTION, study.study.seed)
+    return validation, study.build_model(validation)
 
 
 def at_edge(choice: Choice) -> dict[str, str]:
@@ -107,12 +112,12 @@ def _one(study: Study, data: Federation, model: Model, options: Options) -> Run 
         return None
 
 
-def _value(run: Run) -> float | None:
+def score(run: Run) -> float | None:
     """The metric over all validation points, of the models that training parties would use."""
     last: Mapping[str, Any] = run.history[-1]
     scores = last["own"] or last["metrics"]
     if not scores:
-        raise ArchipelError("grid: no party has a training point to spare for validation.")
+        raise ArchipelError("no party has a training point to spare for validation: give more.")
     value = float(scores[run.metric])
     if last["own"] and run.metric in RANKS:  # scores of different models have no common order
         value = float((last["seen_parties"] or {}).get("mean", math.nan))

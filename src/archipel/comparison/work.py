@@ -71,9 +71,10 @@ def compare(
     object (`ar.FedProx(mu=0.1)`), or a whole study. `study` is what names start from, `sections`
     are further parts of it (`{"simulate": {"dropouts": 0.1}}`), `algorithm` fields of all
     algorithms that have them. `grid` chooses settings, `{"lr": [0.01, 0.1]}`, per algorithm and
-    seed on validation points. `seed` is the first of so many `seeds`. With `resume`, an earlier
-    comparison of this very design under `out` goes on, or is returned when it was done. `out=None`
-    keeps everything in memory.
+    seed on validation points; of fields of [wire], `{"wire.up": [[], ["float16"]]}`, every value is
+    a row. `seed` is the first of so many `seeds`. With `resume`, an earlier comparison of this very
+    design under `out` goes on, or is returned when it was done. `out=None` keeps everything in
+    memory.
     """
     flags: dict[str, Any] = {
         **_fields("data", data),
@@ -228,6 +229,7 @@ class _Work:
             entry.label,
             seed,
             None if self.folder is None else name,
+            wire=entry.study.wire.model_dump(exclude_defaults=True),
             own_models=is_peer(algorithm) or has_personal(algorithm),
             served=has_personal(algorithm),
         )
@@ -289,12 +291,14 @@ class _Work:
             write(self.folder / f"table.{suffix}", done.table(form).encode())
         from archipel.report.style import styled
 
-        figure = done.plot()
-        for suffix in ("png", "svg"):
-            content = BytesIO()
-            with styled():
-                figure.savefig(content, format=suffix, dpi=150)
-            write(self.folder / f"plot.{suffix}", content.getvalue())
+        pictures = {"plot": done.plot, **({"bytes": done.plot_bytes} if done.wires else {})}
+        for name, draw in pictures.items():
+            figure = draw()
+            for suffix in ("png", "svg"):
+                content = BytesIO()
+                with styled():
+                    figure.savefig(content, format=suffix, dpi=150)
+                write(self.folder / f"{name}.{suffix}", content.getvalue())
         self.save(state="done", results=done.to_json())
 
 

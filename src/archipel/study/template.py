@@ -43,11 +43,11 @@ def template(given: Mapping[str, Mapping[str, Any]], schema: str | None = None) 
         values = given.get(section, {})
         for key, (default, comment) in known.items():
             if key in values:
-                lines.append(_commented(f"{key} = {_literal(values[key])}", comment))
+                lines.append(_commented(f"{key} = {literal(values[key])}", comment))
             else:
-                shown = "..." if default is None else _literal(default)
+                shown = "..." if default is None else literal(default)
                 lines.append(_commented(f"# {key} = {shown}", comment))
-        lines += [f"{key} = {_literal(values[key])}" for key in values if key not in known]
+        lines += [f"{key} = {literal(values[key])}" for key in values if key not in known]
         lines.append("")
     return "\n".join(lines)
 
@@ -62,12 +62,12 @@ def _fields_of(algorithm: Any) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """A value on one line; tomli_w spreads lists and tables over several."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
+        return "[" + ", ".join(map(literal, value)) + "]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 

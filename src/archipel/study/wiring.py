@@ -40,7 +40,7 @@ class Part(NamedTuple):
     @property
     def name(self) -> str:
         """What it names, as `plugins` takes it: a name, or a file and its class."""
-        return _split(self.text)[0]
+        return name_of(self.text)
 
 
 def parts_of(section: Section) -> list[Part]:
@@ -67,12 +67,17 @@ def written(section: Section, base: Path) -> dict[str, Any]:
     made = wire_of(section, base)
     steps = {"up": made.up, "down": made.down}
     for key, each in steps.items():
-        names = [_split(text)[0] for text in getattr(section, key)]
+        names = [name_of(text) for text in getattr(section, key)]
         tables[key] = [_text(name, step) for name, step in zip(names, each, strict=True)]
     for key, one in (("rule", made.rule), ("sum", made.sum)):
         if one is not None:
-            tables[key] = _text(_split(tables[key])[0], one)
+            tables[key] = _text(name_of(tables[key]), one)
     return tables
+
+
+def name_of(text: str) -> str:
+    """What a text names, without its values."""
+    return _split(text)[0]
 
 
 def _split(text: str) -> tuple[str, list[str]]:

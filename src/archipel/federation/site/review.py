@@ -239,8 +239,14 @@ def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
         )
 
 
+_SHOWN = 4  # shapes of a message, at most; more are counted
+
+
 def _form(message: Message, summed_by: str = "") -> str:
-    shapes = [" x ".join(map(str, leaf.shape)) or "1" for leaf in leaves(message.sent)]
+    sent = leaves(message.sent)
+    shapes = [" x ".join(map(str, leaf.shape)) or "1" for leaf in sent]
+    if len(shapes) > _SHOWN:
+        shapes = [f"{sum(leaf.numel() for leaf in sent)} (in {len(sent)} parts)"]
     seen = "each site's by itself" if "stack" in message.asks else "only the mean over sites"
     if summed_by:
         seen = f"only their sum, which {_cut(summed_by)} makes of all sites' messages"
