@@ -41,7 +41,7 @@ postgres:
 	echo "PostgreSQL is not here and cannot be installed: the roll is tested on SQLite alone."
 
 test: $(DEV) browser postgres
-	$(BIN)/python -m pytest -n logical --dist loadfile
+	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 
 test-slow: $(DEV) browser
 	$(BIN)/python -m pytest -m slow
@@ -60,6 +60,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/wire.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py
