@@ -10,12 +10,14 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+import numpy as np
 import tomli_w
+import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -23,6 +25,8 @@ import archipel
 from archipel.algorithms import ALGORITHMS
 from archipel.cli import app
 from archipel.data import DATASETS
+from archipel.exchange.sender import Sender
+from archipel.exchange.varying import size_of
 from archipel.graphs import TOPOLOGIES
 from archipel.metrics import PRIMARY
 from archipel.models import MODELS
@@ -33,7 +37,12 @@ from archipel.study.file import _NOT_OPTIONS
 from archipel.study.sections import SECTIONS
 from archipel.training.optimisers import SGD, Adam
 from archipel.training.schedules import Cosine, Decay, Inverse
+from archipel.tree import leaves
+from archipel.vector import ParamSpec
 from archipel.wire import STEPS
+from archipel.wire.chain import Chain
+from archipel.wire.structured import Structured
+from archipel.wire.wire import check_model
 
 HERE = Path(__file__).parent
 SOURCE = "../../src/archipel"
@@ -62,6 +71,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli(),
         "python.md": python(),
         "algorithms.md": algorithms(),
+        "wire.md": wire(),
     }
     return {name: MADE + text.rstrip() + "\n" for name, text in made.items()}
 
@@ -382,6 +392,125 @@ def algorithms() -> str:
         parts += [*_fields(cls), "", f"[{path.name}]({SOURCE}/algorithms/{path.name}):", ""]
         parts += ["```py", code.rstrip(), "```"]
     return "\n".join(parts)
+
+
+# -- the wire --------------------------------------------------------------------------------------
+
+EXAMPLES: dict[str, Any] = {  # a step of each kind, as the tables try it
+    "clip": 1.0,
+    "low_rank": 0.0625,
+    "power_sgd": 2,
+    "quantise": 8,
+    "random_k": 0.01,
+    "random_mask": 0.0625,
+    "subsample": 0.0625,
+    "top_k": 0.01,
+}
+SPEC = ParamSpec(("weight", "bias"), ((256, 1000), (256,)))
+
+
+def wire() -> str:
+    steps = {name: _step(name) for name in STEPS}
+    lines = [
+        "# The wire",
+        "",
+        "Steps of `[wire] up` and `down`, [one file each]"
+        f"({SOURCE}/wire); [how they are used](../how-to-fewer-bytes.md), [how to write "
+        "one](../how-to-own-step.md). The tables are found by trying.",
+        "",
+        "Bytes are those of a layer with 256 x 1000 weights and 256 biases, of which the weights "
+        "are drawn at random, against four bytes a number. *Unbiased*: on average, what arrives is "
+        "what was sent. *Linear*: a sum of what was sent can be undone, so a sum of which the "
+        "server sees no part goes with it. *Feedback*: what was left out is kept, and sent the "
+        "next time. *Down*: for what the server sends; *peers*: between neighbours; both send "
+        "models, not changes, so what loses most of one is refused.",
+        "",
+        *_table(
+            ["step", "values", "fewer bytes", "unbiased", "linear", "feedback", "down", "peers"],
+            [_step_row(name, step) for name, step in steps.items()],
+        ),
+        "",
+        "## Which go together",
+        "",
+        "A row's step before a column's, in `wire.up`. What is refused is refused before the "
+        "first round, in the words below.",
+        "",
+    ]
+    reasons: list[str] = []
+    rows = []
+    for first, a in steps.items():
+        cells = []
+        for b in steps.values():
+            said = refusal((a, b))
+            if said is None:
+                cells.append("yes")
+                continue
+            said = said.replace(type(a).__name__, "*row*").replace(type(b).__name__, "*column*")
+            if said not in reasons:
+                reasons.append(said)
+            cells.append(f"no: {reasons.index(said) + 1}")
+        rows.append([f"`{first}`", *cells])
+    lines += _table(["", *(f"`{name}`" for name in steps)], rows)
+    lines += ["", *(f"{at}. {said}" for at, said in enumerate(reasons, 1)), ""]
+    lines += [
+        "Besides: `wire.sum` goes with steps that are linear (`common = true` makes `rotate`, "
+        "`subsample`, `random_k`, `random_mask` and `low_rank` so: all parties of a round draw "
+        "alike, and their errors no longer cancel); steps that restrict training (`low_rank`, "
+        "`random_mask`) need uploads that are changes of the trained model, so SCAFFOLD's, "
+        "L2GD's and APGD's are refused; a `wire.rule` sees uploads as they arrive.",
+    ]
+    return "\n".join(lines)
+
+
+def _step(name: str) -> Any:
+    value = EXAMPLES.get(name)
+    return STEPS[name](*([] if value is None else [value]))
+
+
+def refusal(steps: Sequence[Any], where: str = "up") -> str | None:
+    """Why a wire of these steps is refused; None where it is not."""
+    form, me = torch.zeros(SPEC.size), Sender(0, 0, 0, np.array([0]))
+    try:
+        archipel.Wire(up=tuple(steps))
+        chain = Chain.fitted(steps, form, me, SPEC)
+        if where != "up":
+            check_model(chain, me, keeps=where == "peers")
+    except archipel.ArchipelError as error:
+        return str(error)
+    return None
+
+
+def _step_row(name: str, step: Any) -> list[str]:
+    yes = {True: "yes", False: "no"}
+    form, me = torch.zeros(SPEC.size), Sender(0, 0, 0, np.array([0]))
+    chain = Chain.fitted((step,), form, me, SPEC)
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(SPEC.size)).float()
+    if isinstance(step, Structured):
+        x = step.restrict(me, SPEC, x.dtype)(x)
+    payload, _ = chain.send(me, x, chain.init())
+    able = hasattr(step, "common")
+    return [
+        f"`{name}`",
+        ", ".join(_values(type(step))),
+        f"{4 * SPEC.size / size_of(payload):.1f}x",
+        yes[step.unbiased],
+        "with `common`" if able else yes[step.linear],
+        yes[bool(leaves(chain.init()))],
+        yes[refusal((step,), "down") is None],
+        yes[refusal((step,), "peers") is None],
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    line = "|" + "---|" * len(header)
+    return [f"| {' | '.join(header)} |", line, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _values(cls: type) -> list[str]:
+    return [
+        f.name if f.default is dataclasses.MISSING else f"{f.name} = {f.default}"
+        for f in dataclasses.fields(cls)
+    ]
 
 
 def main(to: Path) -> None:

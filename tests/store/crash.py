@@ -91,8 +91,9 @@ def result(run):
 
 def main(algorithm, out, seed):
     out, draw = Path(out), random.Random(int(seed))
-    began = time.perf_counter()
     whole = study(algorithm).run_in(out / "whole", baselines=False, workers=2, checkpoint_seconds=0)
+    began = time.perf_counter()  # the first had a plan to time
+    os.waitpid(start(algorithm, out / "again"), 0)
     lasts = time.perf_counter() - began
     folder, kills, progress = out / "killed", 0, []
     while kills < 20:
