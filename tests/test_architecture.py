@@ -85,6 +85,11 @@ def test_algorithms_know_neither_engines_nor_files(path):
     assert "Departures:" in path.read_text()
 
 
+def test_waiting_for_some_time_is_asyncios_timeout():
+    """Up to Python 3.11 `wait_for` forgets a cancellation that comes with what is waited for."""
+    assert [path for path in FILES if "asyncio.wait_for(" in path.read_text()] == []
+
+
 def test_only_model_and_losses_know_torch_func():
     users = {path.name for path in FILES if "torch.func" in code(path)}
     assert users == {"model.py", "losses.py"}

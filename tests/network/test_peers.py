@@ -22,7 +22,7 @@ from archipel.engines.network import liveness as liveness
 from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.in_process import Circle, meet
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.liveness import Left
+from archipel.engines.network.liveness import Left, Liveness
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Report
 from archipel.engines.network.presence import Adjourned
@@ -110,6 +110,25 @@ def loop_time(monkeypatch):
     monkeypatch.setattr(Circle, "begin", begun)
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_peer_that_is_ended_just_when_something_moves_ends(turns):
+    """The loop takes some turns from a bell to whoever waits for it; an end may come in each."""
+
+    async def play():
+        liveness = Liveness({}, 60.0)
+        waiting = asyncio.create_task(liveness.moved(60.0))
+        await asyncio.sleep(0.01)
+        liveness.ring()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        returned = waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return returned or waiting.cancelled()
+
+    assert run(play())
+
+
 def close(states, expected, tolerance=1e-9):
     torch.testing.assert_close(torch.stack(states), expected, rtol=tolerance, atol=tolerance)
 
@@ -195,8 +214,7 @@ def test_an_edge_counts_on_both_sides_or_on_none_also_when_an_answer_is_lost_for
 
         def fault(k, j, reply):
             if (k, j) == (3, 2) and reply.kind == "vector" and reply["round"] == 2 and not ended:
-                ended.append(asyncio.create_task(circle.end(2)))
-                circle.up.pop(2)
+                ended.append(circle.kill(2))
                 raise Cut("the answer is lost")
 
         def watch(k, report):
@@ -209,6 +227,7 @@ def test_an_edge_counts_on_both_sides_or_on_none_also_when_an_answer_is_lost_for
             circle.begin(k)
         await asyncio.gather(*(circle.tasks[k] for k in (0, 1, 3, 4)))
         await circle.done()
+        await asyncio.gather(*ended, return_exceptions=True)
         return circle
 
     circle = run(play())

@@ -60,7 +60,8 @@ def asking(site: Site, ask: Callable[[Any], Awaitable[Any]]) -> bool:
     async def main() -> None:
         link = site.link()
         try:
-            await asyncio.wait_for(ask(link), _PATIENCE)
+            async with asyncio.timeout(_PATIENCE):
+                await ask(link)
         finally:
             await link.close()
 

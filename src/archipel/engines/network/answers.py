@@ -173,6 +173,7 @@ class Answers:
             if left <= 0:
                 break
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._came.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._came.wait()
         self._scored = None
         return {k: self.scores[t][k] for k in parties if k in self.scores[t]}

@@ -53,7 +53,8 @@ class Bell:
         self.ring([party])  # whoever waited in its name is gone
         future = self._waiting[party] = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(future, seconds)
+            async with asyncio.timeout(seconds):
+                await future
         except TimeoutError:
             pass
         finally:
@@ -344,7 +345,8 @@ class NetworkEngine:
             ends = [opened.seen[k] + patience.silence for k in opened.waits_for]
             ends.append(until)
             with suppress(TimeoutError):
-                await asyncio.wait_for(opened.moved.wait(), max(0.01, min(ends) - now))
+                async with asyncio.timeout(max(0.01, min(ends) - now)):
+                    await opened.moved.wait()
 
     # -- what has been learnt ----------------------------------------------------------------------
 

@@ -160,7 +160,8 @@ class Gossip:
             try:
                 if left > 0:
                     asking = liveness.links[i].ask(letter)
-                    answer = await asyncio.wait_for(asking, min(left, _ANSWER))
+                    async with asyncio.timeout(min(left, _ANSWER)):
+                        answer = await asking
                 else:
                     answer = await liveness.insist(i, self.words.beat(at, "gossips", at))
                 change = None

@@ -122,7 +122,8 @@ class GrpcLink:
         except Cut:
             code = None
             with suppress(TimeoutError):  # why comes a moment after the cut itself
-                code = await asyncio.wait_for(call.code(), 1.0)
+                async with asyncio.timeout(1.0):
+                    code = await call.code()
             if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
                 raise ArchipelError(f"{self._goal.name} refuses: {await call.details()}") from None
             if code == grpc.StatusCode.UNAVAILABLE:
@@ -221,7 +222,8 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no answer now")
         except ArchipelError as error:
             with suppress(TimeoutError):  # a caller that still writes would not learn why
-                await asyncio.wait_for(context.read(), 5.0)
+                async with asyncio.timeout(5.0):
+                    await context.read()
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         if self._talking[name] >= _AT_ONCE:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many conversations")

@@ -107,6 +107,12 @@ class Disk:
         for name in names:
             self._kept.pop(name, None)
 
+    def copied(self) -> Disk:
+        """The disk as it is now, whatever is written on this one later."""
+        copied = Disk()
+        copied._kept = self.kept()
+        return copied
+
 
 class Circle:
     """Peers in one process; each may be ended at any moment and begun again."""
@@ -145,18 +151,19 @@ class Circle:
         peer = self.up[k] = Peer(
             party_state, topology, links, Words("twin", self._rounds), self.disks[k],
             asynchronous=self._asynchronous, silence=self._silence, deadline=self._deadline,
-            report=lambda report: self._reported(k, report),
+            report=lambda report: self._reported(peer, report),
         )  # fmt: skip
         self.tasks[k] = asyncio.create_task(peer.run())
         return peer
 
-    def _reported(self, k: int, report: Report) -> None:
-        self.reports[k].append(report)
-        self.watch(k, report)
+    def _reported(self, peer: Peer, report: Report) -> None:
+        for k in [k for k, up in self.up.items() if up is peer]:  # not of one that was killed
+            self.reports[k].append(report)
+            self.watch(k, report)
 
     def _link(self, k: int, j: int) -> MemoryLink:
         async def answer(who: str, letter: Letter) -> Letter:
-            if j not in self.up or {j, k} & self.cut_off:
+            if not {j, k} <= self.up.keys() or {j, k} & self.cut_off:
                 raise Cut("nobody is there.")
             reply = await self.up[j].answer(int(who), letter)
             self.fault(k, j, reply)
@@ -166,12 +173,17 @@ class Circle:
         link.cuts += self._cuts
         return link
 
-    async def end(self, k: int) -> None:
-        """Kill peer k."""
+    def kill(self, k: int) -> asyncio.Task[Any]:
+        """Kill peer k: what it does after this moment reaches neither its disk nor anybody."""
         self.up.pop(k, None)
+        self.disks[k] = self.disks[k].copied()
         task = self.tasks.pop(k)
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        return task
+
+    async def end(self, k: int) -> None:
+        """Kill peer k, and wait until it is gone."""
+        await asyncio.gather(self.kill(k), return_exceptions=True)
 
     async def done(self) -> list[Any]:
         """Wait for all peers that are up, and return their own states."""

@@ -123,7 +123,8 @@ class Liveness:
         if self.left:
             raise Left("the peer leaves.")
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._moved.wait(), max(0.005, seconds))
+            async with asyncio.timeout(max(0.005, seconds)):
+                await self._moved.wait()
         if self.left:
             raise Left("the peer leaves.")
 
@@ -148,7 +149,8 @@ class Liveness:
     async def tell(self, j: int, letter: Letter) -> bool:
         """Say to peer j where this peer is, and hear where that one is; whether it answered."""
         try:
-            answer = await asyncio.wait_for(self.links[j].ask(letter), max(1.0, self.every))
+            async with asyncio.timeout(max(1.0, self.every)):
+                answer = await self.links[j].ask(letter)
         except (ArchipelError, TimeoutError):
             return False
         if answer.kind == "beat":

@@ -188,7 +188,8 @@ class PartyLoop:
             if self._may is not None:
                 await self._may()  # in a pause not even a count leaves
             letter = self._letter("next", (), pending=-1, busy=said[0], reached=said[1])
-            await asyncio.wait_for(self._link.ask(letter), _BEAT)
+            async with asyncio.timeout(_BEAT):
+                await self._link.ask(letter)
 
     def _progress(self) -> Doing:
         if (gradients := self._gradients) is None:

@@ -28,7 +28,7 @@ that a question that was still on its way counts nothing any more.
 What was exchanged is on the disk before it is told, so a peer may be killed at any moment. One gap
 is left, as in every such protocol: a lower end that answers and is then cut off, alive, for longer
 than `silence` before its answer arrives has counted an edge that the higher end drops. One that was
-killed asks about it.
+killed in that exchange asks about it.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ class Coordinator:
                 del running[digest]
             self._drop()
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await stop.wait()
         for server_study in self.server_studies.values():
             server_study.engine.adjourn()
         await asyncio.gather(*running.values())
@@ -258,7 +259,8 @@ class Coordinator:
     async def _beginning(self) -> None:
         """Wait until some study begins, as long as a site may be kept waiting."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._begun.wait(), POLL)
+            async with asyncio.timeout(POLL):
+                await self._begun.wait()
 
     # -- studies -----------------------------------------------------------------------------------
 

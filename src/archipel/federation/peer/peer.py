@@ -165,7 +165,8 @@ class PeerSite(Site):
             with suppress(Cut, Refused, TimeoutError):
                 await self.may(link, study)
                 asked = Letter("roster", {"study": study})
-                answer = await asyncio.wait_for(link.ask(asked), 60)
+                async with asyncio.timeout(60):
+                    answer = await link.ask(asked)
                 if answer.kind == "peers":
                     found = Signed(answer["revoked"], answer["revoked_signature"])
                     self._drop(found.revoked(self.authority, study), peer, roster, say)
@@ -256,7 +257,8 @@ class PeerSite(Site):
                 say(f"done, after round {peer.round}; answers others that come back")
                 await asyncio.Event().wait()
             with suppress(TimeoutError):  # the coordinator may be down
-                await asyncio.wait_for(log.all_told(), self._silence)
+                async with asyncio.timeout(self._silence):
+                    await log.all_told()
         finally:
             for task in (running, telling, looking):
                 task.cancel()
@@ -268,7 +270,8 @@ class PeerSite(Site):
     async def _is_over(self, link: GrpcLink, study: str) -> bool:
         """Whether the coordinator says that the study was done while this peer was away."""
         try:
-            states = await asyncio.wait_for(self.studies(link), 10)
+            async with asyncio.timeout(10):
+                states = await self.studies(link)
         except (ArchipelError, TimeoutError):
             return False
         return states.get(study) == "done"
@@ -296,7 +299,8 @@ class PeerSite(Site):
             while True:
                 await self.may(link, study)
                 try:
-                    answer = await asyncio.wait_for(link.ask(letter), 60)
+                    async with asyncio.timeout(60):
+                        answer = await link.ask(letter)
                     if answer.kind == "thanks":
                         break
                 except Refused:
@@ -345,6 +349,7 @@ async def up(
                         service.begin(study)
                     await service.look()
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), 1.0)
+                        async with asyncio.timeout(1.0):
+                            await stop.wait()
             finally:
                 await service.end()

@@ -45,7 +45,8 @@ async def up(site: Site, stop: asyncio.Event, say: Say) -> None:
             while not stop.is_set():
                 await service.look()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _LOOK)
+                    async with asyncio.timeout(_LOOK):
+                        await stop.wait()
         finally:
             await service.end()
 

@@ -116,7 +116,8 @@ class Site:
             "identity": identity.public,
         }
         try:
-            answer = await asyncio.wait_for(link.ask(Letter("enrol", fields)), 30)
+            async with asyncio.timeout(30):
+                answer = await link.ask(Letter("enrol", fields))
         except (Cut, TimeoutError) as error:
             silent = f"the coordinator at {invitation.address} does not answer; try again later."
             raise ArchipelError(f"not joined: {str(error) or silent}") from None
@@ -340,7 +341,8 @@ class Site:
         """Have the coordinator know that this site does not work now, if it can be told."""
         with suppress(ArchipelError, TimeoutError):
             fields = {"study": study, "reason": why[:80]}
-            await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+            async with asyncio.timeout(10):
+                await link.ask(Letter("away", fields))
 
     async def may(self, link: GrpcLink, study: str) -> None:
         """Return when something may leave for a study: not in a pause, and never without approval.
@@ -358,7 +360,8 @@ class Site:
         """Have the coordinator know that this site's own policy keeps it from taking part."""
         with suppress(Cut, Refused, TimeoutError):
             fields = {"study": study, "reason": "declined by the site's own policy"}
-            await asyncio.wait_for(link.ask(Letter("away", fields)), 10)
+            async with asyncio.timeout(10):
+                await link.ask(Letter("away", fields))
 
     def tells_counts(self, study: str) -> bool:
         """Whether numbers of rows leave for a study: they did on approval, and still may."""
