@@ -112,7 +112,7 @@ class Service:
             self._say(f"{name}: {anew}")
         except Withheld as no:
             self._say(f"{name}: {no}")
-            await site.decline(self._link, study)
+            await site.away(self._link, study, "declined by the site's own policy")
             await asyncio.sleep(_LONG)  # until somebody has changed something
         except ArchipelError as error:
             self._say(f"{name}: {error}")

@@ -356,13 +356,6 @@ class Site:
         if not self.site_studies.has_approved(study):
             raise Left(f"study {study[:12]}: this site has left it.")
 
-    async def decline(self, link: GrpcLink, study: str) -> None:
-        """Have the coordinator know that this site's own policy keeps it from taking part."""
-        with suppress(Cut, Refused, TimeoutError):
-            fields = {"study": study, "reason": "declined by the site's own policy"}
-            async with asyncio.timeout(10):
-                await link.ask(Letter("away", fields))
-
     def tells_counts(self, study: str) -> bool:
         """Whether numbers of rows leave for a study: they did on approval, and still may."""
         decision = self.site_studies.decision(study)
