@@ -14,7 +14,6 @@ from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
 from archipel.wire.step import shaped
 
-
 _LOOK = 1024  # numbers of a row that tell how large the largest are, about
 
 
