@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What coding an upload costs: against plain numpy of the same definitions, and beside a round.
 
-Numpy's side is each definition as one would write it down, on one vector; ours is the wire's chain.
-Both have one thread, memory that malloc keeps (as the engine's workers have it) and the same
+Numpy's side is each definition as one would write it down, on one vector, with what both ends do:
+each draws for itself, and a step with feedback keeps its error. Ours is the wire's chain. Both have
+one thread, memory that malloc keeps (as the engine's workers have it) and the same
 numbers, in turn. Beside a round: one upload of 10^6 parameters,
 there and back, as a share of W3's round; the uploads of W1's cohort, stacked as workers code them,
 as a share of W1's round.
@@ -61,6 +62,7 @@ CHAINS: dict[str, tuple[Step, ...]] = {
     "float16": (Float16(),),
 }
 GOALS = {"numpy": 5.0, "W3": 0.10, "W1": 0.30}
+ERROR = np.full(SIDE * SIDE, 1e-3, np.float32)  # that a step with feedback has from before
 
 
 # -- the definitions in numpy ----------------------------------------------------------------------
@@ -76,23 +78,29 @@ def np_hadamard(y: Any) -> Any:
     return y / np.float32(np.sqrt(len(y)))
 
 
+def np_signs(d: int) -> Any:
+    return np.random.default_rng(0).choice([-1.0, 1.0], d).astype(np.float32)
+
+
 def np_rotate(x: Any) -> Any:
     d = 1 << (len(x) - 1).bit_length()
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], d).astype(np.float32)
-    coded = np_hadamard(np.pad(x, (0, d - len(x))) * signs)
-    return coded, lambda y: (np_hadamard(y) * signs)[: len(x)]
+    coded = np_hadamard(np.pad(x, (0, d - len(x))) * np_signs(d))
+    return coded, lambda y: (np_hadamard(y) * np_signs(d))[: len(x)]
 
 
-def np_subsample(x: Any, share: float, scaled: bool = True) -> Any:
-    k = round(share * len(x))
-    at = np.random.default_rng(0).choice(len(x), k, replace=False)
+def np_drawn(n: int, share: float) -> Any:
+    return np.random.default_rng(0).choice(n, round(share * n), replace=False)
 
-    def back(y: Any) -> Any:
-        out = np.zeros(len(x), np.float32)
-        out[at] = y
-        return out
 
-    return x[at] / np.float32(share if scaled else 1), back
+def np_placed(n: int, at: Any, values: Any) -> Any:
+    out = np.zeros(n, np.float32)
+    out[at] = values
+    return out
+
+
+def np_subsample(x: Any, share: float) -> Any:
+    values = x[np_drawn(len(x), share)] / np.float32(share)
+    return values, lambda y: np_placed(len(x), np_drawn(len(x), share), y)
 
 
 def np_quantise(x: Any, bits: int) -> Any:
@@ -119,28 +127,38 @@ def np_chain(x: Any, *parts: Callable[[Any], Any]) -> Any:
     return x
 
 
+def np_feedback(x: Any, part: Callable[[Any], Any]) -> Any:
+    """At the party what is sent and the next error, at the other end what arrives."""
+    wanted = x + ERROR
+    coded, back = part(wanted)
+    return wanted - back(coded), back(coded)
+
+
 def np_top_k(x: Any, share: float) -> Any:
-    at = np.argsort(-np.abs(x))[: round(share * len(x))].astype(np.int32)
-    out = np.zeros_like(x)
-    out[at] = x[at]
-    return x - out  # what is fed back
+    k = round(share * len(x))
+    at = np.argpartition(np.abs(x), len(x) - k)[-k:].astype(np.int32)
+    return (at, x[at]), lambda coded: np_placed(len(x), *coded)
+
+
+def np_random_k(x: Any, share: float) -> Any:
+    values = x[np_drawn(len(x), share)]
+    return values, lambda y: np_placed(len(x), np_drawn(len(x), share), y)
 
 
 def np_sign(x: Any) -> Any:
-    scale, packed = np.abs(x).mean(), np.packbits(x >= 0)
-    return x - scale * (2 * np.unpackbits(packed, count=len(x)).astype(np.float32) - 1)
+    coded = np.abs(x).mean(), np.packbits(x >= 0)
+
+    def back(coded: Any) -> Any:
+        ones = np.unpackbits(coded[1], count=len(x)).astype(np.float32)
+        return coded[0] * (2 * ones - 1)
+
+    return coded, back
 
 
 def np_power_sgd(x: Any, rank: int) -> Any:
     m = x.reshape(SIDE, SIDE)
     p, _ = np.linalg.qr(m @ np.random.default_rng(0).standard_normal((SIDE, rank), np.float32))
-    q = m.T @ p
-    return m - p @ q.T
-
-
-def np_random_k(x: Any, share: float) -> Any:
-    values, back = np_subsample(x, share, scaled=False)
-    return x - back(values)
+    return (p, m.T @ p), lambda coded: (coded[0] @ coded[1].T).reshape(-1)
 
 
 NUMPY: dict[str, Callable[[Any], Any]] = {
@@ -153,10 +171,10 @@ NUMPY: dict[str, Callable[[Any], Any]] = {
     "quantise:1": lambda x: np_chain(x, lambda y: np_quantise(y, 1)),
     "quantise:2": lambda x: np_chain(x, lambda y: np_quantise(y, 2)),
     "quantise:8": lambda x: np_chain(x, lambda y: np_quantise(y, 8)),
-    "top_k:0.01": lambda x: np_top_k(x, 0.01),
-    "random_k:0.01": lambda x: np_random_k(x, 0.01),
-    "sign": np_sign,
-    "power_sgd:2": lambda x: np_power_sgd(x, 2),
+    "top_k:0.01": lambda x: np_feedback(x, lambda y: np_top_k(y, 0.01)),
+    "random_k:0.01": lambda x: np_feedback(x, lambda y: np_random_k(y, 0.01)),
+    "sign": lambda x: np_feedback(x, np_sign),
+    "power_sgd:2": lambda x: np_feedback(x, lambda y: np_power_sgd(y, 2)),
     "float16": lambda x: x.astype(np.float16).astype(np.float32),
 }
 

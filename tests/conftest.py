@@ -16,7 +16,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
-
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """Plans are timed anew, not read from the user's cache."""

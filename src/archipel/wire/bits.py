@@ -45,8 +45,8 @@ def unpacked(data: Tensor, bits: int, n: int) -> Tensor:
     if bits == 8:
         return data
     if 8 % bits == 0:
-        codes = np.take(_codes(bits), data.numpy()).view(np.uint8)
-        return torch.from_numpy(codes)[..., :n]
+        words = _codes(bits).to(torch.uint8).numpy().view(f"<u{8 // bits}")[:, 0]
+        return torch.from_numpy(np.take(words, data.numpy()).view(np.uint8))[..., :n]
     groups = -(-n // 8)
     data = torch.nn.functional.pad(data, (0, groups * bits - data.shape[-1]))
     words = torch.nn.functional.pad(data.reshape(*data.shape[:-1], groups, bits), (0, 8 - bits))
@@ -56,13 +56,10 @@ def unpacked(data: Tensor, bits: int, n: int) -> Tensor:
 
 
 @cache
-def _codes(bits: int) -> NDArray[Any]:
-    """The codes in each of the 256 bytes, side by side in one word."""
-    per = 8 // bits
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes = (np.arange(256, dtype=np.uint8)[:, None] >> shifts) & np.uint8((1 << bits) - 1)
-    words: NDArray[Any] = np.ascontiguousarray(codes).view(f"<u{per}")[:, 0]
-    return words
+def _codes(bits: int) -> Tensor:
+    """The codes in each of the 256 bytes, `[256, 8 / bits]`."""
+    shifts = torch.arange(0, 8, bits)
+    return (torch.arange(256)[:, None] >> shifts) & ((1 << bits) - 1)
 
 
 def packed_size(n: int, bits: int) -> int:
@@ -70,10 +67,27 @@ def packed_size(n: int, bits: int) -> int:
     return -(-n * bits // 8)
 
 
-def signs(data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Bits as -1 and 1: `uint8 [..., packed_size(n, 1)] -> [..., n]`."""
-    ones = np.unpackbits(data.numpy(), axis=-1, count=n, bitorder="little")
-    return torch.from_numpy(ones).to(dtype).mul_(2).sub_(1)
+def looked_up(data: Tensor, bits: int, n: int, values: Tensor) -> Tensor:
+    """What codes stand for, by `values [..., 2^bits]` of each row or of all: `[..., n]`.
+
+    >>> looked_up(torch.tensor([177, 1], dtype=torch.uint8), 2, 5, torch.tensor([0.0, 1, 2, 9]))
+    tensor([1., 0., 9., 2., 1.])
+    """
+    lead = data.shape[:-1]
+    rows, tables = data.reshape(-1, data.shape[-1]).numpy(), values.expand(*lead, -1)
+    tables = tables.float() if values.element_size() < 4 else tables  # numpy knows no bfloat16
+    out = values.new_empty(len(rows), n)
+    for row, table, found in zip(rows, tables.reshape(len(rows), -1), out, strict=True):
+        found.copy_(_looked_up(row, bits, n, table))
+    return out.view(*lead, n)
+
+
+def _looked_up(row: NDArray[Any], bits: int, n: int, values: Tensor) -> Tensor:
+    if 8 % bits:
+        codes = unpacked(torch.from_numpy(row), bits, n)
+        return torch.from_numpy(np.take(values.numpy(), codes.numpy()))
+    together = values[_codes(bits)].numpy()  # of each of the 256 bytes
+    return torch.from_numpy(np.take(together, row, axis=0)).flatten()[:n]
 
 
 def positions_coded(at: Tensor, n: int) -> tuple[Tensor, Tensor]:

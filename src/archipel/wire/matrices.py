@@ -70,9 +70,14 @@ class Feedback(Matrices):
                 coded.append(x)
                 errors.append(None)
                 continue
-            wanted = x + e
-            code = self.code(me, str(at), wanted)
+            code, rest = self.parted(me, str(at), x + e)
             coded.append(code)
-            one = wanted.new_zeros(()).expand(wanted.shape[len(me.lead) :])
-            errors.append(wanted - self.decode(me, str(at), code, one))
+            errors.append(rest)
         return tuple(coded), tuple(errors)
+
+    def code(self, me: Sender, place: str, x: Tensor) -> Tree:
+        return self.parted(me, place, x.clone())[0]
+
+    @abstractmethod
+    def parted(self, me: Sender, place: str, x: Tensor) -> tuple[Tree, Tensor]:
+        """What travels of a matrix, and x less what arrives of it; x may be written over."""

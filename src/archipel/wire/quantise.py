@@ -59,9 +59,9 @@ class Quantise(Matrices):
     def decode(self, them: Sender, place: str, coded: Codes, one: Tensor) -> Tensor:
         ends = coded.ends.float() if coded.ends.element_size() < 4 else coded.ends
         least, most = ends.split(1, dim=-1)
-        codes = bits.unpacked(coded.codes, self.bits, one.numel()).to(ends.dtype)
-        step = (most - least) / self._levels
-        return shaped(codes.mul_(step).add_(least), one).to(one.dtype)
+        levels = least + torch.arange(self._levels + 1) * ((most - least) / self._levels)
+        found = bits.looked_up(coded.codes, self.bits, one.numel(), levels.to(one.dtype))
+        return shaped(found, one)
 
     @property
     def _levels(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from archipel.exchange.sender import Sender
 from archipel.wire.matrices import Feedback
-from archipel.wire.subsets import check_share, drawn, how_many, placed, taken
+from archipel.wire.subsets import check_share, drawn, how_many, placed, taken, without
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class RandomK(Feedback):
     def linear(self) -> bool:
         return self.common
 
-    def code(self, me: Sender, place: str, x: Tensor) -> Tensor:
-        return taken(x, self._at(me, place, x.shape[-2] * x.shape[-1]))
+    def parted(self, me: Sender, place: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        at = self._at(me, place, x.shape[-2] * x.shape[-1])
+        return taken(x, at), without(x, at)
 
     def decode(self, them: Sender, place: str, coded: Tensor, one: Tensor) -> Tensor:
         return placed(coded, self._at(them, place, one.numel()), one)

@@ -62,7 +62,7 @@ class Rotate(Matrices):
         starts = [0] if window == d else [0, d - window]
         drawn = me.bytes(size * len(starts), f"rotate {place}", self.common).split(size, dim=-1)
         return [
-            (first, bits.signs(some, window, y.dtype))
+            (first, bits.looked_up(some, 1, window, y.new_tensor([1.0, -1.0])))
             for first, some in zip(starts, drawn, strict=True)
         ]
 

@@ -20,7 +20,7 @@ from archipel.wire.step import shaped
 
 
 class Signs(NamedTuple):
-    signs: Tensor  # uint8 [..., bytes]: a bit for each number, set where it is not negative
+    signs: Tensor  # uint8 [..., bytes]: a bit for each number, its sign bit
     scale: Tensor  # [..., 1]
 
 
@@ -28,11 +28,13 @@ class Signs(NamedTuple):
 class Sign(Feedback):
     """Send signs and the mean magnitude of each matrix; the rest is sent later (error feedback)."""
 
-    def code(self, me: Sender, place: str, x: Tensor) -> Signs:
+    def parted(self, me: Sender, place: str, x: Tensor) -> tuple[Signs, Tensor]:
         flat = x.flatten(-2)
-        scale = flat.abs().mean(dim=-1, keepdim=True)
-        return Signs(bits.packed((flat >= 0).to(torch.uint8), 1), scale)
+        scale = torch.linalg.vector_norm(flat, ord=1, dim=-1, keepdim=True) / flat.shape[-1]
+        negative = flat.signbit()
+        arrives = torch.copysign(scale.expand_as(flat), flat)
+        return Signs(bits.packed(negative.view(torch.uint8), 1), scale), x - arrives.view_as(x)
 
     def decode(self, them: Sender, place: str, coded: Signs, one: Tensor) -> Tensor:
-        signs = bits.signs(coded.signs, one.numel(), one.dtype)
-        return shaped(signs * coded.scale, one)
+        values = torch.cat([coded.scale, -coded.scale], dim=-1)
+        return shaped(bits.looked_up(coded.signs, 1, one.numel(), values), one)

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
 from archipel.wire.step import shaped
+
+_LOOK = 1024  # numbers of a row that tell how large the largest are, about
 
 
 def how_many(share: float, n: int) -> int:
@@ -38,10 +42,57 @@ def drawn(me: Sender, place: str, k: int, n: int, common: bool = False) -> Tenso
     return starts + (chance * lengths >> 32)
 
 
+def largest(sizes: Tensor, k: int) -> Tensor:
+    """The positions of the k largest numbers `[..., n]`, rising; of equal ones the first.
+
+    Where k is a small part of n, they are looked for among the numbers that are as large as
+    somewhat more than the k / n largest of every few.
+    """
+    rows = sizes.reshape(-1, sizes.shape[-1])
+    values, places = _candidates(rows, k) or (
+        rows.nan_to_num(nan=torch.inf, posinf=torch.inf),
+        torch.arange(rows.shape[-1]).expand_as(rows),
+    )
+    least = values.topk(k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    above, equal = values > least, values == least
+    left = k - above.sum(dim=-1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=-1) <= left))
+    return places[chosen].view(*sizes.shape[:-1], k)
+
+
+def _candidates(rows: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    """Few numbers of each row, the k largest among them, and where they stand; None if many."""
+    m, n = rows.shape
+    every = n // _LOOK
+    if every < 2 or 16 * k > n:
+        return None
+    some = rows[:, ::every]
+    expected = k * some.shape[1] / n
+    rank = min(some.shape[1], math.ceil(expected + 4 * math.sqrt(expected) + 4))
+    least = some.topk(rank, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    found = torch.from_numpy(np.flatnonzero((rows >= least).numpy()))
+    row = found // n
+    counts = torch.bincount(row, minlength=m)
+    if int(counts.min()) < k or 4 * int(counts.max()) > n:
+        return None
+    column = torch.arange(len(found)) - (counts.cumsum(0) - counts)[row]
+    values = rows.new_full((m, int(counts.max())), -1.0)
+    places = torch.zeros(values.shape, dtype=torch.int64)
+    values[row, column] = rows.reshape(-1)[found]
+    places[row, column] = found - row * n
+    return values, places
+
+
 def taken(x: Tensor, at: Tensor) -> Tensor:
     """The numbers of matrices `[..., d1, d2]` at these positions, as a matrix of one row."""
     flat = x.flatten(-2)
     return flat.gather(-1, at.expand(*flat.shape[:-1], -1)).unsqueeze(-2)
+
+
+def without(x: Tensor, at: Tensor) -> Tensor:
+    """Set the numbers at these positions to 0, in place."""
+    flat = x.flatten(-2)
+    return flat.scatter_(-1, at.expand(*flat.shape[:-1], -1), 0.0).view(x.shape)
 
 
 def placed(row: Tensor, at: Tensor, one: Tensor) -> Tensor:

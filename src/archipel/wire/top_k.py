@@ -15,7 +15,7 @@ from torch import Tensor
 from archipel.exchange.sender import Sender
 from archipel.wire import bits
 from archipel.wire.matrices import Feedback
-from archipel.wire.subsets import check_share, how_many, placed, taken
+from archipel.wire.subsets import check_share, how_many, largest, placed, taken, without
 
 
 class Largest(NamedTuple):
@@ -37,13 +37,12 @@ class TopK(Feedback):
     def __post_init__(self) -> None:
         check_share(self.share)
 
-    def code(self, me: Sender, place: str, x: Tensor) -> Largest:
+    def parted(self, me: Sender, place: str, x: Tensor) -> tuple[Largest, Tensor]:
         flat = x.flatten(-2)
         n = flat.shape[-1]
-        at = flat.abs().topk(how_many(self.share, n), dim=-1, sorted=False).indices
-        at = at.sort(dim=-1).values
+        at = largest(flat.abs(), how_many(self.share, n))
         lows, marks = bits.positions_coded(at, n)
-        return Largest(taken(x, at), lows, marks)
+        return Largest(taken(x, at), lows, marks), without(x, at)
 
     def decode(self, them: Sender, place: str, coded: Largest, one: Tensor) -> Tensor:
         k = coded.values.shape[-1]
