@@ -245,6 +245,7 @@ def main() -> None:
     keep_memory()
     spec = ParamSpec(("weight", "bias"), ((w1.classes, 784), (w1.classes,)))
     x = heavy((SIDE * SIDE,))
+    copied = median(lambda: torch.from_numpy(x).clone(), 50)
     found = []
     for name, steps in CHAINS.items():
         one, stack = Coder(steps, SPEC, 1), Coder(steps, spec, w1.cohort // workers)
@@ -256,6 +257,7 @@ def main() -> None:
                 "numpy_ms": 1e3 * theirs,
                 "ours_ms": 1e3 * ours,
                 "ratio": theirs / ours,
+                "copies": ours / copied,
                 "of_w3": ours / plain["W3"],
                 "w1_ms": 1e3 * encoded,
                 "of_w1": encoded / plain["W1"],
@@ -263,17 +265,20 @@ def main() -> None:
         )
     rows = [
         f"| {r['chain']} | {r['numpy_ms']:.1f} | {r['ours_ms']:.1f} | {r['ratio']:.1f} | "
-        f"{r['of_w3']:.1%} | {r['w1_ms']:.2f} | {r['of_w1']:.0%} |"
+        f"{r['copies']:.0f} | {r['of_w3']:.1%} | {r['w1_ms']:.2f} | {r['of_w1']:.0%} |"
         for r in found
     ]
     text = "\n".join(
         [
-            "| wire.up | numpy, ms | ours, ms | ratio | of W3's round | W1's, ms | of W1's round |",
-            "|---|---|---|---|---|---|---|",
+            "| wire.up | numpy, ms | ours, ms | ratio | copies | of W3's round | W1's, ms "
+            "| of W1's round |",
+            "|---|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"Goals: {GOALS['numpy']:.0f} times numpy; at most {GOALS['W3']:.0%} of W3's round "
-            f"({1e3 * plain['W3']:.0f} ms) and {GOALS['W1']:.0%} of W1's ({1e3 * plain['W1']:.1f} "
+            f"Goals: {GOALS['numpy']:.0f} times numpy, where numpy takes many passes: one copy of "
+            f"the vector takes {1e3 * copied:.2f} ms, and `copies` is ours in those; at most "
+            f"{GOALS['W3']:.0%} of W3's round ({1e3 * plain['W3']:.0f} ms) and "
+            f"{GOALS['W1']:.0%} of W1's ({1e3 * plain['W1']:.1f} "
             f"ms; its cohort of {w1.cohort} is coded by {workers} workers). W1's round with the "
             "wire, there and back: "
             + ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in coded.items())

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.errors import ArchipelError
@@ -45,8 +43,8 @@ def unpacked(data: Tensor, bits: int, n: int) -> Tensor:
     if bits == 8:
         return data
     if 8 % bits == 0:
-        words = _codes(bits).to(torch.uint8).numpy().view(f"<u{8 // bits}")[:, 0]
-        return torch.from_numpy(np.take(words, data.numpy()).view(np.uint8))[..., :n]
+        together = _codes(bits).to(torch.uint8).numpy().view(f"<u{8 // bits}")[:, 0]
+        return torch.from_numpy(np.take(together, data.numpy()).view(np.uint8))[..., :n]
     groups = -(-n // 8)
     data = torch.nn.functional.pad(data, (0, groups * bits - data.shape[-1]))
     words = torch.nn.functional.pad(data.reshape(*data.shape[:-1], groups, bits), (0, 8 - bits))
@@ -67,27 +65,27 @@ def packed_size(n: int, bits: int) -> int:
     return -(-n * bits // 8)
 
 
+def sign_bits(x: Tensor) -> Tensor:
+    """1 where a number's sign bit is set, `uint8 [..., n]`."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return torch.from_numpy((x.contiguous().view(whole).numpy() < 0).view(np.uint8))
+
+
 def looked_up(data: Tensor, bits: int, n: int, values: Tensor) -> Tensor:
-    """What codes stand for, by `values [..., 2^bits]` of each row or of all: `[..., n]`.
+    """What codes of 1, 2 or 4 bits stand for, by `values [..., 2^bits]` or `[2^bits]`: `[..., n]`.
 
     >>> looked_up(torch.tensor([177, 1], dtype=torch.uint8), 2, 5, torch.tensor([0.0, 1, 2, 9]))
     tensor([1., 0., 9., 2., 1.])
     """
-    lead = data.shape[:-1]
-    rows, tables = data.reshape(-1, data.shape[-1]).numpy(), values.expand(*lead, -1)
-    tables = tables.float() if values.element_size() < 4 else tables  # numpy knows no bfloat16
-    out = values.new_empty(len(rows), n)
-    for row, table, found in zip(rows, tables.reshape(len(rows), -1), out, strict=True):
-        found.copy_(_looked_up(row, bits, n, table))
-    return out.view(*lead, n)
-
-
-def _looked_up(row: NDArray[Any], bits: int, n: int, values: Tensor) -> Tensor:
-    if 8 % bits:
-        codes = unpacked(torch.from_numpy(row), bits, n)
-        return torch.from_numpy(np.take(values.numpy(), codes.numpy()))
-    together = values[_codes(bits)].numpy()  # of each of the 256 bytes
-    return torch.from_numpy(np.take(together, row, axis=0)).flatten()[:n]
+    wide = values.float() if values.element_size() < 4 else values  # numpy knows no bfloat16
+    together = wide[..., _codes(bits)].numpy()  # in each of the 256 bytes
+    if values.dim() == 1:
+        found = torch.from_numpy(np.take(together, data.numpy(), axis=0))
+    else:
+        rows = zip(together.reshape(-1, *together.shape[-2:]), data.flatten(0, -2), strict=True)
+        taken = [torch.from_numpy(np.take(table, row.numpy(), axis=0)) for table, row in rows]
+        found = torch.stack(taken).view(*data.shape, -1)
+    return found.flatten(-2)[..., :n].to(values.dtype)
 
 
 def positions_coded(at: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -287,7 +287,7 @@ def check_step_bound(step: Step, on: _Uploads) -> None:
 def _through_bytes(leaf: Tensor) -> Tensor:
     if leaf.numel() == 0:
         return leaf
-    raw = bytearray(leaf.contiguous().view(torch.uint8).numpy().tobytes())
+    raw = bytearray(leaf.flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return torch.frombuffer(raw, dtype=leaf.dtype).view(leaf.shape)
 
 

@@ -65,10 +65,12 @@ class PowerSGD:
             m = x + mine.error
             lost = mine.q.norm(dim=-2, keepdim=True) == 0  # of a matrix of zeros: begin anew
             start = torch.where(lost, self._drawn(x), mine.q)
-            p = _orthogonal(m @ start)
-            q = m.mT @ p
+            p = _orthogonal(
+                (start.mT.contiguous() @ m.mT).mT
+            )  # M Q; thin products are slow as such
+            q = (p.mT @ m).mT.contiguous()  # M' P
             sent.append(Factors(p, q))
-            kept.append(Own(m - p @ q.mT, q))
+            kept.append(Own(m.sub_(p @ q.mT), q))
         return tuple(sent), tuple(kept)
 
     def receive(self, them: Sender, payload: Tree, form: Vectors) -> Vectors:
@@ -91,4 +93,4 @@ def _orthogonal(x: Tensor) -> Tensor:
     """Orthonormal columns that span those of x; of numbers of 16 bits, by way of 32."""
     wide = x.float() if x.element_size() < 4 else x
     found: Tensor = torch.linalg.qr(wide).Q
-    return found.to(x.dtype)
+    return found.to(x.dtype).contiguous()

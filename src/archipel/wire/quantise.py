@@ -50,8 +50,9 @@ class Quantise(Matrices):
         least, most = h.amin(dim=-1, keepdim=True), h.amax(dim=-1, keepdim=True)
         scale = self._levels / (most - least)
         scale = scale.nan_to_num(0.0, posinf=0.0)  # where all are equal
+        half = torch.where(scale > 0, (0.5 + 2.0**-17) / scale, 0.0)  # of a level
         random = me.bytes(2 * h.shape[-1], f"round {place}").contiguous().view(torch.int16)
-        at = (h - least).mul_(scale).add_(random, alpha=2.0**-16).add_(0.5 + 2.0**-17)
+        at = (h - (least - half)).mul_(scale).add_(random, alpha=2.0**-16)
         with np.errstate(invalid="ignore"):  # of what is not finite; the ends tell
             codes = torch.from_numpy(at.clamp_(0, self._levels).numpy().astype(np.uint8))
         return Codes(bits.packed(codes, self.bits), torch.cat([least, most], dim=-1).to(x.dtype))
@@ -59,9 +60,13 @@ class Quantise(Matrices):
     def decode(self, them: Sender, place: str, coded: Codes, one: Tensor) -> Tensor:
         ends = coded.ends.float() if coded.ends.element_size() < 4 else coded.ends
         least, most = ends.split(1, dim=-1)
-        levels = least + torch.arange(self._levels + 1) * ((most - least) / self._levels)
-        found = bits.looked_up(coded.codes, self.bits, one.numel(), levels.to(one.dtype))
-        return shaped(found, one)
+        step, n = (most - least) / self._levels, one.numel()
+        if self.bits in (1, 2, 4):
+            levels = torch.arange(self._levels + 1, dtype=ends.dtype) * step + least
+            found = bits.looked_up(coded.codes, self.bits, n, levels)
+        else:
+            found = bits.unpacked(coded.codes, self.bits, n).to(ends.dtype).mul_(step).add_(least)
+        return shaped(found, one).to(one.dtype)
 
     @property
     def _levels(self) -> int:

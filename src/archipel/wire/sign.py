@@ -30,10 +30,9 @@ class Sign(Feedback):
 
     def parted(self, me: Sender, place: str, x: Tensor) -> tuple[Signs, Tensor]:
         flat = x.flatten(-2)
-        scale = torch.linalg.vector_norm(flat, ord=1, dim=-1, keepdim=True) / flat.shape[-1]
-        negative = flat.signbit()
-        arrives = torch.copysign(scale.expand_as(flat), flat)
-        return Signs(bits.packed(negative.view(torch.uint8), 1), scale), x - arrives.view_as(x)
+        scale = flat.abs().mean(dim=-1, keepdim=True)
+        arrives = torch.copysign(scale, flat)
+        return Signs(bits.packed(bits.sign_bits(arrives), 1), scale), x - arrives.view_as(x)
 
     def decode(self, them: Sender, place: str, coded: Signs, one: Tensor) -> Tensor:
         values = torch.cat([coded.scale, -coded.scale], dim=-1)
