@@ -114,14 +114,14 @@ def setting_table(name: str, found: dict[str, Any], work: float) -> str:
     return f"{about}\n{table(header, rows)}"
 
 
-def sketch_check(name: str, found: dict[str, Any]) -> Check:
+def sketch_check(name: str, found: dict[str, Any], way: str) -> Check:
     """What rotation, 1/16 and 2 bits may lose."""
     ways = found["ways"]
-    lost = finals(ways["none"]) - finals(ways["sketch"])
-    ratio = upload(ways["none"]) / upload(ways["sketch"])
+    lost = finals(ways["none"]) - finals(ways[way])
+    ratio = upload(ways["none"]) / upload(ways[way])
     shown = ", ".join(f"{x:+.2f}" for x in -lost)
     return (
-        f"{TITLES[name]}: {WAYS['sketch'].title} within {WITHIN:g} point of uncompressed, mean of "
+        f"{TITLES[name]}: {WAYS[way].title} within {WITHIN:g} point of uncompressed, mean of "
         "seeds",
         f"{-lost.mean():+.2f} points ({shown}), {ratio:.0f} times fewer bytes",
         bool(lost.mean() <= WITHIN),
@@ -241,7 +241,11 @@ def tables(done: dict[str, Any]) -> tuple[str, list[Check]]:
     for name in TITLES:
         if name in found:
             texts.append(setting_table(name, found[name], work_of(name, done)))
-            checks.append(sketch_check(name, found[name]))
+            checks += [
+                sketch_check(name, found[name], way)
+                for way in ("sketch", "dither")
+                if way in found[name]["ways"]
+            ]
     if "work" in found:
         texts.append(work_table(found["work"]))
     if "sizes" in found:

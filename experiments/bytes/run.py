@@ -62,10 +62,12 @@ SETTINGS = {
     "mnist": Setting("mnist", "iid", "mlp", 20, 25, 10, 1, tuple(WAYS)),
     "shards": Setting("mnist", "shards:2", "mlp", 20, 40, 10, 2, tuple(WAYS)),
     "femnist": Setting("femnist", None, "mlp", 30, 80, 20, 4, MAIN),
-    "longer": Setting("femnist", None, "mlp", 30, 200, 20, 10, ("none", "sketch")),
-    "mnist-tuned": Setting("mnist", "iid", "mlp", 20, 25, 25, 1, ("none", "sketch"), FINER),
-    "tuned": Setting("femnist", None, "mlp", 30, 80, 80, 4, ("none", "sketch"), FINER),
-    "wider": Setting("femnist", None, "mlp", 100, 80, 0, 4, ("none", "sketch")),
+    "longer": Setting("femnist", None, "mlp", 30, 200, 20, 10, ("none", "sketch", "dither")),
+    "mnist-tuned": Setting(
+        "mnist", "iid", "mlp", 20, 25, 25, 1, ("none", "sketch", "dither"), FINER
+    ),
+    "tuned": Setting("femnist", None, "mlp", 30, 80, 80, 4, ("none", "sketch", "dither"), FINER),
+    "wider": Setting("femnist", None, "mlp", 100, 80, 0, 4, ("none", "sketch", "dither")),
 }
 
 

@@ -100,7 +100,7 @@ class Way:
     up: tuple[Step, ...] = ()
     down: tuple[Step, ...] = ()
     colour: str = INK
-    style: str = "-"
+    style: str | tuple[int, tuple[int, int]] = "-"
     rate_of: str = ""  # another, close to it, whose learning rate it takes
     dear: bool = False  # in computing time: one seed
 
@@ -120,6 +120,10 @@ WAYS = {
     "sub": Way("subsample 1/16", (Subsample(SHARE),), colour=SKY, style="--"),
     "sub2": Way("subsample 1/16, 2 bits", (Subsample(SHARE), Quantise(2)), colour=SKY, style=":"),
     "sketch": Way("rotation, 1/16, 2 bits", SKETCH, colour=BLUE),
+    "dither": Way(
+        "rotation, 1/16, 2 bits, dither", (*SKETCH[:2], Quantise(2, dither=True)), colour=BLUE,
+        style=(0, (1, 1)),
+    ),
     "quarter": Way(
         "rotation, 1/4, 2 bits", (Rotate(), Subsample(1 / 4), Quantise(2)), colour=SKY,
         rate_of="sketch",
@@ -143,4 +147,14 @@ WAYS = {
     "mask": Way("random mask 1/16", (RandomMask(SHARE),), colour=GREEN, dear=True),
     "low": Way("low rank 1/16", (LowRank(SHARE),), colour=GREEN, style="--", dear=True),
 }  # fmt: skip
-MAIN = ("none", "sketch", "sketch16", "quarter", "q2", "hd2", "top", "sign")  # where runs are dear
+MAIN = (
+    "none",
+    "sketch",
+    "dither",
+    "sketch16",
+    "quarter",
+    "q2",
+    "hd2",
+    "top",
+    "sign",
+)  # where runs are dear

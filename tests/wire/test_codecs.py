@@ -284,6 +284,36 @@ def test_numbers_far_from_zero_are_off_by_an_interval_at_most(dtype, b, offset):
     assert float((arrives - x).double().mean().abs()) <= 0.2 * interval + slack
 
 
+@over_stacks
+@over_dtypes
+@some
+@given(shape=SHAPES, b=st.integers(1, 8), seed=st.integers(0, 99))
+def test_with_dither_the_same_bytes_are_off_by_half_an_interval_at_most(
+    lead, dtype, shape, b, seed
+):
+    x = drawn(shape, lead, dtype, seed)
+    arrives, payload, _ = passed(Quantise(b, dither=True), x, lead)
+    _, plain, _ = passed(Quantise(b), x, lead)
+    flat = x.flatten(-2)
+    least, most = flat.aminmax(dim=-1, keepdim=True)
+    interval = (most - least) / (2**b - 1)
+
+    off = (arrives.flatten(-2) - flat).abs()
+    assert bool((off <= (0.5 + 1e-4) * interval + 10 * TOLERANCE[dtype]).all())
+    assert torch.equal(payload[0].codes, plain[0].codes)
+
+
+@pytest.mark.parametrize("b", [1, 2, 4])
+def test_dither_halves_the_error_of_numbers_that_lie_anywhere(b):
+    """Of a uniform position in its interval: 1 / 12 of its square, in place of 1 / 6."""
+    x = torch.rand(300, 300, dtype=torch.float64)
+    errors = [(passed(Quantise(b, on), x, ())[0] - x).square().mean() for on in (False, True)]
+    interval = 1 / (2**b - 1)
+    torch.testing.assert_close(
+        torch.stack(errors) / interval**2, torch.tensor([1 / 6, 1 / 12]).double(), rtol=0.03, atol=0
+    )
+
+
 def test_few_bits_of_16():
     """Least and largest are of 16 bits already, so that they travel as they are."""
     for short in (torch.float16, torch.bfloat16):
@@ -529,11 +559,14 @@ UNBIASED = {
     "1 bit": (Quantise(1),),
     "3 bits": (Quantise(3),),
     "8 bits": (Quantise(8),),
+    "1 bit, dither": (Quantise(1, dither=True),),
+    "3 bits, dither": (Quantise(3, dither=True),),
     "entropy": (Entropy(),),
     "rotate, 1 bit": (Rotate(), Quantise(1)),
     "rotate, 2 bits": (Rotate(), Quantise(2)),
     "subsample, 4 bits": (Subsample(0.25), Quantise(4)),
     "all": (Rotate(), Subsample(0.25), Quantise(2)),
+    "all, dither": (Rotate(), Subsample(0.25), Quantise(2, dither=True)),
     "all, coded": (Rotate(), Subsample(0.5), Quantise(4), Entropy()),
 }
 CUT = ParamSpec(("w", "b"), ((5, 7), (4,)))  # a matrix of 35 numbers, no power of two

@@ -44,6 +44,7 @@ GOOD = [
     Subsample(0.25),
     Subsample(0.3, common=True),
     *(Quantise(bits) for bits in range(1, 9)),
+    *(Quantise(bits, dither=True) for bits in (1, 2, 3, 8)),
     TopK(0.1),
     RandomK(0.2),
     RandomK(0.2, common=True),

@@ -98,7 +98,7 @@ def _planes(x: Tensor, lead: int) -> Tensor:
     flat = x.flatten(lead) if x.dim() > lead else x.unsqueeze(-1)
     if x.element_size() == 1:
         return flat.view(torch.uint8)
-    raw = flat.contiguous().view(torch.uint8)
+    raw = flat.reshape(-1).contiguous().view(torch.uint8)
     return raw.reshape(*flat.shape, x.element_size()).mT.flatten(-2)
 
 
