@@ -25,6 +25,7 @@ LAYERS = [
         "measures",
         "metrics",
         "bounds",
+        "privacy",
         "training.schedules",
         "training.optimisers",
         "training.limits",
