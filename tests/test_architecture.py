@@ -33,7 +33,7 @@ LAYERS = [
     {"core", "graphs", "data", "models"},
     {"training", "exchange", "models.model", "models.networks", "models.units"},
     {"algorithms", "aggregation"},
-    {"models.stacked", "wire"},
+    {"models.stacked", "models.recorded", "models.clipped", "wire"},
     {"engines", "store"},
     {"conformance"},
     {"runs", "scorecard", "report"},

@@ -206,6 +206,15 @@ class _Drag(NamedTuple):
         return self.pull[:a] if isinstance(self.pull, Tensor) else self.pull
 
 
+class Entry(NamedTuple):
+    """What the gradient of layer i is made of: d' h for the weights, a sum of d for the bias."""
+
+    i: int
+    d: Tensor  # [r, b * inner, out] of its outputs
+    h: Tensor  # [r, b * inner, in] its inputs
+    biased: bool
+
+
 Collect = Callable[[int, Tensor, Tensor], None]  # layer, gradient of its outputs, its inputs
 
 
@@ -240,6 +249,27 @@ class Stacked:
 
         self._backward(parameters, inputs[self._first :], d, collect, self._first)
         return out
+
+    def book(self, w: Tensor, points: Points) -> list[Entry]:
+        """Pass forward and back, and keep what the gradient is made of rather than the gradient."""
+        parameters, kept = self._views(w), []
+        inputs = self._forward(parameters, points.x, 0)
+        d = self._loss.output_grad(inputs[-1], points.y, points.weights)
+
+        def collect(i: int, d: Tensor, h: Tensor) -> None:
+            kept.append(Entry(i, d, h, parameters[i].bias is not None))
+
+        self._backward(parameters, inputs[self._first :], d, collect, self._first)
+        return kept
+
+    def add(self, into: Tensor, book: list[Entry]) -> None:
+        """into += the gradient that is in the book, `[r, p]`."""
+        views = self._views(into)
+        for i, d, h, _ in book:
+            weight, bias = views[i]
+            weight.baddbmm_(d.transpose(1, 2), h)
+            if bias is not None:
+                bias.add_(d.sum(dim=1, keepdim=True))
 
     def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
         outputs = self._forward(self._views(w), points.x, 0)[-1]
