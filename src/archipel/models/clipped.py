@@ -53,10 +53,13 @@ class Clipping(Protocol):
         w: Tensor,
         points: Points,
         clip: float | Tensor,
-        noise: Tensor,
         rate: float | Tensor,
+        noise: Tensor | None,
     ) -> Tensor:
-        """w <- w - rate (sum + noise) in place, noise `[r, p]`; return the norms `[r, b]`."""
+        """w <- w - rate (sum + noise) in place; return the norms `[r, b]`.
+
+        Without noise `[r, p]`, the caller takes it off afterwards.
+        """
 
 
 class Core(Protocol):
@@ -80,8 +83,7 @@ class Held:
         self, w: Tensor, x: Tensor, y: Tensor, clip: float, into: Tensor, scale: float
     ) -> Tensor:
         grads = self._grads(w, x, y)
-        real = torch.ones(len(x), dtype=torch.bool)
-        found = factors(lengths(grads).square(), real, clip, grads.dtype)
+        found = factors(lengths(grads).square(), clip, grads.dtype)
         values = scale * found.values
         if not bool(found.counts.all()):  # 0 times NaN is NaN
             grads, values = grads[found.counts], values[found.counts]
@@ -121,8 +123,8 @@ class ByParty:
         w: Tensor,
         points: Points,
         clip: float | Tensor,
-        noise: Tensor,
         rate: float | Tensor,
+        noise: Tensor | None,
     ) -> Tensor:
         checked(clip)
         norms = w.new_zeros(points.weights.shape)
@@ -130,11 +132,11 @@ class ByParty:
             own, step = _own(points, clip, r), _of(rate, r)
             if len(own.rows) <= self._core.size:  # one pass: none sees w moved
                 norms[r, own.rows] = self._add(w[r], own, w[r], -step)
-                w[r].sub_(noise[r], alpha=step)
             else:
-                total = noise[r].clone()
+                total = torch.zeros_like(w[r])
                 norms[r, own.rows] = self._add(w[r], own, total, 1.0)
                 w[r].sub_(total, alpha=step)
+        _take_off(w, noise, rate)
         return norms
 
     def _add(self, w: Tensor, own: _Own, into: Tensor, scale: float) -> Tensor:
@@ -181,19 +183,17 @@ class Chained:
         w: Tensor,
         points: Points,
         clip: float | Tensor,
-        noise: Tensor,
         rate: float | Tensor,
+        noise: Tensor | None,
     ) -> Tensor:
         checked(clip)
         parts = self._parts(points)
         if len(parts) == 1:  # the products that would make the sum write the step
             norms = self._add(w, parts[0], clip, w, -rate)
-            w.addcmul_(noise, rate, value=-1) if isinstance(rate, Tensor) else w.sub_(
-                noise, alpha=rate
-            )
-            return norms
-        total, norms = self.clipped(w, points, clip)
-        w.sub_(total.add_(noise).mul_(rate))
+        else:
+            total, norms = self.clipped(w, points, clip)
+            _take_off(w, total, rate)
+        _take_off(w, noise, rate)
         return norms
 
     def _parts(self, points: Points) -> list[Points]:
@@ -215,20 +215,19 @@ class Chained:
     ) -> Tensor:
         """into += scale * sum of the clipped gradients at w; return their norms `[r, b]`."""
         real = points.weights > 0
-        (r, b), squares, book = real.shape, [], []
+        (r, b), squares, book = real.shape, w.new_zeros((), dtype=torch.float64), []
         for entry in self._stacked.book(w, points._replace(weights=real.to(w.dtype))):
             d, h = (part.view(r, b, -1, part.shape[-1]) for part in (entry.d, entry.h))
-            squares.append(squares_of_products(d, h, True, int(entry.biased)))
-            book.append(entry._replace(d=d, h=h))
-        found = factors(torch.stack(squares).sum(dim=0), real, clip, w.dtype)
+            of_d = lengths(d)
+            squares = squares + squares_of_products(d, h, of_d, True, int(entry.biased))
+            book.append((entry.i, d, h, of_d))
+        found = factors(squares, clip, w.dtype, real)
         if not bool(found.counts.all()):  # 0 times NaN is NaN
             out = ~found.counts[..., None, None]
-            book = [e._replace(d=e.d.masked_fill(out, 0), h=e.h.masked_fill(out, 0)) for e in book]
+            book = [(i, d.masked_fill(out, 0), h.masked_fill(out, 0), n) for i, d, h, n in book]
         values = scale * found.values
-        self._stacked.add(
-            into,
-            [e._replace(d=scaled(e.d, values).flatten(1, 2), h=e.h.flatten(1, 2)) for e in book],
-        )
+        for i, d, h, of_d in book:
+            self._stacked.add(into, i, scaled(d, values, of_d).flatten(1, 2), h.flatten(1, 2))
         return found.norms
 
 
@@ -240,14 +239,27 @@ def _own(points: Points, clip: float | Tensor, r: int) -> _Own:
     return _Own(rows, x, y, _of(clip, r), None if points.seeds is None else int(points.seeds[r]))
 
 
+def _take_off(w: Tensor, g: Tensor | None, rate: float | Tensor) -> None:
+    """w <- w - rate g in place."""
+    if g is None:
+        return
+    if isinstance(rate, Tensor):
+        w.addcmul_(g, rate, value=-1)
+    else:
+        w.sub_(g, alpha=rate)
+
+
 def _of(value: float | Tensor, r: int) -> float:
     return float(value[r]) if isinstance(value, Tensor) else float(value)
 
 
 def checked(clip: float | Tensor) -> float | Tensor:
     """Refuse a clip that is no length."""
-    values = torch.as_tensor(clip, dtype=torch.float64)
-    if not bool(((values >= 1e-20) & (values <= 1e20)).all()):  # NaN is neither
+    if isinstance(clip, Tensor):
+        fits = bool(((clip >= 1e-20) & (clip <= 1e20)).all())
+    else:
+        fits = 1e-20 <= clip <= 1e20
+    if not fits:
         raise ArchipelError(f"clip = {clip}: give a number above 0, such as 1.0.")
     return clip
 
@@ -272,12 +284,12 @@ def ways(
     "vmapped" takes torch seconds to get ready: it is left out where a quicker one is right, unless
     it is wanted.
     """
-    _refuse(model, x)
-    draws = model.one.draws(x[:2])
-    still = Model(_Still(model.module), model.loss_function) if draws else model
     right: dict[str, Clipping] = {}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about layers that torch.func loops over
+        _refuse(model, x)
+        draws = model.one.draws(x[:2])
+        still = Model(_Still(model.module), model.loss_function) if draws else model
         probe = _probe(still, x, y)
         for name, build in _BUILD.items():
             if name == "vmapped" and right and wanted != "vmapped":
@@ -362,8 +374,6 @@ def _first(points: Points) -> Points:
 
 def _probe(model: Model, x: Tensor, y: Tensor) -> _Probe:
     """Three, two and one examples, padded; some gradients are clipped and some are not."""
-    if not len(x):
-        raise ArchipelError("there is no point to try the model on: give at least one.")
     rows = torch.arange(9).view(3, 3) % len(x)
     x, y = x[rows], y[rows]
     if x.is_floating_point():  # wild numbers would tell nothing
@@ -415,6 +425,8 @@ def _close(model: Model, got: Tensor, expected: Tensor, tolerance: float) -> boo
 
 def _refuse(model: Model, x: Tensor) -> None:
     """Say why no example has a gradient of its own, where it is so."""
+    if not len(x):
+        raise ArchipelError("there are 0 points to try the model on: give at least one.")
     if not model.loss_function.separable:
         raise ArchipelError(
             f"the loss '{model.loss_function.name}' compares examples, so that none has a gradient "
@@ -426,7 +438,7 @@ def _refuse(model: Model, x: Tensor) -> None:
                 f"the model's layer '{name}' ({type(layer).__name__}) mixes the examples of a "
                 f"batch, so that none has a gradient of its own: use GroupNorm, {_REMEDY}"
             )
-    if len(x) and not torch.equal(model.one.settle(model.w, x[:2]), model.buffers):
+    if model.buffer_spec.names and not torch.equal(model.one.settle(model.w, x[:2]), model.buffers):
         raise ArchipelError(
             f"the model {type(model.module).__name__} keeps statistics of the examples it sees in "
             f"its buffers, which no clip bounds: use layers without, such as GroupNorm, {_REMEDY}"

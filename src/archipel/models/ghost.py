@@ -53,41 +53,47 @@ class Factors(NamedTuple):
     counts: Tensor  # [..., b] whether the gradient's norm is a number that can be scaled
 
 
-def factors(squares: Tensor, real: Tensor, clip: float | Tensor, dtype: torch.dtype) -> Factors:
-    """min(1, clip / norm) of squared norms `[..., b]`, where `real` says it is no padding.
+def factors(
+    squares: Tensor, clip: float | Tensor, dtype: torch.dtype, real: Tensor | None = None
+) -> Factors:
+    """min(1, clip / norm) of squared norms `[..., b]`; `real` is where there is no padding.
 
     The clip is lowered by a millionth (for floats), which covers the rounding of what is added up.
     A gradient with a NaN or an infinite number does not count, nor one that is longer than the
     clip by so much (10²³, for floats) that its factor could not be told exactly.
     """
     kind = torch.finfo(dtype)
+    lowered = clip * (1 - max(8 * kind.eps, 1e-12))
     norms = squares.sqrt()
-    values = (clip * (1 - max(8 * kind.eps, 1e-12)) / norms).clamp_max(1.0)
-    counts = (norms <= kind.max) & (values >= kind.tiny * 2**48)
-    values = torch.where(counts & real, values, 0.0).to(dtype)
-    norms = torch.where(counts, norms, torch.inf).to(dtype)
-    return Factors(values, torch.where(real, norms, 0.0), counts)
+    longest = lowered / (kind.tiny * 2**48)
+    longest = longest.clamp_max(kind.max) if isinstance(longest, Tensor) else min(longest, kind.max)
+    counts = norms <= longest  # NaN is not
+    values = (lowered / norms).clamp_max_(1.0).masked_fill_(~counts, 0.0)
+    norms.masked_fill_(~counts, torch.inf)
+    if real is not None:
+        values.masked_fill_(~real, 0.0)
+        norms.masked_fill_(~real, 0.0)
+    return Factors(values.to(dtype), norms.to(dtype), counts)
 
 
-def scaled(d: Tensor, factors: Tensor) -> Tensor:
-    """Multiply an example's rows by its factor: `[..., t, o], [...]`.
+def scaled(d: Tensor, factors: Tensor, of_d: Tensor) -> Tensor:
+    """Multiply an example's rows by its factor: `[..., t, o], [...]`, with the norms of the rows.
 
     A row that would come out subnormal is 0: such numbers are rounded by up to half of themselves,
     and a large input would make that large.
     """
+    rows = factors[..., None]
     least = torch.finfo(d.dtype).tiny * 2**24
-    rows = factors[..., None].expand(d.shape[:-1])
-    rows = torch.where(d.abs().amax(dim=-1) * rows.abs() < least, 0.0, rows)
-    return d * rows[..., None]
+    return d * torch.where(of_d * rows.abs() < least, 0.0, rows)[..., None]
 
 
-def squares_of_products(d: Tensor, h: Tensor, weight: bool, biases: int) -> Tensor:
+def squares_of_products(d: Tensor, h: Tensor, of_d: Tensor, weight: bool, biases: int) -> Tensor:
     """Squared norms of sum_t d_t h_t' and of sum_t d_t, as often as there are biases.
 
-    d is `[..., t, o]` and h is `[..., t, f]`. At least those, also once each d_t is scaled.
+    d is `[..., t, o]` with norms `[..., t]`, h is `[..., t, f]`. At least those, also once each d_t
+    is scaled.
     """
     t, f, o = d.shape[-2], h.shape[-1], d.shape[-1]
-    of_d = lengths(d)
     if t == 1:
         of_h = lengths(h).square() if weight else 0.0
         return (of_d.square() * (of_h + biases)).squeeze(-1)
@@ -126,11 +132,13 @@ class Products(NamedTuple):
         return self.d.nbytes + self.h.nbytes
 
     def squares(self) -> Tensor:
-        return squares_of_products(self.d, self.h, self.weight is not None, len(self.biases))
+        return squares_of_products(
+            self.d, self.h, lengths(self.d), self.weight is not None, len(self.biases)
+        )
 
     def add(self, into: Mapping[str, Tensor], factors: Tensor, keep: Tensor | None) -> None:
         d, h = (self.d, self.h) if keep is None else (self.d[keep], self.h[keep])
-        d = scaled(d, factors if keep is None else factors[keep]).flatten(0, 1)
+        d = scaled(d, factors if keep is None else factors[keep], lengths(d)).flatten(0, 1)
         if self.weight is not None:
             into[self.weight].flatten(1).addmm_(d.T, h.flatten(0, 1))
         for bias in self.biases:
@@ -268,7 +276,7 @@ def embedding(layer: nn.Embedding, h: Tensor, d: Tensor, names: Names) -> Share:
     b, size = len(h), layer.num_embeddings
     if layer.padding_idx is not None:  # has no gradient
         d = torch.where((h == layer.padding_idx)[..., None], 0.0, d)
-    flat = h.reshape(b, -1) + size * torch.arange(b)[:, None]
+    flat = h.reshape(b, -1) + size * torch.arange(b, device=h.device)[:, None]
     keys, place = torch.unique(flat, return_inverse=True)
     grads = d.new_zeros(len(keys), d.shape[-1])
     grads.index_add_(0, place.reshape(-1), d.reshape(-1, d.shape[-1]))

@@ -65,7 +65,7 @@ class Recorded:
         """into += scale * sum of the clipped gradients at w; return their norms: `[p] -> [b]`."""
         shares = self._shares(w, x, y)
         squares = torch.stack([share.squares() for _, share in shares]).sum(dim=0)
-        found = factors(squares, torch.ones(len(x), dtype=torch.bool), clip, self._dtype)
+        found = factors(squares, clip, self._dtype)
         keep = None if bool(found.counts.all()) else found.counts.nonzero().squeeze(1)
         views = self._spec.views(into)
         for layer, share in shares:
@@ -145,7 +145,7 @@ class Recorded:
         try:
             with torch.enable_grad():
                 outputs = self._module(x)
-                value = self._loss(outputs, y, torch.ones(len(x), dtype=self._dtype))
+                value = self._loss(outputs, y, w.new_ones(len(x)))
                 if not value.requires_grad:
                     raise Unrecorded("nothing has a gradient")
                 uses = list(self._uses.items())

@@ -262,14 +262,12 @@ class Stacked:
         self._backward(parameters, inputs[self._first :], d, collect, self._first)
         return kept
 
-    def add(self, into: Tensor, book: list[Entry]) -> None:
-        """into += the gradient that is in the book, `[r, p]`."""
-        views = self._views(into)
-        for i, d, h, _ in book:
-            weight, bias = views[i]
-            weight.baddbmm_(d.transpose(1, 2), h)
-            if bias is not None:
-                bias.add_(d.sum(dim=1, keepdim=True))
+    def add(self, into: Tensor, i: int, d: Tensor, h: Tensor) -> None:
+        """into += the gradient of layer i that these make, `[r, p]`."""
+        weight, bias = self._view(into, i)
+        weight.baddbmm_(d.transpose(1, 2), h)
+        if bias is not None:
+            bias.add_(d.sum(dim=1, keepdim=True))
 
     def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
         outputs = self._forward(self._views(w), points.x, 0)[-1]
@@ -387,15 +385,16 @@ class Stacked:
 
     def _views(self, w: Tensor) -> list[_Views]:
         """Matrices of the dense layers, by layer index; they share the vector's memory."""
-        return [
-            _Views(
-                w[:, layer.weight].view(len(w), layer.outputs, layer.inputs),
-                None if layer.bias is None else w[:, None, layer.bias],
-            )
-            if isinstance(layer, Dense)
-            else _Views(w[:, :0], None)
-            for layer in self._layers
-        ]
+        return [self._view(w, i) for i in range(len(self._layers))]
+
+    def _view(self, w: Tensor, i: int) -> _Views:
+        layer = self._layers[i]
+        if not isinstance(layer, Dense):
+            return _Views(w[:, :0], None)
+        return _Views(
+            w[:, layer.weight].view(len(w), layer.outputs, layer.inputs),
+            None if layer.bias is None else w[:, None, layer.bias],
+        )
 
     def _forward(
         self, parameters: list[_Views], x: Tensor, start: int, stop: int | None = None
