@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ENVS = ROOT / ".bench" / "envs"
 REQUIREMENTS = Path(__file__).parent / "requirements"
-PEERS = ("pfl", "flwr", "fedlab", "fedjax")
+PEERS = ("pfl", "flwr", "fedlab", "fedjax", "opacus")
 
 
 def python(peer: str) -> Path:
@@ -75,7 +75,7 @@ def _version_check(peer: str) -> str:
 
 def versions(peer: str) -> dict[str, str]:
     """Return the versions that matter in the peer's environment."""
-    names = ("pfl", "flwr", "ray", "fedlab", "fedjax", "jax", "jaxlib", "torch", "numpy")
+    names = ("pfl", "flwr", "ray", "fedlab", "fedjax", "opacus", "jax", "jaxlib", "torch", "numpy")
     code = (
         "from importlib.metadata import version, PackageNotFoundError\n"
         f"for name in {names!r}:\n"

@@ -293,7 +293,7 @@ class OneByOne:
 
     def draws(self, x: Tensor) -> bool:
         """Whether training draws random numbers, as dropout does."""
-        with torch.no_grad(), self._as(self._initial_w, None), _seeded(0):
+        with torch.no_grad(), self._as(self._initial_w, None), seeded(0):
             before = torch.get_rng_state()
             self._outputs(x)
             return not torch.equal(before, torch.get_rng_state())
@@ -362,7 +362,7 @@ class OneByOne:
         if seed is None:
             outputs = self._outputs(x)
         else:
-            with _seeded(seed):
+            with seeded(seed):
                 outputs = self._outputs(x)
         value = self._loss(outputs, y, weights)
         wanted = self._parameters if parameters is None else parameters
@@ -455,6 +455,26 @@ class Vmapped:
         return descend_stack(self, w, steps)
 
 
+class Singles:
+    """Gradients of single examples through `torch.func`; layers that draw do so for each anew."""
+
+    def __init__(self, model: Model) -> None:
+        module, spec, loss = model.module, model.spec, model.loss_function
+
+        def value(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            outputs = functional_call(module, spec.views(w), (x.unsqueeze(0),))
+            return loss(outputs, y.unsqueeze(0), w.new_ones(1))
+
+        self._grads = vmap(grad(value), in_dims=(None, 0, 0), randomness="different")
+        self._module = module
+
+    def grads(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """One gradient per example: `[p]`, x `[b, *shape]` -> `[b, p]`."""
+        self._module.train()
+        out: Tensor = self._grads(w, x, y)
+        return out
+
+
 def _check_whole(module: nn.Module) -> None:
     """Refuse layers that learn their size from the first points they see."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -524,7 +544,7 @@ def _head(value: float | Tensor, a: int) -> float | Tensor:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Layers draw from torch's global generator: key it, and leave it as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -206,6 +206,15 @@ class _Drag(NamedTuple):
         return self.pull[:a] if isinstance(self.pull, Tensor) else self.pull
 
 
+class Entry(NamedTuple):
+    """What the gradient of layer i is made of: d' h for the weights, a sum of d for the bias."""
+
+    i: int
+    d: Tensor  # [r, b * inner, out] of its outputs
+    h: Tensor  # [r, b * inner, in] its inputs
+    biased: bool
+
+
 Collect = Callable[[int, Tensor, Tensor], None]  # layer, gradient of its outputs, its inputs
 
 
@@ -240,6 +249,25 @@ class Stacked:
 
         self._backward(parameters, inputs[self._first :], d, collect, self._first)
         return out
+
+    def book(self, w: Tensor, points: Points) -> list[Entry]:
+        """Pass forward and back, and keep what the gradient is made of rather than the gradient."""
+        parameters, kept = self._views(w), []
+        inputs = self._forward(parameters, points.x, 0)
+        d = self._loss.output_grad(inputs[-1], points.y, points.weights)
+
+        def collect(i: int, d: Tensor, h: Tensor) -> None:
+            kept.append(Entry(i, d, h, parameters[i].bias is not None))
+
+        self._backward(parameters, inputs[self._first :], d, collect, self._first)
+        return kept
+
+    def add(self, into: Tensor, i: int, d: Tensor, h: Tensor) -> None:
+        """into += the gradient of layer i that these make, `[r, p]`."""
+        weight, bias = self._view(into, i)
+        weight.baddbmm_(d.transpose(1, 2), h)
+        if bias is not None:
+            bias.add_(d.sum(dim=1, keepdim=True))
 
     def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
         outputs = self._forward(self._views(w), points.x, 0)[-1]
@@ -357,15 +385,16 @@ class Stacked:
 
     def _views(self, w: Tensor) -> list[_Views]:
         """Matrices of the dense layers, by layer index; they share the vector's memory."""
-        return [
-            _Views(
-                w[:, layer.weight].view(len(w), layer.outputs, layer.inputs),
-                None if layer.bias is None else w[:, None, layer.bias],
-            )
-            if isinstance(layer, Dense)
-            else _Views(w[:, :0], None)
-            for layer in self._layers
-        ]
+        return [self._view(w, i) for i in range(len(self._layers))]
+
+    def _view(self, w: Tensor, i: int) -> _Views:
+        layer = self._layers[i]
+        if not isinstance(layer, Dense):
+            return _Views(w[:, :0], None)
+        return _Views(
+            w[:, layer.weight].view(len(w), layer.outputs, layer.inputs),
+            None if layer.bias is None else w[:, None, layer.bias],
+        )
 
     def _forward(
         self, parameters: list[_Views], x: Tensor, start: int, stop: int | None = None
