@@ -10,9 +10,9 @@ normal density and R(x) = Phi(-x) / phi(x), which `erfcx` gives, e^epsilon phi(a
 
     delta = phi(a) (R(-a) - R(mu - a)),   and for small mu   delta = phi(a) mu (1 - x R(x)),
 
-since R' = x R - 1 at the midpoint x = epsilon / mu. Both are right to 1e-9 of delta, down to 1e-300;
-what is returned is above delta by as much. Searches end at neighbouring floating-point numbers, of
-which the one on the safe side is returned.
+since R' = x R - 1 at the midpoint x = epsilon / mu. Both are right to 1e-9 of delta, to 1e-300 and
+less; what is returned is above delta by as much. Searches end at two numbers with none between,
+of which the one on the safe side is returned.
 """
 
 from __future__ import annotations
