@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel import rng
 from archipel.rng import Ints, Keys
+
+Floats = NDArray[np.float64]
 
 
 class Table(NamedTuple):
@@ -106,3 +109,23 @@ class Batches:
         return Table(
             torch.from_numpy(rows), torch.from_numpy(weights).to(self._dtype), lengths, first
         )
+
+
+def poisson(starts: Ints, sizes: Ints, rates: Floats, words: Keys) -> tuple[Ints, Floats]:
+    """A sample of each party, in which every point is by itself with its party's chance.
+
+    `words [m, >= most points]` are random, one for each point; rows and weights are `[m, b]`, a
+    weight is 1, or 0 for padding.
+    """
+    column = np.arange(words.shape[1])
+    sure = rates >= 1
+    below = np.where(sure, 0.0, rates * 2.0**64).astype(np.uint64)
+    inside = ((words < below[:, None]) | sure[:, None]) & (column < sizes[:, None])
+    counts = inside.sum(axis=1)
+    party, place = np.nonzero(inside)
+    at = np.arange(len(party)) - (np.cumsum(counts) - counts)[party]
+    rows = np.repeat(starts[:, None], max(1, int(counts.max(initial=0))), axis=1)
+    weights = np.zeros(rows.shape)
+    rows[party, at] = starts[party] + place
+    weights[party, at] = 1.0
+    return rows, weights

@@ -15,15 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel import rng
 from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Vector
 from archipel.data.federation import Federation
-from archipel.engines.batches import Batches, Table
+from archipel.engines.batches import Batches, Table, poisson
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
+from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
+from archipel.privacy import grid
+from archipel.privacy.sources import Keystream
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Work, checked_batch_size, work_of
 from archipel.training.schedules import rate
@@ -62,6 +66,7 @@ class LocalParty:
     heard: Callable[[], bytes] = bytes  # names what came so far: after other words, other noise
     within: Subspace | None = None  # what training is restricted to, of each party
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
+    clipping: Clipping | None = None  # how gradients of single examples are clipped, where they are
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
@@ -194,6 +199,56 @@ class LocalParty:
             self.buffers = before
         taken = self.steps(work)
         return Descent(self._stack(ends), taken, taken * eta)
+
+    # -- what the private door asks ----------------------------------------------------------------
+
+    @property
+    def sizes(self) -> Ints:
+        """Training points of each party, `[m]`."""
+        return self._sizes
+
+    def sampled(self, rates: NDArray[np.float64], draw: int) -> Batch:
+        """A Poisson sample of each party: each point by itself, with its party's chance.
+
+        Between institutions it is a stream of the round's secrets: who knows it knows who was in.
+        """
+        purpose, most = f"sample {draw}", int(self._sizes.max(initial=0))
+        if self.private:
+            words = np.stack([source.words(most) for source in self._sources(purpose)])
+        else:
+            words = rng.words(self._keys(purpose), most)
+        rows, weights = poisson(self._starts, self._sizes, rates, words)
+        real = torch.from_numpy(weights).to(self.model.dtype)
+        self._use(torch.from_numpy(rows), real)
+        return Batch(torch.from_numpy(rows), real, torch.full((len(self.ids),), draw))
+
+    def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector:
+        """The sum of the gradients of single points in a batch, each clipped to a norm."""
+        assert self.clipping is not None
+        rows, out = self._rows(w), []
+        for at in self._blocks():
+            points = self._points(batch, at)
+            np.add.at(self.spent, self._party_of(at), points.lengths)
+            out.append(self.clipping.clipped(rows[at], points, clip).sum)
+        return self._stack(torch.cat(out))
+
+    def noised(self, values: Tensor, purpose: str) -> Tensor:
+        """The same with standard normal noise that protects people: on a grid (`privacy.grid`).
+
+        In a simulation it is drawn from the seed, as floating-point numbers, and hides nothing.
+        """
+        inner = self._inner(values)
+        if self.private:
+            rows = values.double().reshape(-1, len(self.ids), *inner)
+            return grid.gaussian(rows, 1.0, self._sources(purpose)).view(values.shape).to(values)
+        drawn = torch.empty(len(self.ids), *inner, dtype=values.dtype)
+        for row, key in zip(drawn, self._keys(f"noise {purpose}"), strict=True):
+            row.normal_(generator=torch.Generator().manual_seed(int(key) >> 1))
+        return values + self._by_party(drawn, inner)
+
+    def _sources(self, purpose: str) -> list[Keystream]:
+        """A stream of the round's secrets for each party."""
+        return [Keystream(key) for key in self._secrets_for(purpose.encode() + self.heard())]
 
     def examples(self, batch: Batch | None = None) -> Examples:
         if batch is None:

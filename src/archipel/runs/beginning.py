@@ -47,6 +47,19 @@ class Beginning:
             )
         self.who.count(len(self.eligible))
 
+    @property
+    def most(self) -> int:
+        """Rounds that a party takes part in, at most: known where who is asked is drawn alone."""
+        who = self.who
+        drawn = not who.away and who.availability == 1 and self._options.get("privacy") is not None
+        if not drawn or self._fed.about.elsewhere:
+            return int(self.rounds)
+        here = np.ones(len(self.eligible), bool)
+        counts = np.zeros(self._fed.parties, np.int64)
+        for t in range(self.rounds):
+            counts[who.ask(self.eligible, self.seed, t, here)[0]] += 1
+        return int(counts.max())
+
     def runs(self, engine: Engine, settings: Mapping[str, Sequence[float]]) -> list[Run]:
         """The run with this engine, or those of a sweep's settings."""
         algorithm, options = self._algorithm, self._options

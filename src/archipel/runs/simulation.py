@@ -19,6 +19,7 @@ from archipel.graphs import Topology
 from archipel.metrics import Own, choose
 from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
+from archipel.privacy.promise import Privacy
 from archipel.runs import identity, recording
 from archipel.runs.attendance import DrawnAttendance
 from archipel.runs.beginning import Beginning
@@ -52,6 +53,7 @@ class Options(TypedDict, total=False):
     device: str  # where: cpu, cuda or mps, in one process
     server_sees: Literal["uploads", "sums"]  # "sums" refuses to look at single uploads
     wire: Wire  # steps between parties and server, a rule, and how sums are made
+    privacy: Privacy  # what is promised, by record or by party
     # who takes part; see archipel.runs.participation
     sample: float | int  # rate 0..1, or so many parties a round; 1.0
     over_select: float
@@ -204,6 +206,8 @@ def build(
         sweep=settings,
         device=options.get("device", "cpu"),
         wire=options.get("wire"),
+        privacy=options.get("privacy"),
+        rounds=begun.most,
     )
     attendance = DrawnAttendance(engine, begun.who, algorithm, fed, begun.eligible, begun.seed)
     runs = begun.runs(engine, settings or {})

@@ -83,7 +83,7 @@ def descend(
     x = w
     state = None
     for k in range(int(steps.max())):
-        g = me.grad(x, me.batch(size))
+        g = me.grad(x, me.batch(size, k < steps))
         if shift is not None:
             g = g + shift
         g = g + pull * (x - centre)

@@ -30,11 +30,14 @@ from archipel.engines.local.share import Job, Share
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
 from archipel.engines.probe import probe_once
+from archipel.engines.protection import Protection
 from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
+from archipel.models.clipped import Clipping
 from archipel.models.model import Model
+from archipel.privacy.promise import Privacy
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
 from archipel.wire.wire import Wire
@@ -67,8 +70,13 @@ class LocalEngine:
         device: str = CPU,
         wire: Wire | None = None,
         cohort: int | None = None,
+        privacy: Privacy | None = None,
+        rounds: int = 1,
     ) -> None:
-        """`cohort` is how many parties a round has, at most; all that have points unless given."""
+        """`cohort` is how many parties a round has, at most; all that have points unless given.
+
+        `rounds` are those that a party takes part in, at most: noise is enough for so many.
+        """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
         check_device(device, workers)
@@ -106,12 +114,18 @@ class LocalEngine:
         self._joined = topology is not None
         self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
         self._cohort = len(self._eligible) if cohort is None else cohort
-        around, self.anatomy = self._fitted(bare, draws)
+        self.protection: Protection | None = None
+        if privacy is not None:
+            parts = (privacy, bare, data, model, seed, self._eligible, rounds)
+            self.protection = Protection.of(*parts)
+        around, self.anatomy = self._fitted(self._protected(bare), draws)
         self._settings = Settings(
             algorithm,
             self._swept,
             model.dtype,
-            lambda each: around(statistics.joined(Boxes(each), model, self._joined)),
+            lambda each: around(
+                statistics.joined(self._protected(Boxes(each)), model, self._joined)
+            ),
         )
         shared, own = self.anatomy.shared, self.anatomy.own
         if count is not None:
@@ -135,6 +149,7 @@ class LocalEngine:
             max(self.plan.workers, min(64, _TOGETHER // (4 * model.p))),
             statistics.keep_own(bare, model, self._joined),
             self._cohort,
+            self._clipping,
         )
         board = max([model.p, *self._mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
@@ -393,6 +408,13 @@ class LocalEngine:
 
     # -- before the start --------------------------------------------------------------------------
 
+    def _protected(self, boxes: Boxes) -> Boxes:
+        return boxes if self.protection is None else self.protection.around(boxes)
+
+    @property
+    def _clipping(self) -> Clipping | None:
+        return None if self.protection is None else self.protection.clipping
+
     def _fitted(self, bare: Boxes, draws: bool) -> tuple[Callable[[Boxes], Boxes], Anatomy]:
         """Run a round on one small party: what puts the algorithm on the wire, and its anatomy."""
         if len(self._eligible) == 0:
@@ -412,6 +434,7 @@ class LocalEngine:
             limit=2,
             mixing=(lambda x, coded=None: x) if self.peer else None,
             mixed=mixed,
+            clipping=self._clipping,
         )
         with threads(1):
             boxes = statistics.joined(bare, self.model, self._joined)

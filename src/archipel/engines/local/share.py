@@ -30,6 +30,7 @@ from archipel.exchange.statistics import statistics_of
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
+from archipel.models.clipped import Clipping
 from archipel.models.model import Model, OneByOne, Way
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
@@ -60,6 +61,7 @@ class Job:
     together: int  # parties that make models of their own at a time
     own_statistics: bool  # whether every party keeps BatchNorm's statistics for itself
     most: int  # parties of a round, at most
+    clipping: Clipping | None  # of gradients of single points, where they are private
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -301,6 +303,7 @@ class Share:
             buffers if job.model.buffer_spec.size else None,
             job.draws,
             job.separable,
+            clipping=job.clipping,
         )
 
     def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:

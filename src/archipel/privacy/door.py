@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private door: `me` under record-level privacy, so that every algorithm behind it is private.
+
+`me` is all that code at a party may use, so what it gives is all that can leave. Behind this door
+that is, of a party's records, gradients alone, those of DP-SGD: of a Poisson sample, in which each
+record is by itself with chance q, each record's gradient is clipped to norm C, and what they add up
+to gets Gaussian noise of deviation z C; divided by q n, the sample's size on average.
+
+    g = (sum_{i in sample} clip(g_i, C) + N(0, z^2 C^2 I)) / (q n)
+
+A batch of size b has q = b / n, one of all data q = 1. Several gradients on one batch are noised
+one by one and share its sample. The sample is drawn where nobody sees it: a batch is a number that
+the door knows, without rows. What an algorithm does with the gradients is post-processing.
+
+How many records a party has (`n`) is no secret here; it says how many steps are taken. Points
+that an algorithm brings along pass a model freely (`outputs`, `features`). The records themselves
+(`examples`) and losses, which no clip bounds, are refused.
+
+Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
+Departures: Algorithm 1 divides by the lot size L, which is q n here as well, and never by the size
+of the sample that was drawn, which would tell it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from archipel.core import Batch, Blueprint, Descent, LocalWork, Vector
+from archipel.errors import ArchipelError
+from archipel.exchange.boxes import Around, Boxes
+from archipel.exchange.talk import Talk
+from archipel.training.descent import checked_batch_size, descend
+from archipel.tree import Tree
+
+if TYPE_CHECKING:
+    from archipel.training.subspace import Subspace
+
+Floats = NDArray[np.float64]
+Size = int | float | None  # of a batch, as an algorithm gives it
+
+
+class Inside(Protocol):
+    """A party as the door needs it: engines have it."""
+
+    n: Tensor
+    number: Tensor
+    round: int
+    lead: tuple[int, ...]
+    within: Subspace | None
+
+    @property
+    def blueprint(self) -> Blueprint: ...
+    @property
+    def sizes(self) -> NDArray[np.int64]: ...  # [m] training records
+    def sampled(self, rates: Floats, draw: int) -> Batch: ...
+    def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector: ...
+    def noised(self, values: Tensor, purpose: str) -> Tensor: ...  # + N(0, I), protecting
+    def steps(self, work: LocalWork) -> Tensor: ...
+    def outputs(self, w: Vector, x: Tensor) -> Tensor: ...
+    def features(self, w: Vector, x: Tensor) -> Tensor: ...
+    def normal(self, like: Vector) -> Vector: ...
+    def noise(self, like: Vector) -> Vector: ...
+    def secret(self, purpose: str) -> Tensor: ...
+    def mix(self, x: Vector) -> Vector: ...
+
+
+class Used(NamedTuple):
+    """What a party's records were used for in a round, with batches of one size."""
+
+    draws: NDArray[np.int64]  # [m] samples that were drawn, of each party
+    gradients: int  # noised gradients on one sample, at most
+
+
+@dataclass(frozen=True)
+class Noised:
+    """How gradients are made private."""
+
+    clip: float  # C
+    noise: dict[int, float]  # z of each party, by its number
+    allowed: dict[int, dict[Size, tuple[int, int]]] | None = None  # of each: draws and gradients
+
+
+class _Sample(NamedTuple):
+    """A batch that was drawn."""
+
+    size: Size
+    batch: Batch
+    rates: Floats  # [m]
+    going: NDArray[np.bool_]  # [m] parties that have a step left
+
+
+class Door:
+    """A party's `me`, private: see the module."""
+
+    def __init__(self, me: Inside, noised: Noised, name: str) -> None:
+        """`name` is the algorithm's, for what is refused."""
+        self._me, self._noised, self._name = me, noised, name
+        self.n, self.number, self.round = me.n, me.number, me.round
+        self._numbers: list[int] = me.number.reshape(-1, max(1, len(me.sizes)))[0].tolist()
+        self._deviations = np.array([noised.clip * noised.noise[k] for k in self._numbers])
+        self._samples: list[_Sample] = []
+        self._gradients: list[int] = []  # on each sample
+        self._used: dict[Size, Used] = {}
+        self._noises = 0
+
+    @property
+    def blueprint(self) -> Blueprint:
+        return self._me.blueprint
+
+    @property
+    def within(self) -> Subspace | None:
+        return self._me.within
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def batch(self, size: Size, going: Tensor | None = None) -> Batch:
+        m = len(self._me.sizes)
+        moving = np.ones(m, bool)
+        if going is not None:
+            every = going.expand(*self._me.lead, 1).reshape(-1, m)
+            moving = every.any(dim=0).numpy()
+        return self._drawn(checked_batch_size(size), moving)
+
+    def _drawn(self, size: Size, going: NDArray[np.bool_]) -> Batch:
+        at = len(self._samples)
+        rates = rates_of(size, self._me.sizes)
+        batch = self._me.sampled(np.where(going, rates, 0.0), at)
+        self._samples.append(_Sample(size, batch, rates, going))
+        self._gradients.append(0)
+        draws, most = self._used.get(size, Used(np.zeros(len(going), np.int64), 0))
+        self._use(size, Used(draws + going, most))
+        nothing = torch.zeros(len(going), 0)
+        return Batch(nothing.long(), nothing, torch.full((len(going),), at))
+
+    def grad(self, w: Vector, batch: Batch | None = None) -> Vector:
+        if batch is None:
+            batch = self._drawn(None, np.ones(len(self._me.sizes), bool))
+        sample = self._sample(batch)
+        total = self._me.clipped(w, sample.batch, self._noised.clip)
+        deviation = self._by_party(self._deviations, total)  # z C
+        noisy = total
+        if bool((deviation > 0).all()):
+            noisy = self._me.noised(total / deviation, f"gradient {self._noises}") * deviation
+        self._noises += 1
+        expected = np.maximum(sample.rates * self._me.sizes, 1e-300)  # q n
+        return noisy * self._by_party(sample.going / expected, total)
+
+    def _by_party(self, values: Floats, like: Tensor) -> Tensor:
+        """A number of each party `[m]` as `[..., 1]`, whatever the stack."""
+        one = torch.from_numpy(values).to(like.dtype)
+        return one.view(*self._me.lead[-1:], 1).expand(*self._me.lead, 1)
+
+    def _sample(self, batch: Batch) -> _Sample:
+        at = int(batch.draw.reshape(-1)[0])
+        if not 0 <= at < len(self._samples):
+            raise ArchipelError(
+                f"{self._name} uses a batch that it did not draw with me.batch: draw one."
+            )
+        self._gradients[at] += 1
+        size = self._samples[at].size
+        draws, most = self._used[size]
+        self._use(size, Used(draws, max(most, self._gradients[at])))
+        return self._samples[at]
+
+    def descend(
+        self,
+        w: Vector,
+        work: LocalWork,
+        shift: Vector | None = None,
+        pull: float | Tensor = 0.0,
+        towards: Vector | None = None,
+        only: Tensor | None = None,
+        aside: bool = False,
+    ) -> Descent:
+        return descend(self, w, work, shift, pull, towards, only)
+
+    def steps(self, work: LocalWork) -> Tensor:
+        return self._me.steps(work)
+
+    # -- what asks nothing of the records ----------------------------------------------------------
+
+    def outputs(self, w: Vector, x: Tensor) -> Tensor:
+        return self._me.outputs(w, x)
+
+    def features(self, w: Vector, x: Tensor) -> Tensor:
+        return self._me.features(w, x)
+
+    def normal(self, like: Vector) -> Vector:
+        return self._me.normal(like)
+
+    def noise(self, like: Vector) -> Vector:
+        return self._me.noise(like)
+
+    def secret(self, purpose: str) -> Tensor:
+        return self._me.secret(purpose)
+
+    def mix(self, x: Vector) -> Vector:
+        return self._me.mix(x)
+
+    # -- what is refused ---------------------------------------------------------------------------
+
+    def examples(self, batch: Batch | None = None) -> NoReturn:
+        self._refuse("me.examples", "which are the records themselves")
+
+    def loss(self, w: Vector, batch: Batch | None = None) -> NoReturn:
+        self._refuse("me.loss", "which no clip bounds")
+
+    def _refuse(self, call: str, why: str) -> NoReturn:
+        raise ArchipelError(
+            f'privacy.unit = "record": {self._name} asks for {call}, {why}, so it cannot be made '
+            'private by record; take another algorithm, or privacy.unit = "party".'
+        )
+
+    # -- what was used -----------------------------------------------------------------------------
+
+    @property
+    def used(self) -> dict[Size, Used]:
+        """What the records were used for so far, by size of the batches."""
+        return dict(self._used)
+
+    def _use(self, size: Size, used: Used) -> None:
+        """Write down what is used; refuse more than was planned, and is paid for."""
+        self._used[size] = used
+        if self._noised.allowed is None:
+            return
+        for k, draws in zip(self._numbers, used.draws.tolist(), strict=True):
+            most = self._noised.allowed[k].get(size, (0, 0))
+            if draws > most[0] or used.gradients > most[1]:
+                raise ArchipelError(
+                    f"{self._name} asks for more gradients in round {self.round + 1} than in the "
+                    "round that was tried before the first: give every round the same work."
+                )
+
+
+class Doored(Around):
+    """An algorithm whose parties have the private door. What stays at a party needs none."""
+
+    def __init__(self, inner: Boxes, noised: Noised) -> None:
+        super().__init__(inner)
+        self._noised = noised
+
+    def party(self, me: Any, *states: Tree) -> Any:
+        return self.inner.party(Door(me, self._noised, self.name), *states)  # type: ignore[arg-type]
+
+    def personal(self, me: Any, shared: Tree, own: Tree) -> Any:
+        """A model that a party makes for itself does not leave it; what it asks the server does."""
+        talk = Talk(self.inner.personal(me, shared, own))
+        if not talk.ended:
+            raise ArchipelError(
+                f'privacy.unit = "record": {self.name} asks the server for a model of a party\'s '
+                "own with what it made of the records; take an algorithm that does not."
+            )
+        return talk.said
+
+
+def rates_of(size: Size, sizes: NDArray[np.int64]) -> Floats:
+    """The chance q of each record to be in a batch, `[m]`."""
+    n = np.maximum(sizes, 1)
+    if size is None:
+        return np.ones(len(n))
+    return np.full(len(n), size) if isinstance(size, float) else np.minimum(1.0, size / n)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Privacy by record: what a round asks of each party's records is found by a round without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from archipel.core import Batch, Vector
+from archipel.errors import ArchipelError
+from archipel.exchange.anatomy import examine
+from archipel.exchange.boxes import Around, Boxes
+from archipel.privacy.door import Door, Doored, Floats, Inside, Noised, Size, rates_of
+from archipel.privacy.promise import Kept, Use, Uses
+from archipel.tree import Tree
+
+
+class _Blank:
+    """A party without records: gradients are 0, and all else is as it is."""
+
+    def __init__(self, me: Any) -> None:
+        self._me = me
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._me, name)
+
+    def sampled(self, rates: Floats, draw: int) -> Batch:
+        none = torch.zeros(len(rates), 0)
+        return Batch(none.long(), none, torch.full((len(rates),), draw))
+
+    def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector:
+        return torch.zeros_like(w)
+
+    def noised(self, values: Tensor, purpose: str) -> Tensor:
+        return values
+
+
+class _Counted(Around):
+    """An algorithm behind the door, which remembers what the last round asked."""
+
+    door: Door
+
+    def __init__(self, inner: Boxes) -> None:
+        super().__init__(inner)
+        self.has_personal = self.has_predict = False  # what stays at a party does not count
+
+    def party(self, me: Any, *states: Tree) -> Any:
+        number = int(me.number.reshape(-1)[0])
+        self.door = Door(_Blank(me), Noised(1.0, {number: 0.0}), self.name)  # type: ignore[arg-type]
+        return self.inner.party(self.door, *states)  # type: ignore[arg-type]
+
+
+def asked(boxes: Boxes, me: Inside, w: Vector, parties: int) -> dict[Size, tuple[int, int]]:
+    """What a round asks of one party's records: by size of the batches, draws and gradients."""
+    counted = _Counted(boxes)
+    examine(counted, me, w, parties)  # type: ignore[arg-type]
+    return {size: (int(used.draws[0]), used.gradients) for size, used in counted.door.used.items()}
+
+
+def uses_of(found: Mapping[Size, tuple[int, int]], n: int) -> Uses:
+    """The same as an accountant counts it, of a party with n records."""
+    rates = {size: float(rates_of(size, np.array([n]))[0]) for size in found}
+    return tuple(Use(rates[size], *counts) for size, counts in found.items())
+
+
+def behind_door(
+    boxes: Boxes, kept: Kept, found: Mapping[int, dict[Size, tuple[int, int]]]
+) -> Boxes:
+    """The algorithm behind the private door, with the noise that was planned."""
+    return Doored(boxes, Noised(kept.promise.clip, dict(kept.noise), dict(found)))
+
+
+def check_records(delta: float, sizes: Iterable[int] | NDArray[np.int64]) -> None:
+    """Refuse a δ that could be kept by publishing one record."""
+    most = max(sizes, default=0)
+    if delta * most >= 1:
+        raise ArchipelError(
+            f"privacy.delta = {delta:g}: a party has {most} records, and to publish one of them "
+            f"would keep it; give less than {1 / most:.1g}, such as {0.1 / most:.1g}."
+        )
