@@ -1,65 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A promise of privacy by record, as engines keep it: what is asked of whom, and the noise."""
+"""A promise of privacy as engines keep it: what goes around the algorithm, and around its wire."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from archipel import rng
 from archipel.data.federation import Federation
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
+from archipel.errors import ArchipelError
+from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Boxes
 from archipel.models.clipped import Clipping, clipping
 from archipel.models.model import Model
-from archipel.privacy.door import Size
+from archipel.privacy import grid, party, record
 from archipel.privacy.promise import Kept, Privacy
-from archipel.privacy.record import asked, behind_door, check_records, uses_of
+from archipel.privacy.sources import System
 from archipel.rng import Ints
+from archipel.wire.wire import Wire
 
 _TRIED = 16  # points on which ways to clip are compared
 
 
 @dataclass(frozen=True)
 class Protection:
-    """What stands between an algorithm and the records of parties."""
+    """What keeps a promise."""
 
     kept: Kept
-    clipping: Clipping
-    asked: dict[int, dict[Size, tuple[int, int]]]  # of each party in a round
-
-    @classmethod
-    def of(
-        cls,
-        promise: Privacy,
-        boxes: Boxes,
-        data: Federation,
-        model: Model,
-        seed: int,
-        ids: Ints,
-        rounds: int,
-    ) -> Protection:
-        """Try a round without records at one party of each size, and find the noise for all.
-
-        `rounds` are those that a party takes part in, at most.
-        """
-        sizes = data.n[ids].numpy()
-        check_records(promise.delta, sizes)
-        way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
-        by_size = {}
-        with threads(1):
-            for n, k in zip(*np.unique(sizes, return_index=True), strict=True):
-                me = LocalParty(data, model, model.one, ids[[k]], seed, 0, (), mixing=_alone)
-                by_size[int(n)] = asked(boxes, me, model.w.clone(), len(ids))  # type: ignore[arg-type]
-        found = {int(k): by_size[int(n)] for k, n in zip(ids, sizes, strict=True)}
-        uses = {k: uses_of(found[k], int(n)) for k, n in zip(found, sizes, strict=True)}
-        return cls(Kept.planned(promise, uses, rounds), way, found)
-
-    def around(self, boxes: Boxes) -> Boxes:
-        """The algorithm behind the private door."""
-        return behind_door(boxes, self.kept, self.asked)
+    inside: Callable[[Boxes], Boxes]  # around the algorithm itself
+    outside: Callable[[Boxes], Boxes]  # around all that is around it
+    clipping: Clipping | None = None  # of gradients of single records
 
 
-def _alone(x: object, coded: object = None) -> object:
-    return x
+@dataclass(frozen=True)
+class Setting:
+    """A study as its promise needs to know it."""
+
+    data: Federation
+    model: Model
+    seed: int
+    ids: Ints  # parties that may take part
+    cohort: int  # of a round
+    rounds: int
+    most: int  # rounds that a party takes part in, at most
+
+
+def protection(
+    promise: Privacy, boxes: Boxes, setting: Setting, wire: Wire, noise: party.Noise
+) -> Protection:
+    """Plan what keeps a promise, and find its noise; `noise` is the server's."""
+    with threads(1):
+        if promise.unit == "record":
+            return _by_record(promise, boxes, setting)
+        return _by_party(promise, boxes, setting, wire, noise)
+
+
+def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
+    """Try a round without records at one party of each size, and find the noise for all."""
+    data, model, ids = setting.data, setting.model, setting.ids
+    sizes = data.n[ids].numpy()
+    record.check_records(promise.delta, sizes)
+    way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
+    found = {
+        int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), len(ids))
+        for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
+    }
+    asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
+    uses = {k: record.uses_of(asked[k], int(n)) for k, n in zip(asked, sizes, strict=True)}
+    kept = Kept.planned(promise, "add_or_remove", uses, setting.most)
+    return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
+
+
+def _by_party(
+    promise: Privacy, boxes: Boxes, setting: Setting, wire: Wire, noise: party.Noise
+) -> Protection:
+    for field, value in (("rule", wire.rule), ("sum", wire.sum)):
+        if value is not None:
+            raise ArchipelError(
+                f'privacy.unit = "party", wire.{field} = {value!r}: how far one party moves what '
+                f"comes of it is not known; leave wire.{field} out."
+            )
+    messages = len(examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages)
+    kept = party.planned(
+        promise, messages, setting.ids.tolist(), setting.cohort, setting.rounds, setting.most
+    )
+    return Protection(
+        kept, partial(party.bounded, kept=kept), partial(party.summed, kept=kept, noise=noise)
+    )
+
+
+def _one(setting: Setting, at: int) -> Any:
+    """One party, as an algorithm is tried on it."""
+    data, model = setting.data, setting.model
+    buffers = model.buffers[None].clone() if model.buffer_spec.size else None
+    return LocalParty(
+        data, model, model.one, setting.ids[[at]], setting.seed, 0, (), buffers=buffers,
+        draws=model.one.draws(data.x[:2]), mixing=lambda x, coded=None: x,
+    )  # fmt: skip
+
+
+def _same(boxes: Boxes) -> Boxes:
+    return boxes
+
+
+def simulated(seed: int) -> party.Noise:
+    """The server's noise in a simulation: drawn from the seed, it hides nothing."""
+
+    def noise(values: Tensor, purpose: str, t: int) -> Tensor:
+        key = rng.key(seed, t, f"server noise {purpose}") >> 1
+        drawn = torch.empty_like(values).normal_(generator=torch.Generator().manual_seed(key))
+        return values + drawn
+
+    return noise
+
+
+def protecting() -> party.Noise:
+    """The server's noise between institutions: of the operating system's, on a grid."""
+    source = System()
+
+    def noise(values: Tensor, purpose: str, t: int) -> Tensor:
+        return grid.gaussian(values.double(), 1.0, source).to(values.dtype)
+
+    return noise

@@ -14,7 +14,8 @@ from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from archipel.errors import ArchipelError, unknown
-from archipel.privacy.accounting import Gaussian, Neighbours, Poisson, Release, epsilon, noise_for
+from archipel.privacy.accounting import Gaussian, Neighbours, Release, epsilon, noise_for
+from archipel.privacy.release import Sampling
 
 Unit = Literal["record", "party"]
 Trust = Literal["server", "nobody"]
@@ -59,17 +60,15 @@ class Privacy:
 
 
 class Use(NamedTuple):
-    """What one round asks of a party's records: samples at one rate, gradients on each."""
+    """What one round releases of a unit: samples drawn alike, and what is noised on each."""
 
-    rate: float  # q
+    sampling: Sampling | None  # None where the cohort is everybody, or known
     draws: int
-    gradients: int  # on one sample, at most
+    noised: int = 1  # vectors with noise of their own on one sample, at most
 
     def release(self, noise: float, rounds: int) -> Release:
-        """So many gradients with fresh noise on one sample are one with less noise."""
-        mechanism = Gaussian(noise / self.gradients**0.5)
-        sampling = None if self.rate >= 1 else Poisson(self.rate)
-        return Release(mechanism, sampling, times=self.draws * rounds)
+        """Several vectors with fresh noise on one sample are one vector with less of it."""
+        return Release(Gaussian(noise / self.noised**0.5), self.sampling, self.draws * rounds)
 
 
 Uses = tuple[Use, ...]
@@ -80,33 +79,50 @@ class Kept:
     """A promise with what it was planned for."""
 
     promise: Privacy
-    uses: Mapping[int, Uses]  # of each party in a round
-    rounds: int  # that a party takes part in, at most
+    neighbours: Neighbours
+    uses: Mapping[int, Uses]  # of each party, in a round that counts for it
+    rounds: int  # that count for a party, at most
     noise: Mapping[int, float]  # z of each party
-    neighbours: Neighbours = "add_or_remove"
+    always: bool = False  # whether every round counts for everybody, not only those it took part in
 
     @classmethod
-    def planned(cls, promise: Privacy, uses: Mapping[int, Uses], rounds: int) -> Kept:
+    def planned(
+        cls,
+        promise: Privacy,
+        neighbours: Neighbours,
+        uses: Mapping[int, Uses],
+        rounds: int,
+        always: bool = False,
+    ) -> Kept:
         """Find the noise of each party; parties alike have the same."""
-        noise = {k: _noise(promise, each, rounds) for k, each in uses.items()}
-        return cls(promise, uses, rounds, noise)
+        noise = {each: _noise(promise, neighbours, each, rounds) for each in set(uses.values())}
+        of = {k: noise[each] for k, each in uses.items()}
+        return cls(promise, neighbours, uses, rounds, of, always)
 
-    def spent(self, taken: Mapping[int, int]) -> dict[int, float]:
-        """ε of each party that took part in so many rounds."""
-        return {
-            k: epsilon(_releases(self.uses[k], self.noise[k], rounds), self.promise.delta)
-            for k, rounds in taken.items()
+    def spent(self, counted: Mapping[int, int]) -> dict[int, float]:
+        """ε of each party for which so many rounds count."""
+        delta, neighbours = self.promise.delta, self.neighbours
+        alike = {(self.uses[k], self.noise[k], rounds) for k, rounds in counted.items()}
+        cost = {
+            each: epsilon(_releases(*each), delta, neighbours=neighbours) if each[2] else 0.0
+            for each in alike
         }
+        return {k: cost[self.uses[k], self.noise[k], rounds] for k, rounds in counted.items()}
 
 
 def _releases(uses: Sequence[Use], noise: float, rounds: int) -> list[Release]:
-    return [use.release(noise, rounds) for use in uses if use.draws and use.gradients]
+    return [use.release(noise, rounds) for use in uses if use.draws and use.noised]
 
 
-def _noise(promise: Privacy, uses: Uses, rounds: int) -> float:
+def _noise(promise: Privacy, neighbours: Neighbours, uses: Uses, rounds: int) -> float:
     if promise.noise is not None:
         return promise.noise
     assert promise.epsilon is not None
     if not _releases(uses, 1.0, rounds):
-        return 1.0  # nothing is asked of its records
-    return noise_for(promise.epsilon, promise.delta, lambda z: _releases(uses, z, rounds))
+        return 1.0  # nothing is released
+    return noise_for(
+        promise.epsilon,
+        promise.delta,
+        lambda z: _releases(uses, z, rounds),
+        neighbours=neighbours,
+    )

@@ -17,6 +17,7 @@ from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Around, Boxes
 from archipel.privacy.door import Door, Doored, Floats, Inside, Noised, Size, rates_of
 from archipel.privacy.promise import Kept, Use, Uses
+from archipel.privacy.release import Poisson
 from archipel.tree import Tree
 
 
@@ -65,7 +66,10 @@ def asked(boxes: Boxes, me: Inside, w: Vector, parties: int) -> dict[Size, tuple
 def uses_of(found: Mapping[Size, tuple[int, int]], n: int) -> Uses:
     """The same as an accountant counts it, of a party with n records."""
     rates = {size: float(rates_of(size, np.array([n]))[0]) for size in found}
-    return tuple(Use(rates[size], *counts) for size, counts in found.items())
+    return tuple(
+        Use(None if rates[size] >= 1 else Poisson(rates[size]), *counts)
+        for size, counts in found.items()
+    )
 
 
 def behind_door(

@@ -207,7 +207,8 @@ def build(
         device=options.get("device", "cpu"),
         wire=options.get("wire"),
         privacy=options.get("privacy"),
-        rounds=begun.most,
+        rounds=begun.rounds,
+        most=begun.most,
     )
     attendance = DrawnAttendance(engine, begun.who, algorithm, fed, begun.eligible, begun.seed)
     runs = begun.runs(engine, settings or {})

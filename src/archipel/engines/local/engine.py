@@ -30,10 +30,10 @@ from archipel.engines.local.share import Job, Share
 from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan, threads
 from archipel.engines.probe import probe_once
-from archipel.engines.protection import Protection
+from archipel.engines.protection import Protection, Setting, protection, simulated
 from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.anatomy import Anatomy, examine
 from archipel.exchange.boxes import Boxes
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model
@@ -72,10 +72,11 @@ class LocalEngine:
         cohort: int | None = None,
         privacy: Privacy | None = None,
         rounds: int = 1,
+        most: int | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
-        `rounds` are those that a party takes part in, at most: noise is enough for so many.
+        Noise for `privacy` is enough for so many rounds, of which a party is in `most`.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
@@ -116,8 +117,10 @@ class LocalEngine:
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
-            parts = (privacy, bare, data, model, seed, self._eligible, rounds)
-            self.protection = Protection.of(*parts)
+            setting = Setting(
+                data, model, seed, self._eligible, self._cohort, rounds, most or rounds
+            )
+            self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
         self._settings = Settings(
             algorithm,
@@ -409,7 +412,7 @@ class LocalEngine:
     # -- before the start --------------------------------------------------------------------------
 
     def _protected(self, boxes: Boxes) -> Boxes:
-        return boxes if self.protection is None else self.protection.around(boxes)
+        return boxes if self.protection is None else self.protection.inside(boxes)
 
     @property
     def _clipping(self) -> Clipping | None:
@@ -439,7 +442,13 @@ class LocalEngine:
         with threads(1):
             boxes = statistics.joined(bare, self.model, self._joined)
             parties = len(self._eligible)
-            found = self._wire.fitted(boxes, me, self.model.w.clone(), parties, self._cohort)
+            at = (me, self.model.w.clone(), parties, self._cohort)
+            around, found = self._wire.fitted(boxes, *at)
+            if self.protection is not None:
+                outside, inner = self.protection.outside, around
+                around = lambda each: outside(inner(each))  # noqa: E731
+                seen = examine(around(boxes), *at)  # type: ignore[arg-type]
+                found = seen._replace(summed=found.summed, wire=found.wire, mixed=found.mixed)
         if not statistics.keep_own(bare, self.model, self._joined):
             statistics.check_others(self.model, self.model.buffers, me.buffers)
         if mixed and not self._joined:
@@ -448,4 +457,4 @@ class LocalEngine:
                 "as topology.name = \"ring\" in a study, or topology='ring' in Python."
             )
         self._mixed = [x.shape[-1] for x in mixed]
-        return found
+        return around, found
