@@ -14,7 +14,16 @@ from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from archipel.errors import ArchipelError, unknown
-from archipel.privacy.accounting import Gaussian, Neighbours, Release, epsilon, noise_for
+from archipel.privacy.accounting import (
+    FixedSize,
+    Gaussian,
+    Neighbours,
+    Poisson,
+    Release,
+    curve,
+    epsilon,
+    noise_for,
+)
 from archipel.privacy.release import Sampling
 
 Unit = Literal["record", "party"]
@@ -99,6 +108,21 @@ class Kept:
         of = {k: noise[each] for k, each in uses.items()}
         return cls(promise, neighbours, uses, rounds, of, always)
 
+    def releases(self, k: int, rounds: int) -> list[Release]:
+        """All that so many rounds release of party k."""
+        return _releases(self.uses[k], self.noise[k], rounds)
+
+    def sampling(self, k: int) -> str:
+        """How what is released of party k was sampled, in words."""
+        kinds = {_SAMPLED[type(use.sampling)] for use in self.uses[k]}
+        return " and ".join(sorted(kinds)) or "nothing"
+
+    def curve(self, k: int, rounds: int) -> list[tuple[int, float]]:
+        """ε of party k after some of so many rounds."""
+        return curve(
+            self.releases(k, 1), rounds, self.promise.delta, points=12, neighbours=self.neighbours
+        )
+
     def spent(self, counted: Mapping[int, int]) -> dict[int, float]:
         """ε of each party for which so many rounds count."""
         delta, neighbours = self.promise.delta, self.neighbours
@@ -108,6 +132,13 @@ class Kept:
             for each in alike
         }
         return {k: cost[self.uses[k], self.noise[k], rounds] for k, rounds in counted.items()}
+
+
+_SAMPLED: dict[type[object], str] = {
+    type(None): "nobody is sampled",
+    Poisson: "Poisson samples",
+    FixedSize: "samples of a fixed size",
+}
 
 
 def _releases(uses: Sequence[Use], noise: float, rounds: int) -> list[Release]:

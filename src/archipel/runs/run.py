@@ -9,6 +9,7 @@ One file, since it is one class, the one that users hold in their hands when a r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from archipel.exchange.anatomy import Anatomy
     from archipel.models.model import Model
     from archipel.picture import Picture
+    from archipel.privacy.promise import Kept
     from archipel.runs.participation import Cohort
     from archipel.scorecard import Scorecard
     from archipel.store.journal import Event
@@ -102,6 +104,7 @@ class Run:
     seed: int
     plan: Plan
     anatomy: Anatomy  # what a round sends
+    kept: Kept | None = field(default=None, kw_only=True)  # what is promised, with its plan
     rounds: int = 0  # planned
     metric: str = ""  # by which it is judged
     target: float | None = None  # of that metric
@@ -219,6 +222,16 @@ class Run:
         if k in self.uploaded:
             return Points(self.uploaded[k], None, "with uploads")
         return Points(None, None, "not told")
+
+    @property
+    def counted(self) -> dict[int, int]:
+        """How many rounds of what was promised count for each party that any counts for."""
+        if self.kept is None:
+            return {}
+        if self.kept.always:
+            return dict.fromkeys(self.kept.uses, self.done) if self.done else {}
+        asked = Counter(int(k) for cohort in self.participation for k in cohort.sampled)
+        return {k: rounds for k, rounds in asked.items() if k in self.kept.uses}
 
     @property
     def scorecard(self) -> Scorecard:
@@ -347,6 +360,7 @@ class Run:
             }
             for t, cohort in enumerate(self.participation, 1)
         ]
+        card = self.scorecard.to_json()
         return {
             "run": self.name,
             "folder": None if self.folder is None else str(self.folder),
@@ -376,8 +390,8 @@ class Run:
                 "total": self.seconds,
                 "per_round": self.seconds / self.done if self.done else None,
             },
-            "privacy": None,  # no step adds noise yet
-            "scorecard": self.scorecard.to_json(),
+            "privacy": card["privacy"]["promise"],
+            "scorecard": card,
             "history": self.history,
         }
 

@@ -155,6 +155,25 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """(ε, δ) as it was kept so far, for the unit that spent the most."""
+
+    unit: str  # "record" or "party"
+    epsilon: float  # spent
+    planned: float | None  # for all rounds; None where it is not finite
+    delta: float
+    trust: str
+    clip: float
+    noise: float  # z: deviation over clip, the least of all parties
+    accountant: str
+    neighbours: str
+    sampling: str
+    simulated: bool  # whether noise was drawn from the seed: then it protects nobody
+    found: float  # true positives of the best membership attack at 1 % false ones, at most
+    curve: tuple[tuple[int, float], ...]  # ε after so many rounds that count
+
+
+@dataclass(frozen=True)
 class Privacy:
     """What leaves a party, and who may look at it."""
 
@@ -165,6 +184,7 @@ class Privacy:
     epsilon: float | None
     guarantee: str
     wire: tuple[str, ...] = ()  # in words: what messages pass, the rule, how sums are made
+    promise: Promise | None = None  # None where nothing is promised
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,6 +220,9 @@ class Scorecard:
         told["privacy"]["messages"] = tuple(Sent(**each) for each in sent)
         told["privacy"]["left"] = tuple(Outgoing(**each) for each in told["privacy"]["left"])
         told["privacy"]["wire"] = tuple(told["privacy"].get("wire", ()))  # older ones lack it
+        if promise := told["privacy"].get("promise"):
+            curve = tuple((int(t), float(e)) for t, e in promise["curve"])
+            told["privacy"]["promise"] = Promise(**{**promise, "curve": curve})
         return cls(
             Efficacy(**efficacy),
             Efficiency(**efficiency),

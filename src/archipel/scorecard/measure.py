@@ -7,6 +7,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.measures import larger_is_better
 from archipel.models.model import Model
+from archipel.privacy.promise import Kept
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run
 from archipel.scorecard.card import (
@@ -29,6 +31,7 @@ from archipel.scorecard.card import (
     Efficiency,
     Energy,
     Privacy,
+    Promise,
     Robustness,
     Scorecard,
     Sent,
@@ -255,16 +258,71 @@ def _privacy(run: Run) -> Privacy:
     sees = sees.format(asks=words, sum=wire.sum, rule=wire.rule, passed=passed)
     if run.between_sites and server == "sums":
         sees += " The coordinator received every upload by itself."
+    promise = None if run.kept is None else _promise(run, run.kept)
     return Privacy(
         server,
         sees,
         _messages(run.anatomy, peer) if talks else (),
         tuple(_left(run, peer)) if run.between_sites else (),
-        None,
-        "none: nobody keeps account of what the wire's steps add, so nothing is promised"
-        if wire.up
-        else "none: this version adds no noise, so it promises none",
+        None if promise is None else promise.epsilon,
+        _nothing(bool(wire.up)) if promise is None else _guarantee(promise),
         tuple(_on_wire(wire, peer)),
+        promise,
+    )
+
+
+def _nothing(steps: bool) -> str:
+    if steps:
+        return "none: nobody keeps account of what the wire's steps add, so nothing is promised"
+    return "none: [privacy] names no unit, so no noise is added and nothing is promised"
+
+
+def _promise(run: Run, kept: Kept) -> Promise:
+    """What was kept so far, for the party that spent the most."""
+    from archipel.privacy.meaning import found_in
+
+    promise, counted = kept.promise, run.counted
+    spent = kept.spent(counted)
+    worst = max(spent, key=lambda k: spent[k], default=next(iter(kept.uses)))
+    epsilon, rounds = spent.get(worst, 0.0), counted.get(worst, 0)
+    planned = kept.spent({worst: kept.rounds})[worst]
+    return Promise(
+        promise.unit,
+        epsilon,
+        planned if isfinite(planned) else None,
+        promise.delta,
+        "nobody" if promise.unit == "record" else promise.trust,
+        promise.clip,
+        min(kept.noise.values()),
+        "pld",
+        kept.neighbours,
+        kept.sampling(worst),
+        not run.between_sites,
+        found_in(kept.releases(worst, rounds), neighbours=kept.neighbours) if rounds else 0.01,
+        tuple(kept.curve(worst, rounds)) if rounds else (),
+    )
+
+
+_COVERS = {
+    "record": "for every record of a party, whoever sees what left it",
+    "party": "for every party with all its records, {who}",
+}
+_WHO = {
+    "server": "against all who see the model, and not against the server, which sees every upload",
+    "nobody": "whoever sees what left it, the server included",
+}
+
+
+def _guarantee(promise: Promise) -> str:
+    covers = _COVERS[promise.unit].format(who=_WHO[promise.trust])
+    drawn = (
+        " Noise was drawn from the seed, as in every simulation: this run itself protects nobody."
+        if promise.simulated
+        else ""
+    )
+    return (
+        f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "
+        f"test points, and how many records a party has.{drawn}"
     )
 
 

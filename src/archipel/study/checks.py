@@ -15,9 +15,28 @@ from archipel.data.schema import TEST, Schema
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.models.losses import LOSSES
+from archipel.privacy.promise import Privacy as Promised
 from archipel.runs.participation import Participation, absences
 from archipel.study import fields
-from archipel.study.sections import Data, Graph, Network, Round, Simulated
+from archipel.study.sections import Data, Graph, Network, Privacy, Round, Simulated
+
+
+def promise_of(section: Privacy) -> Promised | None:
+    """What [privacy] promises; None where it names no unit."""
+    given = section.model_dump(exclude_none=True, exclude={"server_sees"})
+    if "unit" not in given:
+        for field, value in given.items():
+            raise ArchipelError(
+                f"privacy.{field} = {fields.shown(value)}: say whom it protects, "
+                'privacy.unit = "record" or "party".'
+            )
+        return None
+    if given["unit"] == "record" and "trust" in given:
+        raise ArchipelError(
+            f'privacy.trust = "{given["trust"]}": with privacy.unit = "record" noise is added at '
+            "every party, and nobody is trusted; leave it out."
+        )
+    return Promised(**given)
 
 
 def written_of(data: Data) -> Written:

@@ -35,12 +35,20 @@ from archipel.errors import ArchipelError, unknown
 from archipel.exchange.boxes import has_personal, is_peer
 from archipel.models import default_model
 from archipel.models.model import Model
+from archipel.privacy.promise import Privacy as Promised
 from archipel.runs import identity
 from archipel.runs.run import Run
 from archipel.runs.simulation import Options, Watch, simulate
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import fields, plugins, wiring
-from archipel.study.checks import check_data, check_names, check_policy, check_test, schema_of
+from archipel.study.checks import (
+    check_data,
+    check_names,
+    check_policy,
+    check_test,
+    promise_of,
+    schema_of,
+)
 from archipel.study.loading import federation_of, model_of
 from archipel.study.reading import read_tables, sentence, split_key
 from archipel.study.sections import (
@@ -172,6 +180,11 @@ class Study(BaseModel):
         """What stands between parties and the server."""
         return wiring.wire_of(self.wire, self._base)
 
+    @property
+    def promise(self) -> Promised | None:
+        """What [privacy] promises; None where it names no unit."""
+        return promise_of(self.privacy)
+
     def _task_of_tables(self) -> str | None:
         """What a linear model is to learn of tables on one scale; None for all other studies."""
         data, network = self.data, self.model.name
@@ -229,6 +242,7 @@ class Study(BaseModel):
             "target": about.target,
             "topology": self.topology.name,
             "server_sees": self.privacy.server_sees,
+            "privacy": self.promise,
             "wire": self.wire_object if wiring.parts_of(self.wire) else None,
             **policy.model_dump(),
             **simulated.model_dump(),
@@ -435,7 +449,7 @@ class Study(BaseModel):
             check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
         check_names(self.model, self.topology)
-        _ = self.wire_object
+        _ = self.wire_object, self.promise
         _ = self.chosen
         if self.topology.asynchronous and not is_peer(self.algorithm_object):
             raise ArchipelError(

@@ -222,6 +222,24 @@ class Privacy(Section):
         Literal["uploads", "sums"],
         Field(description='"sums" refuses an algorithm that looks at single uploads'),
     ] = "uploads"
+    unit: Annotated[
+        Literal["record", "party"] | None,
+        Field(description="whom (epsilon, delta) is promised to: every record, or every party"),
+    ] = None
+    epsilon: Annotated[
+        Number | None, Field(description="the budget; the noise is found for it")
+    ] = None
+    noise: Annotated[
+        Number | None, Field(description="in place of epsilon: deviation of the noise over clip")
+    ] = None
+    delta: Annotated[Number | None, Field(description="below 1 / records; 1e-5")] = None
+    clip: Annotated[
+        Number | None, Field(description="norm of a record's gradient, or of an upload; 1.0")
+    ] = None
+    trust: Annotated[
+        Literal["server", "nobody"] | None,
+        Field(description="by party: who may see uploads before noise is added; the server"),
+    ] = None
 
 
 class Graph(Section):
