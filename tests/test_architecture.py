@@ -40,6 +40,7 @@ LAYERS = [
         "models.clipped",
         "wire",
         "privacy.door",
+        "privacy.party",
         "privacy.record",
     },
     {"engines", "store"},

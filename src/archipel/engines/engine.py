@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from archipel.engines.local.personal import Costs
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
+    from archipel.privacy.promise import Kept
 
 Floats = NDArray[np.float64]
 
@@ -118,6 +119,10 @@ class Engine(Protocol):
     @property
     def own_statistics(self) -> bool:
         """Whether every party keeps BatchNorm's statistics for itself."""
+
+    @property
+    def kept(self) -> Kept | None:
+        """What is promised, with its plan; None where nothing is, or each party has its own."""
 
     def __enter__(self) -> Self: ...
 

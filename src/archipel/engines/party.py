@@ -205,7 +205,8 @@ class LocalParty:
     @property
     def sizes(self) -> Ints:
         """Training points of each party, `[m]`."""
-        return self._sizes
+        sizes: Ints = self._sizes
+        return sizes
 
     def sampled(self, rates: NDArray[np.float64], draw: int) -> Batch:
         """A Poisson sample of each party: each point by itself, with its party's chance.

@@ -246,7 +246,7 @@ class Doored(Around):
         self._noised = noised
 
     def party(self, me: Any, *states: Tree) -> Any:
-        return self.inner.party(Door(me, self._noised, self.name), *states)  # type: ignore[arg-type]
+        return self.inner.party(Door(me, self._noised, self.name), *states)
 
     def personal(self, me: Any, shared: Tree, own: Tree) -> Any:
         """A model that a party makes for itself does not leave it; what it asks the server does."""

@@ -52,14 +52,14 @@ class _Counted(Around):
 
     def party(self, me: Any, *states: Tree) -> Any:
         number = int(me.number.reshape(-1)[0])
-        self.door = Door(_Blank(me), Noised(1.0, {number: 0.0}), self.name)  # type: ignore[arg-type]
-        return self.inner.party(self.door, *states)  # type: ignore[arg-type]
+        self.door = Door(_Blank(me), Noised(1.0, {number: 0.0}), self.name)
+        return self.inner.party(self.door, *states)
 
 
 def asked(boxes: Boxes, me: Inside, w: Vector, parties: int) -> dict[Size, tuple[int, int]]:
     """What a round asks of one party's records: by size of the batches, draws and gradients."""
     counted = _Counted(boxes)
-    examine(counted, me, w, parties)  # type: ignore[arg-type]
+    examine(counted, me, w, parties)
     return {size: (int(used.draws[0]), used.gradients) for size, used in counted.door.used.items()}
 
 

@@ -87,7 +87,7 @@ class Beginning:
                 name_of(options.get("metric") or ""),
                 options.get("target"),
                 notes=list(notes),
-                kept=None if engine.protection is None else engine.protection.kept,
+                kept=engine.kept,
             )
             for value in values
         ]

@@ -37,7 +37,7 @@ from archipel.exchange.anatomy import Anatomy, examine
 from archipel.exchange.boxes import Boxes
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model
-from archipel.privacy.promise import Privacy
+from archipel.privacy.promise import Kept, Privacy
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
 from archipel.wire.wire import Wire
@@ -415,6 +415,11 @@ class LocalEngine:
         return boxes if self.protection is None else self.protection.inside(boxes)
 
     @property
+    def kept(self) -> Kept | None:
+        """What is promised, with its plan."""
+        return None if self.protection is None else self.protection.kept
+
+    @property
     def _clipping(self) -> Clipping | None:
         return None if self.protection is None else self.protection.clipping
 
@@ -447,7 +452,7 @@ class LocalEngine:
             if self.protection is not None:
                 outside, inner = self.protection.outside, around
                 around = lambda each: outside(inner(each))  # noqa: E731
-                seen = examine(around(boxes), *at)  # type: ignore[arg-type]
+                seen = examine(around(boxes), *at)
                 found = seen._replace(summed=found.summed, wire=found.wire, mixed=found.mixed)
         if not statistics.keep_own(bare, self.model, self._joined):
             statistics.check_others(self.model, self.model.buffers, me.buffers)

@@ -63,6 +63,11 @@ class Remote:
     def own_statistics(self) -> bool:
         return keep_own(self.engine.boxes, self.engine.model)
 
+    @property
+    def kept(self) -> None:
+        """Each site keeps what is promised by itself, and nobody else knows its plan."""
+        return None
+
     def __enter__(self) -> Self:
         return self
 

@@ -33,6 +33,7 @@ class PeerReports:
     plan = Plan("one", 1, 1)
     has_own = False  # the models that are scored are the peers' own
     own_statistics = False  # those of the peers' own models are the peers' own anyway
+    kept = None  # each peer keeps what is promised by itself
 
     def __init__(self, anatomy: Anatomy, parties: int, metric: str, silence: float) -> None:
         """A peer of which nothing is heard for `silence` seconds is not waited for."""
