@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest, norm
 
@@ -163,6 +163,7 @@ def chances_of(table):
 
 
 @given(st.lists(st.integers(0, 10**30), min_size=1, max_size=40).filter(any))
+@example([0, 3, 3, 3])
 def test_a_table_draws_exactly_its_weights(weights):
     parts = tables.weighed([Decimal(weight) for weight in weights])
 
@@ -170,6 +171,7 @@ def test_a_table_draws_exactly_its_weights(weights):
 
     assert drawn[: len(parts)] == parts and not any(drawn[len(parts) :])
     assert sum(parts) == 1 << 128
+    assert all(part == 0 for part, weight in zip(parts, weights, strict=True) if weight == 0)
     exact = [(weight << 128) // sum(weights) for weight in weights]
     assert all(abs(part - low) <= len(parts) + 1 for part, low in zip(parts, exact, strict=True))
 

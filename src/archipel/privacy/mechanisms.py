@@ -30,7 +30,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from scipy.special import ive
 from torch import Tensor
 
 from archipel.errors import ArchipelError
@@ -268,6 +267,8 @@ class Skellam:
         return a * l2**2 / (2 * v) + more
 
     def _ideal(self) -> Ideal:
+        from scipy.special import ive  # takes long to import
+
         if self.size == 1 and self.sigma < _SUMMED:
             return summed(
                 lambda k: np.asarray(ive(np.abs(k), self.sigma**2)), self.sigma, self.sensitivity
