@@ -140,11 +140,31 @@ def _differ(some: dict[str, float | None], others: dict[str, float | None]) -> b
 
 def _privacy(source: Source) -> list[str]:
     return [
-        f"{source.together} No noise was added and no bound on what the model gives away is "
-        "claimed: whoever has it may learn something of the rows it was trained on. bundle.json "
+        f"{source.together} {_promised(source)} bundle.json "
         "holds names of columns, their categories, and where features are scaled or filled in "
         "the mean and scale of each over the training rows.",
     ]
+
+
+def _promised(source: Source) -> str:
+    """What is claimed of what the model gives away."""
+    promise = source.study.promise
+    if promise is None or source.party is not None:
+        return (
+            "No noise was added and no bound on what the model gives away is claimed: whoever has "
+            "it may learn something of the rows it was trained on."
+        )
+    much = f"ε = {promise.epsilon:g}" if promise.epsilon else f"noise {promise.noise:g}"
+    if not source.data.about.elsewhere:
+        return (
+            f"It was trained with the noise of privacy by {promise.unit} ({much}, δ = "
+            f"{promise.delta:g}), drawn from the study's seed as in every simulation: this model "
+            "itself protects nobody, and whoever has it may learn something of the rows."
+        )
+    return (
+        f"It was trained with privacy by {promise.unit}, {much} and δ = {promise.delta:g}: noise "
+        "bounds what it gives away of each. Metrics and the scale of features are not covered."
+    )
 
 
 def _limits(about: Manifest) -> list[str]:

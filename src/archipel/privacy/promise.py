@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Literal, NamedTuple, get_args
 
@@ -107,6 +108,22 @@ class Kept:
         noise = {each: _noise(promise, neighbours, each, rounds) for each in set(uses.values())}
         of = {k: noise[each] for k, each in uses.items()}
         return cls(promise, neighbours, uses, rounds, of, always)
+
+    @cached_property
+    def worst(self) -> int:
+        """The party that spends the most where all rounds count."""
+        spent = self.spent(dict.fromkeys(self.uses, self.rounds))
+        return max(spent, key=lambda k: spent[k])
+
+    @cached_property
+    def _ahead(self) -> list[tuple[int, float]]:
+        return self.curve(self.worst, self.rounds)
+
+    def at_most(self, rounds: int) -> float:
+        """A bound on ε after so many rounds that count, quickly: that after some more of them."""
+        if rounds < 1:
+            return 0.0
+        return next((spent for t, spent in self._ahead if t >= rounds), self._ahead[-1][1])
 
     def releases(self, k: int, rounds: int) -> list[Release]:
         """All that so many rounds release of party k."""
