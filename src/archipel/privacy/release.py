@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves, as an accountant sees it: a mechanism, how participants were sampled, how often.
+
+A participant is the unit of the promise: a record, or a party. Noise is counted in its largest
+contribution, the bound of the clip. Adding or removing a participant moves the sum by at most one
+contribution, replacing it by at most two: `DISTANCE`. Whoever divides by a number of participants
+divides by one that all know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from math import ceil, inf, isfinite
+from operator import index
+from typing import Any, Literal
+
+from archipel.errors import ArchipelError, unknown
+
+Neighbours = Literal["add_or_remove", "replace"]
+DISTANCE = {"add_or_remove": 1, "replace": 2}  # contributions between two neighbours
+
+
+def _above_zero(name: str, value: float, most: float = inf) -> None:
+    if not 0 < value <= most:
+        limit = "above 0" if most == inf else f"above 0 and up to {most:g}"
+        raise ArchipelError(f"{name} = {value!r}: give a number {limit}.")
+
+
+def _from_zero(name: str, value: float) -> None:
+    if not value >= 0:  # so that NaN is refused
+        raise ArchipelError(f"{name} = {value!r}: give a number from 0.")
+
+
+def _whole(name: str, value: int, low: int) -> None:
+    try:
+        right = not isinstance(value, bool) and index(value) >= low
+    except TypeError:
+        right = False
+    if not right:
+        raise ArchipelError(f"{name} = {value!r}: give a whole number from {low}.")
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Gaussian noise on a sum of vectors."""
+
+    noise: float  # z: standard deviation / largest l2 norm of a contribution
+
+    def __post_init__(self) -> None:
+        _from_zero("noise", self.noise)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise on a sum of vectors, each coordinate its own."""
+
+    noise: float  # scale / largest l1 norm of a contribution
+
+    def __post_init__(self) -> None:
+        _from_zero("noise", self.noise)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian:
+    """Discrete Gaussian noise on a sum of vectors of whole numbers: steps of a grid."""
+
+    sigma: float  # its parameter, in steps
+    contribution: float = 1.0  # largest l2 norm of a contribution, in steps, after rounding
+    dimensions: int = 1
+
+    def __post_init__(self) -> None:
+        _from_zero("sigma", self.sigma)
+        _whole("dimensions", self.dimensions, 1)
+        if not (isfinite(self.contribution) and self.contribution > 0):
+            raise ArchipelError(
+                f"contribution = {self.contribution!r}: give a finite number above 0, in steps."
+            )
+
+    @property
+    def noise(self) -> float:
+        """z, as Gaussian noise has it; one number moves by whole steps."""
+        largest = self.contribution if self.dimensions > 1 else ceil(self.contribution)
+        return self.sigma / largest
+
+
+@dataclass(frozen=True)
+class Pure:
+    """Anything that is epsilon-differentially private when one is added or removed."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        _from_zero("epsilon", self.epsilon)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each participant comes with probability `rate`, on its own; the adversary knows not who."""
+
+    rate: float  # q
+
+    def __post_init__(self) -> None:
+        _above_zero("rate", self.rate, most=1)
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """`sampled` of `among` participants come, every such set alike; the adversary knows not who."""
+
+    sampled: int  # m
+    among: int  # n
+
+    def __post_init__(self) -> None:
+        _whole("sampled", self.sampled, 1)
+        _whole("among", self.among, 1)
+        if self.sampled > self.among:
+            raise ArchipelError(
+                f"sampled = {self.sampled}: there are {self.among} to sample from; give at most "
+                "as many."
+            )
+
+    @property
+    def rate(self) -> float:
+        return self.sampled / self.among
+
+
+Mechanism = Gaussian | Laplace | DiscreteGaussian | Pure
+Sampling = Poisson | FixedSize
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something that leaves, `times` times, each time with fresh noise and a fresh sample.
+
+    Each attempt of a round is one of these times: a round that is tried again draws noise again.
+    Without `sampling` the cohort is everybody, or known to the adversary.
+    """
+
+    mechanism: Mechanism
+    sampling: Sampling | None = None
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("times", self.times, 0)
+
+    @property
+    def rate(self) -> float:
+        """How likely a participant is in it: 1 where nobody is sampled."""
+        return 1.0 if self.sampling is None else self.sampling.rate
+
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "discrete_gaussian": DiscreteGaussian,
+    "pure": Pure,
+}
+SAMPLINGS: dict[str, type[Sampling]] = {"poisson": Poisson, "fixed_size": FixedSize}
+
+
+def written(release: Release) -> dict[str, Any]:
+    """A release as JSON holds it, for ledgers.
+
+    >>> written(Release(Gaussian(1.1), Poisson(0.01), times=600))
+    {'mechanism': 'gaussian', 'noise': 1.1, 'sampling': 'poisson', 'rate': 0.01, 'times': 600}
+    """
+    names: dict[type, str] = {kind: name for name, kind in (MECHANISMS | SAMPLINGS).items()}
+    drawn = release.sampling
+    return {
+        "mechanism": names[type(release.mechanism)],
+        **asdict(release.mechanism),
+        **({"sampling": names[type(drawn)], **asdict(drawn)} if drawn else {}),
+        "times": release.times,
+    }
+
+
+def read(values: dict[str, Any]) -> Release:
+    """A release from what `written` made of it.
+
+    >>> read({"mechanism": "pure", "epsilon": 0.5, "times": 1})
+    Release(mechanism=Pure(epsilon=0.5), sampling=None, times=1)
+    """
+    rest = dict(values)
+    try:
+        times, name, drawn = rest.pop("times"), rest.pop("mechanism"), rest.pop("sampling", None)
+        if name not in MECHANISMS:
+            raise unknown("mechanism", name, MECHANISMS)
+        if drawn is not None and drawn not in SAMPLINGS:
+            raise unknown("sampling", drawn, SAMPLINGS)
+        of = SAMPLINGS[drawn].__dataclass_fields__ if drawn else {}
+        sampling = SAMPLINGS[drawn](**{key: rest.pop(key) for key in of}) if drawn else None
+        return Release(MECHANISMS[name](**rest), sampling, times)
+    except (KeyError, TypeError) as error:
+        raise ArchipelError(
+            f"release = {values!r}: not a release ({error}); it was changed, or written by another "
+            "version."
+        ) from None
+
+
+def together(releases: Iterable[Release]) -> tuple[Release, ...]:
+    """The same releases with equal ones counted together, and without those that tell nothing.
+
+    A rate of 1 is no sampling, so nothing is amplified.
+    """
+    counts: dict[tuple[Mechanism, Sampling | None], int] = {}
+    for each in releases:
+        key = (each.mechanism, each.sampling if each.rate < 1 else None)
+        counts[key] = counts.get(key, 0) + each.times
+    found = [Release(*key, times) for key, times in counts.items() if times and not _silent(key[0])]
+    return tuple(sorted(found, key=lambda each: repr(replace(each, times=1))))
+
+
+def _silent(mechanism: Mechanism) -> bool:
+    if isinstance(mechanism, Pure):
+        return mechanism.epsilon == 0
+    return mechanism.noise == inf
+
+
+def bare(release: Release) -> bool:
+    """Whether it leaves without any noise."""
+    mechanism = release.mechanism
+    return mechanism.epsilon == inf if isinstance(mechanism, Pure) else mechanism.noise == 0
