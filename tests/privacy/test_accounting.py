@@ -239,8 +239,8 @@ def test_neither_accountant_is_below_the_exact_value(mu, times, at):
     assert epsilon(releases, at) == pytest.approx(exact)
 
 
-RATES, NOISES = st.floats(1e-4, 1), st.floats(0.3, 20)
-TIMES = st.integers(1, 3000)
+RATES, NOISES = st.floats(1e-4, 1), st.floats(0.6, 20)
+TIMES = st.integers(1, 1000)
 
 
 @given(NOISES, RATES, TIMES, st.floats(1, 2), st.just("pld"))

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from archipel.errors import ArchipelError, unknown
-from archipel.privacy.curves import gaussian_delta, gaussian_epsilon
+from archipel.privacy.curves import Array, gaussian_delta, gaussian_epsilon
 from archipel.privacy.losses import SLACK, has_losses, losses
 from archipel.privacy.release import (
     DISTANCE,
@@ -51,6 +51,7 @@ __all__ = [
     "Release",
     "curve",
     "delta",
+    "deltas",
     "epsilon",
     "noise_for",
 ]
@@ -103,6 +104,26 @@ def delta(
     known = together(releases)
     asked = ("delta", known, float(epsilon), accountant, neighbours)
     return remembered(asked, lambda: _delta(known, epsilon, accountant, neighbours))
+
+
+def deltas(
+    releases: Releases,
+    epsilons: Sequence[float] | Array,
+    accountant: Accountant = "pld",
+    neighbours: Neighbours = "add_or_remove",
+) -> list[float]:
+    """δ at each of several ε, to some 1e-9: the curve of all releases together."""
+    _check(releases, accountant, neighbours)
+    known = together(releases)
+    if any(bare(each) for each in known):
+        return [1.0] * len(epsilons)
+    others, mu = _apart(known, neighbours)
+    if others and mu < inf and accountant == "pld" and has_losses(others):
+        joined = _joined(others, mu, neighbours)
+        ways, slack = losses(joined, neighbours, 1e-9), _slack(joined)
+        found = [max((w.delta(t) for w in ways), default=1.0) for t in map(float, epsilons)]
+        return [min(each + slack, 1.0) for each in found]
+    return [_delta(known, float(t), accountant, neighbours) for t in epsilons]
 
 
 def noise_for(
