@@ -244,7 +244,7 @@ TIMES = st.integers(1, 1000)
 
 
 @given(NOISES, RATES, TIMES, st.floats(1, 2), st.just("pld"))
-@settings(max_examples=25)
+@settings(max_examples=12)
 @example(0.3, 1.0, 3000, 1.5, "pld")
 @example(0.5, 1e-4, 1, 2.0, "pld")
 @example(1.3, 0.2, 100, 1.2, "rdp")
@@ -332,6 +332,14 @@ def test_noise_on_vectors_of_whole_numbers_has_the_gaussians_divergence():
     assert found == pytest.approx(epsilon([poisson(4.0, 0.1, 50)], 1e-5, "rdp"), rel=0.02)
 
 
+@given(st.floats(0.2, 30), st.integers(1, 20))
+def test_moving_by_more_steps_costs_more(sigma, shift):
+    t = np.linspace(-3, 8, 50)
+
+    nearer, further = (discrete_gaussian_delta(sigma, each, t) for each in (shift, shift + 1))
+    assert np.all(further >= nearer - 1e-12)
+
+
 def test_a_number_moves_by_whole_steps():
     assert discrete_gaussian_delta(2.0, 2, 0.5) == curves(
         Release(DiscreteGaussian(2.0, contribution=1.2)), ONE
@@ -342,7 +350,7 @@ def test_a_number_moves_by_whole_steps():
 
 
 @given(st.floats(0.05, 20), st.floats(0.001, 1), st.integers(1, 2000), st.just("pld"))
-@settings(max_examples=15)
+@settings(max_examples=8)
 @example(1.0, 0.02, 500, "rdp")
 def test_noise_that_is_found_is_enough_and_little_more(target, q, times, accountant):
     z = noise_for(target, 1e-5, lambda z: [poisson(z, q, times)], accountant)

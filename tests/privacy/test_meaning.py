@@ -34,7 +34,7 @@ def test_the_promise_alone_is_the_trade_off_of_its_worst_mechanism(cost, at, ala
     best, left = 0.0, alarms
     for p, q in zip(P, Q, strict=True):  # by likelihood ratio: the best test [Neyman, Pearson]
         part = 1.0 if q <= left else left / q
-        best, left = best + part * p, left - part * q
+        best, left = best + part * p, max(left - part * q, 0.0)
 
     assert found_at_most(cost, at, alarms) == pytest.approx(best, abs=1e-9)
 

@@ -87,7 +87,7 @@ def distances_from(view: ArrayLike, covariance: ArrayLike) -> Array:
 def _least_norms(F: Array, M: Array) -> Array:
     """The least norm of a with F a = M e_u, for each u; infinite where there is none."""
     if F.shape[1] > F.shape[0]:
-        F = np.linalg.qr(F.T, mode="r").T  # the same covariance from fewer sources
+        F = np.asarray(np.linalg.qr(F.T, mode="r")).T  # the same covariance from fewer sources
     size = np.linalg.norm(F, axis=1, keepdims=True)
     heard = size[:, 0] > 0  # rows without noise tell everything that they have
     told = np.any(M[~heard] != 0, axis=0)
