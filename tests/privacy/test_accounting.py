@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from archipel.errors import ArchipelError
-from archipel.privacy import remembered
+from archipel.privacy import accounting, remembered
 from archipel.privacy.accounting import (
     DiscreteGaussian,
     FixedSize,
@@ -39,9 +39,9 @@ from archipel.privacy.curves import (
     gaussian_mu,
     opposite,
 )
-from archipel.privacy.losses import SLACK, losses
+from archipel.privacy.losses import SLACK, Loss, _bounds, _power, _sum, losses
 from archipel.privacy.release import read, together, written
-from archipel.privacy.renyi import renyi_epsilon
+from archipel.privacy.renyi import divergences, renyi_epsilon
 
 ONE = "add_or_remove"
 GOLDEN = [  # q, z, T, delta, RDP, PLD: computed with dp-accounting 0.6 and checked with Opacus
@@ -295,6 +295,65 @@ def test_everybody_is_no_sample():
         assert epsilon([replace(plain, sampling=sampling)], 1e-5) == epsilon([plain], 1e-5)
     twice = epsilon([Release(Gaussian(1.0), None, 10)], 1e-5)
     assert epsilon([plain], 1e-5, neighbours="replace") == twice
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    "one, twice",
+    [
+        (Gaussian(4.0), Gaussian(2.0)),
+        (Laplace(4.0), Laplace(2.0)),
+        (DiscreteGaussian(6.0, contribution=1), DiscreteGaussian(6.0, contribution=2)),
+        (DiscreteGaussian(6.0, 1.5, dimensions=3), DiscreteGaussian(6.0, 3.0, dimensions=3)),
+        (Pure(0.2), Pure(0.4)),
+    ],
+    ids=str,
+)
+def test_replacing_one_is_twice_as_far_as_adding_it(one, twice, accountant):
+    moved = epsilon([Release(one, times=3)], 1e-5, accountant, "replace")
+
+    assert moved == pytest.approx(epsilon([Release(twice, times=3)], 1e-5, accountant))
+    sampled = Release(one, FixedSize(1, 3), 3)
+    assert epsilon([sampled], 1e-5, accountant, "replace") < moved
+
+
+def test_what_transforms_round_is_allowed_for(monkeypatch):
+    releases = together([poisson(1.0, 0.1, 10)])
+    at = accounting._epsilon(releases, 1e-5, "pld", ONE)
+    less = accounting._epsilon(releases, 0.96e-5, "pld", ONE)
+    monkeypatch.setattr(accounting, "SLACK", 4e-8)
+
+    assert at * 1.001 < accounting._epsilon(releases, 1e-5, "pld", ONE) == pytest.approx(less)
+    assert accounting._delta(releases, at, "pld", ONE) == pytest.approx(1.04e-5, rel=5e-3)
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=12).filter(lambda p: sum(p) > 0.1),
+    st.integers(-8, 2),
+    st.integers(1, 6),
+    st.sampled_from([1e-1, 1e-2, 1e-6]),
+)
+def test_sums_of_losses_are_never_smaller_than_they_are(weights, first, times, tail):
+    one = Loss(0.3, first, 0.99 * np.array(weights) / sum(weights), 0.01)
+    exact = Loss(0.3, 0, np.ones(1), 0.0)
+    for _ in range(times):
+        mass = np.convolve(exact.mass, one.mass)
+        exact = Loss(0.3, exact.first + first, mass, 1 - 0.99 * (1 - exact.infinite))
+
+    sums = [_power(one, times, _bounds(one.mass, times, tail), tail)]
+    sums.append(_sum(sums[0], Loss(0.3, 0, np.array([0.0, 1.0]), 0.0), tail))
+    for above, found in enumerate(sums):
+        for t in np.arange(-30, 5, 0.7):
+            assert found.delta(t) >= exact.delta(t - 0.3 * above) - 1e-12
+        assert found.infinite <= exact.infinite + 3 * tail
+
+
+def test_the_discrete_gaussians_divergence_is_known_at_whole_orders_only():
+    orders = np.array([1.5, 2.0, 2.5, 3.0])
+    vectors = Release(DiscreteGaussian(2.0, 1.0, dimensions=5), None, 2)
+
+    found = divergences([vectors], ONE, orders)
+    assert found == pytest.approx([inf, 2 / 4, inf, 3 / 4])
 
 
 def test_releases_of_several_studies_add_up():
