@@ -115,10 +115,10 @@ def deltas(
     """δ at each of several ε, to some 1e-9: the curve of all releases together."""
     _check(releases, accountant, neighbours)
     known = together(releases)
-    others, mu = _apart(known, neighbours)
-    if any(bare(each) for each in known) or mu == inf:
+    if any(bare(each) for each in known):
         return [1.0] * len(epsilons)
-    if others and accountant == "pld" and has_losses(others):
+    others, mu = _apart(known, neighbours)
+    if others and mu < inf and accountant == "pld" and has_losses(others):
         joined = _joined(others, mu, neighbours)
         ways, slack = losses(joined, neighbours, 1e-9), _slack(joined)
         found = [max((w.delta(t) for w in ways), default=1.0) for t in map(float, epsilons)]

@@ -207,7 +207,7 @@ def opposite(mu: float, rate: float, t: Array) -> Array:
     same = np.exp(high + log_ndtr(-x)) * -np.expm1(-high)
     half = np.maximum(rate * fresh - (1 - rate) * same, 0.0)
     low = np.minimum(t, 0.0)
-    return np.where(t < 0, np.exp(low) * half - np.expm1(low), half)
+    return np.asarray(np.where(t < 0, np.exp(low) * half - np.expm1(low), half))
 
 
 # -- a release -------------------------------------------------------------------------------------
