@@ -31,7 +31,7 @@ LAYERS = [
         "training.limits",
         "models.losses",
     },
-    {"core", "graphs", "data", "models", "privacy"},
+    {"core", "graphs", "data", "models"},
     {"training", "exchange", "models.model", "models.networks", "models.units"},
     {"algorithms", "aggregation"},
     {

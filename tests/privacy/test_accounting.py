@@ -30,13 +30,12 @@ from archipel.privacy.accounting import (
     epsilon,
     noise_for,
 )
+from archipel.privacy.analytic import epsilon_of, mu_of
 from archipel.privacy.curves import (
     _discrete_cdf,
     curves,
     discrete_gaussian_delta,
     gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
     opposite,
 )
 from archipel.privacy.losses import SLACK, Loss, _bounds, _power, _sum, losses
@@ -215,10 +214,10 @@ def test_the_discrete_distribution_is_the_same_by_both_ways():
 
 @given(st.floats(0.05, 20), st.floats(1e-9, 0.5))
 def test_mu_and_epsilon_are_inverse(mu, at):
-    cost = gaussian_epsilon(mu, at)
+    cost = epsilon_of(mu, at)
 
     assert gaussian_delta(mu, cost) <= at
-    assert cost == 0 or gaussian_mu(cost, at) == pytest.approx(mu, rel=1e-6)
+    assert cost == 0 or mu_of(cost, at) == pytest.approx(mu, rel=1e-6)
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ def test_mu_and_epsilon_are_inverse(mu, at):
 @settings(max_examples=25)
 def test_neither_accountant_is_below_the_exact_value(mu, times, at):
     releases = (Release(Gaussian(sqrt(times) / mu), None, times),)
-    exact = gaussian_epsilon(mu, at)
+    exact = epsilon_of(mu, at)
     rest = at * (1 - 1e-4) - SLACK * times
 
     assert renyi_epsilon(releases, ONE, at) >= exact

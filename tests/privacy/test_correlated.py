@@ -16,6 +16,7 @@ from scipy.stats import chi2
 
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import epsilon
+from archipel.privacy.analytic import epsilon_of
 from archipel.privacy.banded import _log_error, banded, best, square_root
 from archipel.privacy.correlated import (
     Participation,
@@ -27,7 +28,6 @@ from archipel.privacy.correlated import (
     released,
     workload,
 )
-from archipel.privacy.curves import gaussian_epsilon
 from archipel.privacy.linear import distances
 
 COEFFICIENTS = st.lists(st.floats(-0.4, 0.4), max_size=5).map(lambda rest: Toeplitz((1.0, *rest)))
@@ -210,11 +210,11 @@ def test_a_whole_run_is_one_gaussian_release():
     strategy = banded(who, 4)
     mu = strategy.sensitivity(who) / sigma
 
-    assert epsilon([released(strategy, who, sigma)], 1e-5) == gaussian_epsilon(mu, 1e-5)
+    assert epsilon([released(strategy, who, sigma)], 1e-5) == epsilon_of(mu, 1e-5)
     seen = strategy.matrix(12)[:, ::4].sum(1, keepdims=True)
     assert distances(seen, [0.0], sigma * np.eye(12))[0] == pytest.approx(mu)
     steps = epsilon([released(independent(), who, sigma)], 1e-5)
-    assert steps == pytest.approx(gaussian_epsilon(sqrt(3) / sigma, 1e-5))
+    assert steps == pytest.approx(epsilon_of(sqrt(3) / sigma, 1e-5))
 
 
 # -- how much it helps -----------------------------------------------------------------------------

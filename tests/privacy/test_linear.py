@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from archipel.errors import ArchipelError
 from archipel.graphs import ring
-from archipel.privacy.curves import gaussian_delta, gaussian_epsilon, gaussian_mu
+from archipel.privacy.analytic import epsilon_of, mu_of
+from archipel.privacy.curves import gaussian_delta
 from archipel.privacy.linear import distances, distances_from
 
 
@@ -60,7 +61,7 @@ def test_pairwise_noise_is_the_inverse_of_its_covariance(n, seed, own, pair):
 
 def test_pairwise_noise_that_is_known_to_be_needed():
     """n = 1000, k = 20, ε = 1, δ = 1e-5, own noise 5 % above the curator's: deviation 2.48."""
-    n, target = 1000, gaussian_mu(1.0, 1e-5)
+    n, target = 1000, mu_of(1.0, 1e-5)
     own = 1.05 / (target * sqrt(n))
     edges = k_out(n, 20, seed=0)
 
@@ -207,7 +208,7 @@ def test_noise_that_the_adversary_drew_protects_nobody():
     together = distances(np.ones((1, 5)), np.ones(5))
 
     assert alone[0] == 1 and together[0] == pytest.approx(1 / sqrt(5))
-    assert gaussian_epsilon(float(alone[0]), 1e-5) > gaussian_epsilon(float(together[0]), 1e-5)
+    assert epsilon_of(float(alone[0]), 1e-5) > epsilon_of(float(together[0]), 1e-5)
 
 
 @pytest.mark.parametrize(

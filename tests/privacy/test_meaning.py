@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import Gaussian, Poisson, Pure, Release, delta, deltas, epsilon
-from archipel.privacy.curves import gaussian_mu
+from archipel.privacy.analytic import mu_of
 from archipel.privacy.meaning import found_at_most, found_in, found_through_gaussian, in_words
 
 
@@ -21,8 +21,8 @@ from archipel.privacy.meaning import found_at_most, found_in, found_through_gaus
     "cost, mu, found", [(1, 0.268, 0.020), (2, 0.502, 0.034), (4, 0.925, 0.081), (8, 1.666, 0.255)]
 )
 def test_known_values(cost, mu, found):
-    assert gaussian_mu(cost, 1e-5) == pytest.approx(mu, abs=5e-4)
-    assert found_through_gaussian(gaussian_mu(cost, 1e-5)) == pytest.approx(found, abs=5e-4)
+    assert mu_of(cost, 1e-5) == pytest.approx(mu, abs=5e-4)
+    assert found_through_gaussian(mu_of(cost, 1e-5)) == pytest.approx(found, abs=5e-4)
     assert found_in([Release(Gaussian(1 / mu))]) == pytest.approx(found, abs=1e-3)
 
 

@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 
 from archipel.errors import ArchipelError, unknown
-from archipel.privacy.curves import Array, gaussian_delta, gaussian_epsilon
+from archipel.privacy.analytic import epsilon_of
+from archipel.privacy.curves import Array, gaussian_delta
 from archipel.privacy.losses import SLACK, has_losses, losses
 from archipel.privacy.release import (
     DISTANCE,
@@ -214,7 +215,7 @@ def _epsilon(
         return inf
     others, mu = _apart(known, neighbours)
     if not others or mu == inf:
-        return gaussian_epsilon(mu, delta)
+        return epsilon_of(mu, delta)
     known = _joined(others, mu, neighbours)
     most = _without_delta(known, neighbours)
     rest = delta * (1 - _CUT) - _slack(known)

@@ -8,7 +8,7 @@ it drew it, has deviation 0.
 
 If x_u moves by 1, the view's mean moves by m = M e_u and its covariance V stays. The best test of
 one against the other sees a Gaussian moved by mu_u deviations, mu_u² = m' V⁻¹ m, and (ε, δ) follow
-from mu (`curves.gaussian_epsilon`). Where V is singular, the pseudo-inverse takes the place of the
+from mu (`analytic.epsilon_of`). Where V is singular, the pseudo-inverse takes the place of the
 inverse if m lies in V's range; else a direction without noise tells of x_u, and mu_u is infinite.
 
 Written without V: with F a factor of it, V = F F', mu_u is the least norm of an a with F a = m: how

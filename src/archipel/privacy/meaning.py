@@ -22,7 +22,7 @@ from scipy.special import ndtr, ndtri
 
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import Accountant, deltas
-from archipel.privacy.curves import gaussian_mu
+from archipel.privacy.analytic import mu_of
 from archipel.privacy.release import Neighbours, Release
 
 FALSE_ALARMS = 0.01  # the part of those who were not there that is accused
@@ -81,7 +81,7 @@ at most 3.5 in 100 that were; by guessing it finds 1 in 100.
     if epsilon == inf:
         most = 1.0
     elif found is None:
-        most = min(most, found_through_gaussian(gaussian_mu(epsilon, delta), false_alarms))
+        most = min(most, found_through_gaussian(mu_of(epsilon, delta), false_alarms))
     else:
         most = min(most, found)
     few = _of_hundred(false_alarms)
