@@ -15,17 +15,14 @@ from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from archipel.errors import ArchipelError, unknown
-from archipel.privacy.accounting import (
+from archipel.privacy.release import (
     FixedSize,
     Gaussian,
     Neighbours,
     Poisson,
     Release,
-    curve,
-    epsilon,
-    noise_for,
+    Sampling,
 )
-from archipel.privacy.release import Sampling
 
 Unit = Literal["record", "party"]
 Trust = Literal["server", "nobody"]
@@ -136,12 +133,16 @@ class Kept:
 
     def curve(self, k: int, rounds: int) -> list[tuple[int, float]]:
         """ε of party k after some of so many rounds."""
+        from archipel.privacy.accounting import curve  # what computes is loaded where it does
+
         return curve(
             self.releases(k, 1), rounds, self.promise.delta, points=12, neighbours=self.neighbours
         )
 
     def spent(self, counted: Mapping[int, int]) -> dict[int, float]:
         """ε of each party for which so many rounds count."""
+        from archipel.privacy.accounting import epsilon
+
         delta, neighbours = self.promise.delta, self.neighbours
         alike = {(self.uses[k], self.noise[k], rounds) for k, rounds in counted.items()}
         cost = {
@@ -168,6 +169,8 @@ def _noise(promise: Privacy, neighbours: Neighbours, uses: Uses, rounds: int) ->
     assert promise.epsilon is not None
     if not _releases(uses, 1.0, rounds):
         return 1.0  # nothing is released
+    from archipel.privacy.accounting import noise_for
+
     return noise_for(
         promise.epsilon,
         promise.delta,
