@@ -86,6 +86,7 @@ def compare(
       archipel compare fedavg scaffold --data heart_disease --grid lr=0.01,0.03,0.1 --format md
       archipel compare fedavg ditto --data femnist --grid lr=0.03,0.1 --grid ditto.lam=0.1,1
       archipel compare fedavg --data mnist --grid 'wire.up=[],["float16"],["rotate","quantise:4"]'
+      archipel compare fedavg --data mnist --set privacy.unit=record --grid privacy.epsilon=1,4
     """
     o.check_engine(engine)
     if form is not None and form not in ("md", "csv", "latex"):
@@ -94,7 +95,11 @@ def compare(
     from archipel.comparison import read_grid
     from archipel.comparison.design import value_of
 
-    shared = [each for each in sets or [] if each.startswith("algorithm.")]
+    tried = read_grid(grid or [])
+    given = {each.partition("=")[0].strip() for each in sets or []}
+    budgets = [name for name in tried if name.startswith("privacy.") and name not in given]
+    sets = [*(sets or []), *(f"{name}={tried[name][0]}" for name in budgets)]
+    shared = [each for each in sets if each.startswith("algorithm.")]
     flags: dict[str, Any] = {
         "data": data,
         "partition": partition,
@@ -120,7 +125,7 @@ def compare(
             study=base if names else None,
             algorithm={field.strip(): value_of(value) for field, _, value in fields if names},
             seeds=seeds,
-            grid=read_grid(grid or []),
+            grid=tried,
             baselines=baselines,
             out=out,
             name=name,
@@ -146,7 +151,8 @@ def tell(done: Comparison, form: str | None, as_json: bool) -> None:
             place = done.folder.relative_to(here) if inside else done.folder
             console.print(
                 f"\n{escape(str(place))} keeps table.md, .csv and .tex, plot.png and .svg, "
-                f"{'bytes.png and .svg, ' if done.wires else ''}and every run.",
+                f"{'bytes.png and .svg, ' if done.wires else ''}"
+                f"{'privacy.png and .svg, ' if done.private else ''}and every run.",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -25,7 +25,7 @@ from archipel.study.sections import About
 
 Settings = dict[str, Any]
 
-_WIRE = "wire."  # what a grid calls fields of [wire]
+_ROWS = ("wire.", "privacy.")  # what a grid calls fields of sections whose values are rows
 _LISTS = ("wire.up", "wire.down")
 
 
@@ -123,7 +123,7 @@ def design(
     """Check everything that can be said before anything runs.
 
     `shared` are fields of every algorithm that has them; one that nobody has is an error. Fields of
-    [wire] in the grid are rows, those of algorithms are chosen.
+    [wire] and [privacy] in the grid are rows, those of algorithms are chosen.
     """
     if not algorithms:
         raise ArchipelError("algorithms = []: name at least one, such as 'fedavg'.")
@@ -136,9 +136,9 @@ def design(
         else:
             spec = read_spec(each) if isinstance(each, str) else _spec_of(each)
             entries.append(_entry(*spec, base, shared))
-    wires = {name: _values(name, each) for name, each in grid.items() if name.startswith(_WIRE)}
-    grid = {name: values for name, values in grid.items() if name not in wires}
-    entries = [wired for each in entries for wired in _on_wires(each, wires)]
+    rows = {name: _values(name, each) for name, each in grid.items() if name.startswith(_ROWS)}
+    grid = {name: values for name, values in grid.items() if name not in rows}
+    entries = [row for each in entries for row in _in_rows(each, rows)]
     made = [each.study.algorithm_object for each in entries]
     known = {name: hint for each in made for name, hint in fields.hints(type(each)).items()}
     for name in (*shared, *(name for name in grid if "." not in name)):
@@ -160,19 +160,19 @@ def design(
     return plan
 
 
-def _on_wires(entry: Entry, wires: Mapping[str, Sequence[Any]]) -> list[Entry]:
-    """A row for every wire: how many bytes a better score is worth is for its reader to say."""
+def _in_rows(entry: Entry, rows: Mapping[str, Sequence[Any]]) -> list[Entry]:
+    """A row for every value: how much a better score is worth is for its reader to say."""
     found = []
-    for values in itertools.product(*wires.values()):
-        wire = dict(zip(wires, values, strict=True))
-        for name, value in wire.items():
+    for values in itertools.product(*rows.values()):
+        row = dict(zip(rows, values, strict=True))
+        for name, value in row.items():
             if name in _LISTS and not isinstance(value, list):
                 raise ArchipelError(
                     f"grid {name} = {fields.shown(value)}: every value is a list of steps in "
                     f"quotes; write '{name}=[],[\"float16\"]'."
                 )
-        study = entry.study.with_set(wire)
-        label = _label(entry.label, {name.removeprefix(_WIRE): wire[name] for name in wire})
+        study = entry.study.with_set(row)
+        label = _label(entry.label, {name.partition(".")[2]: row[name] for name in row})
         found.append(entry._replace(label=label, study=study))
     return found
 

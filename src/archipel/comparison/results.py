@@ -75,6 +75,7 @@ class Result:
     curve: list[list[Any]] = field(default_factory=list)  # `Run.curve`: rounds and values
     spread: list[float] = field(default_factory=list)  # of the seen parties' last values, sorted
     bytes: dict[str, int] | None = None  # up, down
+    epsilon: float | None = None  # spent, where privacy is promised
     gradients: int | None = None
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -196,6 +197,11 @@ class Comparison:
         return any(each.wire != ran[0].wire and each.bytes != ran[0].bytes for each in ran)
 
     @property
+    def private(self) -> bool:
+        """Whether a row promises privacy."""
+        return any(each.epsilon is not None for each in self.results)
+
+    @property
     def failed(self) -> bool:
         """Whether a run failed."""
         return any(each.failed is not None for each in self.results)
@@ -253,6 +259,7 @@ class Comparison:
             "bytes": lambda each: (
                 None if each.failed or not each.bytes else each.carried({"bytes": each.bytes})
             ),
+            "epsilon": lambda each: None if each.failed else each.epsilon,
             "bytes_up": sent("up"),
             "bytes_down": sent("down"),
             "gradients": lambda each: None if each.failed else each.gradients,
@@ -273,6 +280,12 @@ class Comparison:
         from archipel.report.comparison import curves_and_spread
 
         return curves_and_spread(self, path)
+
+    def plot_privacy(self, path: str | Path | None = None) -> Picture:
+        """Draw the metric against the ε that was spent, a point for each row."""
+        from archipel.report.comparison import against_privacy
+
+        return against_privacy(self, path)
 
     def plot_bytes(self, path: str | Path | None = None) -> Picture:
         """Draw the metric against megabytes sent, a curve for each row."""
@@ -331,6 +344,7 @@ class Comparison:
                 "carried": figures["bytes"],
                 "to_target": figures["bytes_to_target"],
             },
+            "epsilon": figures["epsilon"],
             "rounds_to_target": figures["rounds_to_target"],
             "gradients": figures["gradients"],
             "seconds": figures["seconds"],

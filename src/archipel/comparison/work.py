@@ -291,7 +291,11 @@ class _Work:
             write(self.folder / f"table.{suffix}", done.table(form).encode())
         from archipel.report.style import styled
 
-        pictures = {"plot": done.plot, **({"bytes": done.plot_bytes} if done.wires else {})}
+        pictures = {
+            "plot": done.plot,
+            **({"bytes": done.plot_bytes} if done.wires else {}),
+            **({"privacy": done.plot_privacy} if done.private else {}),
+        }
         for name, draw in pictures.items():
             figure = draw()
             for suffix in ("png", "svg"):
@@ -311,6 +315,7 @@ def _of_run(start: Result, run: Run) -> Result:
         curve=plain(list(curve)),
         spread=[] if values is None else quantiles(values[: run.data.training]),
         bytes={"up": run.spent.up, "down": run.spent.down},
+        epsilon=None if run.kept is None else plain(run.scorecard.privacy.epsilon),
         gradients=run.spent.gradients,
         seconds=run.seconds,
         notes=run.notes[:20],

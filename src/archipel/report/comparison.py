@@ -73,6 +73,35 @@ def against_bytes(comparison: Comparison, path: str | Path | None = None) -> Pic
     return figure
 
 
+def against_privacy(comparison: Comparison, path: str | Path | None = None) -> Picture:
+    """The metric over all test points against the ε that was spent, and the rows without."""
+    with styled():
+        figure = Picture(figsize=(10, 4.6), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        for i, row in enumerate(comparison.rows):
+            score, spent = row.figures["points"], row.figures["epsilon"]
+            if score.mean is None:
+                continue
+            colour, label = _COLOURS[i % 8], short(row.label, 40)
+            if spent.mean is None:
+                axes.axhline(score.mean, color=colour, lw=1.6, label=label)
+            else:
+                axes.errorbar(
+                    spent.mean, score.mean, yerr=score.sd, color=colour, marker="o", capsize=4,
+                    ls="none", label=label,
+                )  # fmt: skip
+        for row, style in zip(comparison.baselines, (":", "--"), strict=False):
+            if (mean := row.figures["points"].mean) is not None:
+                axes.axhline(mean, color=GREY, lw=1.2, ls=style, label=short(row.label, 32))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda epsilon, _: f"{epsilon:g}")
+        axes.set(xlabel="ε spent", ylabel=f"{metric_name(comparison.metric)}, all test points")
+        axes.grid()
+        figure.legend(loc="outside lower left", ncols=2, fontsize=8.5)
+        _finish(figure, comparison, path)
+    return figure
+
+
 def _finish(figure: Picture, comparison: Comparison, path: str | Path | None) -> None:
     """Say what was compared on, and save it."""
     seeds = len(comparison.seeds)
