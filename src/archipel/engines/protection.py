@@ -51,6 +51,7 @@ class Setting:
     cohort: int  # of a round
     rounds: int
     most: int  # rounds that a party takes part in, at most
+    parties: int | None = None  # of the study, about; `ids` are all of them unless given
 
 
 def protection(
@@ -66,11 +67,12 @@ def protection(
 def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     """Try a round without records at one party of each size, and find the noise for all."""
     data, model, ids = setting.data, setting.model, setting.ids
+    parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
     record.check_records(promise.delta, sizes)
     way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
     found = {
-        int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), len(ids))
+        int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), parties)
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}

@@ -16,7 +16,7 @@ from archipel.data.federation import Federation
 from archipel.engines.engine import Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
-from archipel.engines.network.fitting import fitted
+from archipel.engines.network.fitting import fitted, protected
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import Words
@@ -24,8 +24,10 @@ from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.transport import Cut, Partials
+from archipel.engines.protection import simulated
 from archipel.graphs import Topology
 from archipel.models.model import Model
+from archipel.privacy.promise import Privacy
 from archipel.wire.wire import Wire
 
 
@@ -46,13 +48,20 @@ async def play(
     cuts: Sequence[tuple[float, float]] = (),
     patience: Patience | None = None,
     wire: Wire | None = None,
+    privacy: Privacy | None = None,
 ) -> Played:
     """Run rounds with these parties; each party's first streams are cut after so many bytes.
 
     Every party has a copy of the model: they compute in threads, where a site is a process.
     """
     count = data.training
-    boxes, anatomy = fitted(algorithm, data, model, 0, 0, wire, count)
+    kept_by = None
+    if privacy is not None and privacy.unit == "party":
+        kept_by = protected(
+            privacy, algorithm, data, model, 0, seed=0, rounds=len(cohorts), wire=wire,
+            parties=count, noise=simulated(0),
+        )  # fmt: skip
+    boxes, anatomy = fitted(algorithm, data, model, 0, 0, wire, count, kept_by)
     engine = NetworkEngine(boxes, model, anatomy, count, "twin")
     answers, partials = Answers(engine), Partials()
 
@@ -61,7 +70,8 @@ async def play(
 
     party_states, tasks, everybody = [], [], list(range(count))
     for k in everybody:
-        party_states.append(_party(algorithm, data, model, k, wire))
+        promised = {"privacy": privacy, "rounds": len(cohorts)} if privacy is not None else {}
+        party_states.append(_party(algorithm, data, model, k, wire, **promised))
         link = MemoryLink(str(k), answer, partials)
         link.cuts += cuts
         tasks.append(
@@ -83,12 +93,14 @@ async def play(
 
 
 def _party(
-    algorithm: Algorithm, data: Federation, model: Model, k: int, wire: Wire | None
+    algorithm: Algorithm, data: Federation, model: Model, k: int, wire: Wire | None, **options: Any
 ) -> PartyState:
     """Party k, which draws noise as a simulation does."""
     mine, copied = data.select(np.array([k])), copy.deepcopy(model)
     parties = data.training
-    return PartyState(algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False)
+    return PartyState(
+        algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False, **options
+    )
 
 
 class Disk:
