@@ -19,6 +19,7 @@ from archipel.engines.plan import threads
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Boxes
+from archipel.exchange.statistics import averages
 from archipel.models.clipped import Clipping, clipping
 from archipel.models.model import Model
 from archipel.privacy import grid, party, record
@@ -90,6 +91,12 @@ def _by_party(
                 f'privacy.unit = "party", wire.{field} = {value!r}: how far one party moves what '
                 f"comes of it is not known; leave wire.{field} out."
             )
+    model = setting.model
+    if promise.trust == "nobody" and len(model.running) and averages(boxes, model):
+        raise ArchipelError(
+            'privacy.trust = "nobody", model.statistics = "averaged": BatchNorm\'s means and '
+            'variances would leave without noise; say model.statistics = "own", or use GroupNorm.'
+        )
     messages = len(examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages)
     kept = party.planned(
         promise, messages, setting.ids.tolist(), setting.cohort, setting.rounds, setting.most

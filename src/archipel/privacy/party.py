@@ -88,8 +88,8 @@ class _Bounded(Around):
         talk = Talk(self.inner.personal(me, shared, own))
         if not talk.ended:
             raise ArchipelError(
-                f'privacy.unit = "party": {self.name} asks the server for a model of a party\'s own '
-                "with what is not clipped; take an algorithm that does not."
+                f'privacy.unit = "party": {self.name} asks the server for a model of a party\'s '
+                "own with what is not clipped; take an algorithm that does not."
             )
         return talk.said
 

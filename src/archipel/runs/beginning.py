@@ -88,6 +88,7 @@ class Beginning:
                 options.get("target"),
                 notes=list(notes),
                 kept=engine.kept,
+                promise=options.get("privacy"),
             )
             for value in values
         ]

@@ -21,6 +21,7 @@ from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.measures import larger_is_better
 from archipel.models.model import Model
 from archipel.privacy.promise import Kept
+from archipel.privacy.promise import Privacy as Promised
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run
 from archipel.scorecard.card import (
@@ -259,13 +260,18 @@ def _privacy(run: Run) -> Privacy:
     if run.between_sites and server == "sums":
         sees += " The coordinator received every upload by itself."
     promise = None if run.kept is None else _promise(run, run.kept)
+    spent, guarantee = None, _nothing(bool(wire.up))
+    if promise is not None:
+        spent, guarantee = promise.epsilon, _guarantee(promise)
+    elif run.promise is not None:
+        spent, guarantee = run.promise.epsilon, _at_sites(run.promise)
     return Privacy(
         server,
         sees,
         _messages(run.anatomy, peer) if talks else (),
         tuple(_left(run, peer)) if run.between_sites else (),
-        None if promise is None else promise.epsilon,
-        _nothing(bool(wire.up)) if promise is None else _guarantee(promise),
+        spent,
+        guarantee,
         tuple(_on_wire(wire, peer)),
         promise,
     )
@@ -323,6 +329,21 @@ def _guarantee(promise: Promise) -> str:
     return (
         f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "
         f"test points, and how many records a party has.{drawn}"
+    )
+
+
+def _at_sites(promise: Promised) -> str:
+    """What is promised where every site keeps it by itself."""
+    much = (
+        f"noise of {promise.noise:g} times the clip, and at δ = {promise.delta:g} the ε that comes "
+        "of it"
+        if promise.epsilon is None
+        else f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) at most"
+    )
+    return (
+        f"{much}, {_COVERS['record']}: each site finds its own noise and keeps account of what it "
+        "spent. Not covered: metrics on test points, sums for the common scale, and how many "
+        "records a site has."
     )
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +15,7 @@ from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
-from archipel.engines.protection import Protection, Setting, protection
+from archipel.engines.protection import Protection, Setting, protection, simulated
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import Anatomy, examine
 from archipel.exchange.boxes import Boxes
@@ -24,6 +27,7 @@ from archipel.wire.wire import Wire
 _MOST_PARTIES = 1 << 20  # of a study between sites
 
 
+_SOME = 20  # records of a party that stands for any
 _COHORT = 32  # parties of a round that is tried before the first one, at most
 
 
@@ -58,9 +62,7 @@ def fitted(
         if kept_by is not None:
             boxes = kept_by.outside(boxes)
             seen = examine(boxes, *at)
-            anatomy = seen._replace(
-                summed=anatomy.summed, wire=anatomy.wire, mixed=anatomy.mixed
-            )
+            anatomy = seen._replace(summed=anatomy.summed, wire=anatomy.wire, mixed=anatomy.mixed)
     if not statistics.keep_own(bare, model):
         statistics.check_others(model, model.buffers, me.buffers)
     return boxes, anatomy
@@ -71,7 +73,7 @@ def protected(
     algorithm: Algorithm,
     data: Federation,
     model: Model,
-    k: int,
+    ids: Sequence[int],
     *,
     seed: int,
     rounds: int | None,
@@ -79,16 +81,39 @@ def protected(
     parties: int,
     noise: by_party.Noise,
 ) -> Protection:
-    """What keeps a promise between institutions, planned for party k of `data` by itself.
+    """What keeps a promise between institutions, planned for some parties of `data`.
 
     Who is asked in a round follows from the study's seed, which all know: no sample hides anybody,
-    and a party may be in every round.
+    and a party may be in every round. `noise` is the server's.
     """
     if rounds is None:
         raise Refused("a promise of privacy holds for a number of rounds: give rounds.")
-    ids = np.array([k])
-    setting = Setting(data, model, seed, ids, 1, rounds, rounds, parties)
+    setting = Setting(data, model, seed, np.array(ids), len(ids), rounds, rounds, parties)
     return protection(promise, Boxes(algorithm), setting, wire or Wire(), noise)
+
+
+def keepable(
+    promise: Privacy,
+    algorithm: Algorithm,
+    like: Federation,
+    model: Model,
+    *,
+    seed: int,
+    rounds: int,
+    wire: Wire | None,
+) -> Protection:
+    """Refuse a promise that no party could keep, whatever its data: with one that has none.
+
+    How much noise there must be depends on the data, and is not asked.
+    """
+    any_noise = replace(promise, epsilon=None, noise=1.0)
+    n = max(1, min(_SOME, int(0.5 / promise.delta)))
+    found = protected(
+        any_noise, algorithm, of_size(like, n), model, [0], seed=seed, rounds=rounds, wire=wire,
+        parties=8, noise=simulated(seed),
+    )  # fmt: skip
+    fitted(algorithm, like, model, 0, seed, wire, 8, found)
+    return found
 
 
 def of_size(data: Federation, n: int) -> Federation:

@@ -58,7 +58,7 @@ async def play(
     kept_by = None
     if privacy is not None and privacy.unit == "party":
         kept_by = protected(
-            privacy, algorithm, data, model, 0, seed=0, rounds=len(cohorts), wire=wire,
+            privacy, algorithm, data, model, range(count), seed=0, rounds=len(cohorts), wire=wire,
             parties=count, noise=simulated(0),
         )  # fmt: skip
     boxes, anatomy = fitted(algorithm, data, model, 0, 0, wire, count, kept_by)

@@ -83,7 +83,7 @@ class PartyState:
         self.protection: Protection | None = None
         if privacy is not None:
             self.protection = protected(
-                privacy, *at, seed=seed, rounds=rounds, wire=wire, parties=several,
+                privacy, *at[:3], [party], seed=seed, rounds=rounds, wire=wire, parties=several,
                 noise=simulated(seed),
             )  # fmt: skip
         self._charge = charge

@@ -32,6 +32,9 @@ class Account(NamedTuple):
         return inf if self.unbounded else epsilon_of([*self.others, *self.own, *more], delta)
 
 
+NOTHING = Account()
+
+
 def epsilon_of(releases: Sequence[Release], delta: float) -> float:
     """ε of releases as a record's account has them."""
     from archipel.privacy.accounting import epsilon

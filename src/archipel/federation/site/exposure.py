@@ -18,7 +18,7 @@ from archipel.data.federation import Federation
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.exchange.statistics import averages
-from archipel.federation.site.account import Account
+from archipel.federation.site.account import NOTHING, Account
 from archipel.metrics import may_leave
 from archipel.models.model import Model
 from archipel.privacy.promise import Privacy
@@ -63,7 +63,7 @@ class Exposure:
     promise: Privacy | None = None
     unkept: str = ""  # why the promise cannot be kept
     planned: tuple[Release, ...] | None = None  # of one record, in all rounds; None: not known yet
-    account: Account = Account()  # of the table that is bound
+    account: Account = NOTHING  # of the table that is bound
 
     @property
     def values(self) -> int | None:

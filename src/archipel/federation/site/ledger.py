@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -91,7 +92,7 @@ def _spent(entry: Entry) -> Spent:
 
 def account_of(site: Site, study: str, table: str, verified: bool = True) -> Account:
     """What was spent of a table, and of those in whose place it stands."""
-    tables = _together(site, table)
+    tables = together(site, table)
     lines = _lines(site, verified, SPENT, UNBOUNDED)
     spent = [_spent(each) for each in lines if each.what == SPENT]
     here = [each for each in spent if each.table in tables]
@@ -106,13 +107,25 @@ def account_of(site: Site, study: str, table: str, verified: bool = True) -> Acc
     )
 
 
-def _together(site: Site, table: str) -> set[str]:
+def together(site: Site, table: str) -> set[str]:
     """A table with all that share its account: those before it, and whatever they share it with."""
     groups = [{bound.sha256, *bound.before} for bound in binding.bound(site.home / "data")]
     found = {table}
     while more := [group for group in groups if group & found and not group <= found]:
         found = found.union(*more)
     return found
+
+
+def tables(site: Site) -> list[str]:
+    """The tables of which anything was spent, in that order."""
+    found = _lines(site, True, SPENT, UNBOUNDED)
+    return list(dict.fromkeys(str(each.detail["table"]) for each in found))
+
+
+def studies(site: Site, tables: set[str]) -> set[str]:
+    """The studies that spent anything of these tables."""
+    found = _lines(site, False, SPENT, UNBOUNDED)
+    return {str(each.detail["study"]) for each in found if each.detail["table"] in tables}
 
 
 def table_of(site: Site, study: Study, data: Federation | None = None) -> str:
@@ -131,7 +144,8 @@ def table_of(site: Site, study: Study, data: Federation | None = None) -> str:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-class Charging(NamedTuple):
+@dataclass(frozen=True)
+class Charging:
     """Where the rounds of one study at a site are charged."""
 
     site: Site

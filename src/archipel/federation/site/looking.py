@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from archipel.engines.checks import check_fit
-from archipel.engines.network.fitting import fitted, of_size, protected
+from archipel.engines.network.fitting import fitted, keepable, of_size, protected
 from archipel.engines.protection import Protection, simulated
 from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.federation.site import ledger
-from archipel.federation.site.account import Account, for_records
+from archipel.federation.site.account import NOTHING, Account, for_records
 from archipel.federation.site.exposure import Exposure, Rows, exposure
 from archipel.federation.site.review import Review
 from archipel.tree import leaves
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     from archipel.study.file import Study
 
 
-_SOME = 20  # records of a party that stands for any
-
-
 def exposure_of(
-    study: Study, data: Federation, rows: Rows | None = None, account: Account = Account()
+    study: Study, data: Federation, rows: Rows | None = None, account: Account = NOTHING
 ) -> Exposure:
     """What a study would make leave; `data` may be made up, of its form."""
     return _look(study, data, rows, account)[0]
@@ -48,7 +45,7 @@ def exposure_at(
 
 def _account(site: Site, digest: str, study: Study, table: str = "") -> Account:
     table = table or ledger.table_of(site, study)
-    return ledger.account_of(site, digest, table) if table else Account()
+    return ledger.account_of(site, digest, table) if table else NOTHING
 
 
 def _look(
@@ -62,7 +59,7 @@ def _look(
     planned, unkept = None, ""
     if study.promise is not None:
         try:
-            keeps = protection_of(study, data, model, None if rows is None else rows.training)
+            keeps = _protection(study, data, model, None if rows is None else rows.training)
             _, anatomy = fitted(*at, keeps)
             if rows is not None:
                 kept = keeps.kept
@@ -72,27 +69,20 @@ def _look(
     mixed = leaves(anatomy.mixed)
     counts = (None, None) if rows is None else rows
     found = exposure(study, model, data, anatomy, mixed, *counts)
-    about = replace(
-        found, promise=study.promise, unkept=unkept, planned=planned, account=account
-    )
+    about = replace(found, promise=study.promise, unkept=unkept, planned=planned, account=account)
     return about, anatomy, mixed
 
 
-def protection_of(study: Study, data: Federation, model: Model, n: int | None) -> Protection:
-    """What would keep a study's promise at a site of n training rows, or at any.
-
-    Raises where nothing can.
-    """
-    promise = study.promise
+def _protection(study: Study, data: Federation, model: Model, n: int | None) -> Protection:
+    """What would keep a study's promise at a site of n training rows, or at any; else raises."""
+    promise, about = study.promise, study.study
     assert promise is not None
-    if n is None:  # the noise depends on how many there are, and whether it can be kept does not
-        promise = replace(promise, epsilon=None, noise=1.0)
-        n = max(1, min(_SOME, int(0.5 / promise.delta)))
-    return protected(
-        promise, study.algorithm_object, of_size(data, n), model, 0, seed=study.study.seed,
-        rounds=study.study.rounds, wire=study.wire_object, parties=8,
-        noise=simulated(study.study.seed),
-    )  # fmt: skip
+    parts = (promise, study.algorithm_object)
+    how: Any = {"seed": about.seed, "rounds": about.rounds, "wire": study.wire_object}
+    if n is None:
+        return keepable(*parts, data, model, **how)
+    noise = simulated(about.seed)
+    return protected(*parts, of_size(data, n), model, [0], **how, parties=8, noise=noise)
 
 
 def review_at(

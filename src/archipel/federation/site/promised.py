@@ -67,7 +67,8 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
 
 
 def _uncovered(study: Study, exposure: Exposure) -> Iterator[str]:
-    yield "scores on your test rows"
+    own = ", those of your own model, which is trained without noise, among them"
+    yield "scores on your test rows" + own * (exposure.scored > exposure.evaluations)
     if study.scaled:
         target = " and of the one to predict" * schema_of(study).scales_target
         yield f"the sums of columns{target} for the common scale"
