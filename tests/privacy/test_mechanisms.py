@@ -13,7 +13,15 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from archipel.errors import ArchipelError
-from archipel.privacy import DiscreteGaussian, Exponential, Gaussian, Laplace, Skellam, secret
+from archipel.privacy import (
+    DiscreteGaussian,
+    Exponential,
+    Gaussian,
+    Laplace,
+    Skellam,
+    System,
+    secret,
+)
 from archipel.privacy.analytic import delta_of, epsilon_of, mu_of, smallest
 from archipel.privacy.costs import converted, pure, summed
 
@@ -372,14 +380,14 @@ def test_integers_get_integer_noise_and_do_not_overflow(kind):
 
     assert out.dtype == torch.int64
     assert (out.double() - torch.tensor([0, 2.0**62, -(2.0**62)])).abs().max() < 4096
-    stacked = kind(4.0, 1.0, 3).add(values.expand(2, 3), [stream("a"), stream("b")])
+    stacked = kind(4.0, 1.0, 3).add(values.expand(2, 3), System(2))
     assert not torch.equal(stacked[0], stacked[1])
 
 
 def test_values_keep_their_type_and_shape():
     values = torch.zeros(2, 3, 5)
 
-    out = Gaussian(1.0, 1.0, 5).add(values, [stream(f"{k}") for k in range(3)])
+    out = Gaussian(1.0, 1.0, 5).add(values, System(3))
 
     assert out.shape == values.shape and out.dtype == values.dtype
     assert not values.any()

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest, norm
 
@@ -23,6 +23,11 @@ KEY = bytes(range(32))
 def stream(name="test"):
     """Words that are the same in every run of a test, from the cipher that protects people."""
     return secret(KEY, name)
+
+
+def words(source, count):
+    """The next words of a source of one party."""
+    return source.words(np.array([count]))
 
 
 def fits(observed, chances):
@@ -47,7 +52,7 @@ def counts(integers, reach):
 
 
 def test_a_keystream_is_aes_256_in_counter_mode():
-    first = Keystream(bytes(32)).words(2)
+    first = words(Keystream(bytes(32)), 2)
 
     assert first.astype("<u8").tobytes().hex() == "dc95c078a2408989ad48a21492842087"  # NIST AESAVS
 
@@ -56,22 +61,22 @@ def test_a_keystream_is_aes_256_in_counter_mode():
 def test_a_stream_goes_on_where_it_was(lengths):
     whole, parts = stream(), stream()
 
-    drawn = [np.empty(0, np.uint64), *(parts.words(length) for length in lengths)]
+    drawn = [np.empty(0, np.uint64), *(words(parts, length) for length in lengths)]
 
-    assert (np.concatenate(drawn) == whole.words(sum(lengths))).all()
+    assert (np.concatenate(drawn) == words(whole, sum(lengths))).all()
 
 
 def test_long_draws_are_one_stream():
     whole, parts = stream(), stream()
 
-    assert (whole.words(100_001) == np.concatenate([parts.words(1), parts.words(100_000)])).all()
+    assert (words(whole, 100_001) == np.concatenate([words(parts, 1), words(parts, 100_000)])).all()
 
 
 def test_the_same_secret_and_purpose_draw_the_same_and_others_do_not():
     def first(key, purpose):
-        return secret(key, purpose).words(8).tobytes()
+        return words(secret(key, purpose), 8).tobytes()
 
-    others = [first(KEY, "other"), first(bytes(32), "noise"), Keystream(KEY).words(8).tobytes()]
+    others = [first(KEY, "other"), first(bytes(32), "noise"), words(Keystream(KEY), 8).tobytes()]
 
     assert first(KEY, "noise") == first(KEY, b"noise")
     assert len({first(KEY, "noise"), *others}) == 4
@@ -80,43 +85,44 @@ def test_the_same_secret_and_purpose_draw_the_same_and_others_do_not():
 def test_the_systems_words_are_new_each_time():
     one, other = System(), System()
 
-    drawn = {source.words(4).tobytes() for source in (one, other, one, other)}
+    drawn = {words(source, 4).tobytes() for source in (one, other, one, other)}
 
     assert len(drawn) == 4
 
 
 def test_a_forked_process_draws_other_noise():
     source = System()
-    source.words(1)
+    words(source, 1)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writing, source.words(4).tobytes())
+        os.write(writing, words(source, 4).tobytes())
         os._exit(0)
     os.waitpid(child, 0)
 
-    assert os.read(reading, 32) != source.words(4).tobytes()
+    assert os.read(reading, 32) != words(source, 4).tobytes()
 
 
 def test_simulated_words_are_of_seed_round_party_and_purpose():
     def first(*key):
-        return Simulated(*key).words(8).tobytes()
+        return words(Simulated(*key), 8).tobytes()
 
-    keys = [(1, 2, 3, "a"), (2, 2, 3, "a"), (1, 3, 3, "a"), (1, 2, 4, "a"), (1, 2, 3, "b")]
+    keys = [(1, 2, (3,), "a"), (2, 2, (3,), "a"), (1, 3, (3,), "a"), (1, 2, (4,), "a")]
+    keys.append((1, 2, (3,), "b"))
     source = Simulated(*keys[0])
 
-    assert source.words(8).tobytes() == first(*keys[0]) != source.words(8).tobytes()
+    assert words(source, 8).tobytes() == first(*keys[0]) != words(source, 8).tobytes()
     assert len({first(*key) for key in keys}) == len(keys)
 
 
 def test_only_a_simulation_says_that_it_hides_nothing():
     assert System().protects and stream().protects and Keystream(KEY).protects
-    assert not Simulated(0, 0, 0, "noise").protects
+    assert not Simulated(0, 0, [0], "noise").protects
 
 
-@pytest.mark.parametrize("source", [stream(), Simulated(0, 1, 2, "noise")], ids=["aes", "seed"])
+@pytest.mark.parametrize("source", [stream(), Simulated(0, 1, [2], "noise")], ids=["aes", "seed"])
 def test_words_are_uniform(source):
-    each = source.words(125_000).view(np.uint8)
+    each = words(source, 125_000).view(np.uint8)
 
     assert fits(np.bincount(each, minlength=256), np.full(256, 1 / 256))
 
@@ -126,15 +132,38 @@ def test_words_are_uniform(source):
     [
         (secret(KEY, "a"), secret(KEY, "b")),
         (secret(KEY, "a"), secret(bytes(32), "a")),
-        (Simulated(0, 1, 2, "a"), Simulated(0, 1, 3, "a")),
-        (Simulated(0, 1, 2, "a"), Simulated(0, 2, 2, "a")),
+        (Simulated(0, 1, [2], "a"), Simulated(0, 1, [3], "a")),
+        (Simulated(0, 1, [2], "a"), Simulated(0, 2, [2], "a")),
     ],
 )
 def test_streams_are_independent(one, other):
-    bits = np.unpackbits((one.words(20_000) ^ other.words(20_000)).view(np.uint8))
+    bits = np.unpackbits((words(one, 20_000) ^ words(other, 20_000)).view(np.uint8))
 
     equal = int((bits == 0).sum())
     assert ALPHA / 2 < binom.cdf(equal, len(bits), 0.5) < 1 - ALPHA / 2
+
+
+def many(kind):
+    """Three parties in one source, and each of them in a source of its own."""
+    keys = [bytes([k] * 32) for k in range(3)]
+    if kind == "seed":
+        return Simulated(0, 1, range(3), "a"), [Simulated(0, 1, [k], "a") for k in range(3)]
+    return secret(keys, "a"), [secret(key, "a") for key in keys]
+
+
+@pytest.mark.parametrize("kind", ["aes", "seed"])
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=5))
+def test_what_a_party_is_given_does_not_depend_on_the_others(kind, asked):
+    together, alone = many(kind)
+
+    for counts in asked:
+        drawn = [one.words(np.array([k])) for one, k in zip(alone, counts, strict=True) if k]
+        expected = np.concatenate([np.empty(0, np.uint64), *drawn])
+        assert (together.words(np.array(counts)) == expected).all()
+
+
+def test_the_systems_words_are_as_many_as_all_parties_ask_for():
+    assert len(System(3).words(np.array([4, 0, 5]))) == 9
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33)])
@@ -163,6 +192,7 @@ def chances_of(table):
 
 
 @given(st.lists(st.integers(0, 10**30), min_size=1, max_size=40).filter(any))
+@example([0, 3, 3, 3])
 def test_a_table_draws_exactly_its_weights(weights):
     parts = tables.weighed([Decimal(weight) for weight in weights])
 
@@ -170,6 +200,7 @@ def test_a_table_draws_exactly_its_weights(weights):
 
     assert drawn[: len(parts)] == parts and not any(drawn[len(parts) :])
     assert sum(parts) == 1 << 128
+    assert all(part == 0 for part, weight in zip(parts, weights, strict=True) if weight == 0)
     exact = [(weight << 128) // sum(weights) for weight in weights]
     assert all(abs(part - low) <= len(parts) + 1 for part, low in zip(parts, exact, strict=True))
 
@@ -177,13 +208,13 @@ def test_a_table_draws_exactly_its_weights(weights):
 class Scripted:
     """A source whose words are known."""
 
-    protects = False
+    protects, parties = False, 1
 
     def __init__(self, *words):
         self.left = list(words)
 
-    def words(self, count):
-        drawn, self.left = self.left[:count], self.left[count:]
+    def words(self, counts):
+        drawn, self.left = self.left[: counts[0]], self.left[counts[0] :]
         return np.array(drawn, np.uint64)
 
 
@@ -192,7 +223,7 @@ def test_a_second_word_decides_where_the_first_does_not(second, expected):
     part = (7 << 64) + 42
     table = tables.alias([part, (1 << 128) - part])
 
-    drawn = tables.pick(table, Scripted(6, 7, 8, second), 3)
+    drawn = tables.pick(table, Scripted(6, 7, 8, second), np.array([3]))
 
     assert drawn.tolist() == [0, expected, 1]
 
@@ -275,7 +306,7 @@ DRAWN = [
 
 @pytest.mark.parametrize("draw, scale, density", DRAWN)
 def test_integers_have_their_distribution(draw, scale, density):
-    drawn = draw(stream(f"{draw.__name__} {scale}"), scale, 300_000)
+    drawn = draw(stream(f"{draw.__name__} {scale}"), scale, 300_000)[0]
 
     reach = int(np.abs(drawn).max()) + 1
     chances = density(np.arange(-reach, reach + 1))
@@ -290,7 +321,7 @@ def test_integers_have_their_distribution(draw, scale, density):
 
 @pytest.mark.parametrize("variance", [1e6, 1e9])
 def test_wide_skellam_noise_is_nearly_normal(variance):
-    drawn = noise.skellam(stream(), variance, 200_000)
+    drawn = noise.skellam(stream(), variance, 200_000)[0]
 
     spread = rng.generator(0, "jitter").uniform(-0.5, 0.5, len(drawn))
     assert kstest((drawn + spread) / sqrt(variance), "norm").pvalue > ALPHA
@@ -298,8 +329,8 @@ def test_wide_skellam_noise_is_nearly_normal(variance):
 
 @pytest.mark.parametrize("scale", [2.0**32, 1.37 * 2**32, 2.0**33 - 1])
 def test_noise_in_strips_has_its_distribution_and_uniform_low_bits(scale):
-    normal = noise.discrete_gaussian(stream("wide"), scale, 500_000)
-    twosided = noise.discrete_laplace(stream("wide"), scale, 500_000)
+    normal = noise.discrete_gaussian(stream("wide"), scale, 500_000)[0]
+    twosided = noise.discrete_laplace(stream("wide"), scale, 500_000)[0]
 
     assert kstest(normal / scale, "norm").pvalue > ALPHA
     assert kstest(twosided / scale, "laplace").pvalue > ALPHA
@@ -311,7 +342,7 @@ def test_noise_in_strips_has_its_distribution_and_uniform_low_bits(scale):
 
 def test_the_ends_of_strips_are_as_likely_as_they_should_be():
     scale = 1.3 * 2**20  # 2^14 integers in a strip
-    drawn = np.abs(noise.discrete_gaussian(stream(), scale, 1_000_000))
+    drawn = np.abs(noise.discrete_gaussian(stream(), scale, 1_000_000)[0])
 
     inside = (drawn & ((1 << 14) - 1)) >> 11  # which eighth of its strip
     fine = np.arange(0, 14 * scale, 1 << 11)
@@ -322,17 +353,24 @@ def test_the_ends_of_strips_are_as_likely_as_they_should_be():
 
 
 def test_shares_of_skellam_noise_add_up():
-    shares = [noise.skellam(stream(f"party {k}"), 3.0, 200_000) for k in range(4)]
+    shares = noise.skellam(secret([bytes([k] * 32) for k in range(4)], "share"), 3.0, 200_000)
 
     reach = 30
     chances = np.array([float(skellam(12.0)(abs(k))) for k in range(-reach, reach + 1)])
-    assert fits(counts(sum(shares), reach), chances / chances.sum())
+    assert fits(counts(shares.sum(0), reach), chances / chances.sum())
 
 
-def test_any_number_may_be_drawn():
-    sizes = [0, 1, 2, noise._BLOCK - 1, noise._BLOCK, noise._BLOCK + 1, 3 * noise._BLOCK]
+@pytest.mark.parametrize("kind", ["aes", "seed"])
+@pytest.mark.parametrize("count", [0, 1, 7, 5000, noise._BLOCK, noise._BLOCK + 1, 40_000])
+def test_a_stack_draws_as_each_party_would_alone(kind, count):
+    together, alone = many(kind)
 
-    assert [len(noise.discrete_gaussian(stream(), 1.0, size)) for size in sizes] == sizes
+    for scale in (0.5, 1.3 * 2**32):  # a second draw goes on where the first one ended
+        drawn = noise.discrete_gaussian(together, scale, count)
+        each = [noise.discrete_gaussian(one, scale, count)[0] for one in alone]
+
+        assert drawn.shape == (3, count)
+        assert (drawn == np.stack(each)).all()
 
 
 # -- a choice by scores ----------------------------------------------------------------------------
@@ -347,7 +385,7 @@ def test_any_number_may_be_drawn():
 def test_choices_have_exactly_their_chances(scores, epsilon, sensitivity):
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "pick", lambda table, source, count: seen.append(table))
+        patch.setattr(noise, "pick", lambda table, *_: seen.append(table) or np.zeros(1, int))
         noise.exponential(stream(), scores, epsilon, sensitivity)
 
     drawn = chances_of(seen[0])
@@ -362,7 +400,7 @@ def test_choices_have_exactly_their_chances(scores, epsilon, sensitivity):
 def test_choices_occur_as_often_as_they_should():
     scores = [0.0, 1.0, 2.0, 3.0, 3.0, -40.0]
 
-    chosen = noise.exponential(stream(), scores, 1.5, 1.0, 300_000)
+    chosen = noise.exponential(stream(), scores, 1.5, 1.0, 300_000)[0]
 
     weights = np.exp(1.5 * np.array(scores) / 2)
     assert fits(np.bincount(chosen, minlength=6), weights / weights.sum())
@@ -373,7 +411,7 @@ def test_choices_occur_as_often_as_they_should():
     [([7.0], {0}), ([1e308, -1e308, 0.0], {0}), ([-1e308, -1e308], {0, 1}), ([0, 1e-320], {0, 1})],
 )
 def test_extreme_scores_do_not_overflow(scores, expected):
-    assert set(noise.exponential(stream(), scores, 1.0, 1.0, 100).tolist()) == expected
+    assert set(noise.exponential(stream(), scores, 1.0, 1.0, 100)[0].tolist()) == expected
 
 
 @pytest.mark.parametrize("scores", [[], [nan], [1.0, inf], [-inf]])
@@ -449,7 +487,7 @@ def test_low_order_bits_tell_neighbours_apart_by_naive_noise_and_not_by_ours(sig
 
 def test_supports_of_neighbours_are_the_same_with_coarse_noise():
     """Every integer that neighbours' outputs can be is possible for both: P > 0 on a stretch."""
-    drawn = {x: set(x + noise.discrete_gaussian(stream(f"{x}"), 2.0, 100_000)) for x in (0, 1)}
+    drawn = {x: set(x + noise.discrete_gaussian(stream(f"{x}"), 2.0, 100_000)[0]) for x in (0, 1)}
 
     assert set(range(-6, 8)) <= drawn[0] & drawn[1]
 
@@ -465,30 +503,31 @@ def test_noise_on_a_grid_is_unbiased_and_as_wide_as_it_says():
         assert abs(float((error * values).mean())) < z * sqrt(3 * variance / n)
 
 
-def test_rows_of_a_stack_draw_as_each_would_alone_and_a_sweep_draws_alike():
-    values = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
-    parties = [Simulated(0, 1, k, "noise") for k in range(3)]
+@pytest.mark.parametrize("p", [4, 20_000])
+def test_rows_of_a_stack_draw_as_each_would_alone_and_a_sweep_draws_alike(p):
+    values = torch.arange(6 * p, dtype=torch.float64).view(2, 3, p).transpose(0, 1).contiguous()
+    values = values.transpose(0, 1)  # not as it lies in memory
+    source = Simulated(0, 1, range(3), "noise")
 
-    stacked = grid.gaussian(values, 2.0, parties)
+    stacked = grid.gaussian(values, 2.0, source)
 
-    alone = [grid.gaussian(values[0, k], 2.0, Simulated(0, 1, k, "noise")) for k in range(3)]
+    alone = [grid.gaussian(values[0, k], 2.0, Simulated(0, 1, [k], "noise")) for k in range(3)]
     assert torch.equal(stacked[0], torch.stack(alone))
-    noise_in = (stacked - values).double()
-    assert torch.allclose(noise_in[0], noise_in[1], atol=1e-5)
-    assert len(set(noise_in[0].flatten().tolist())) == 12
+    drawn = stacked - values
+    assert torch.equal(drawn[0], drawn[1])
+    assert len(set(drawn[0].flatten().tolist())) > 2.9 * p
 
 
-@pytest.mark.parametrize("shape, sources", [((2, 3), 1), ((3,), [1]), ((2, 3), [1]), ((), 1)])
-def test_sources_that_do_not_match_are_refused(shape, sources):
-    given_ = stream() if sources == 1 else [stream()]
-
-    with pytest.raises(ArchipelError, match=r"list of m for values \[..., m, p\]"):
-        grid.gaussian(torch.zeros(shape), 1.0, given_)
+@pytest.mark.parametrize("shape, parties", [((2, 3), 1), ((3,), 2), ((1, 2, 3), 3), ((), 1)])
+def test_sources_that_do_not_match_are_refused(shape, parties):
+    with pytest.raises(ArchipelError, match=r"or \[..., m, p\] of m"):
+        grid.gaussian(torch.zeros(shape), 1.0, System(parties))
 
 
 def test_no_values_take_no_noise():
     assert grid.gaussian(torch.zeros(0), 1.0, stream()).shape == (0,)
-    assert grid.gaussian(torch.zeros(0, 5), 1.0, []).shape == (0, 5)
+    assert grid.gaussian(torch.zeros(0, 5), 1.0, System(0)).shape == (0, 5)
+    assert grid.gaussian(torch.zeros(0, 1, 5), 1.0, stream()).shape == (0, 1, 5)
 
 
 @pytest.mark.parametrize("value", [1e300, 1e12, torch.finfo(torch.float64).max])

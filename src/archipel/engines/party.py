@@ -215,7 +215,8 @@ class LocalParty:
         """
         purpose, most = f"sample {draw}", int(self._sizes.max(initial=0))
         if self.private:
-            words = np.stack([source.words(most) for source in self._sources(purpose)])
+            words = self._source(purpose).words(np.full(len(self.ids), most))
+            words = words.reshape(len(self.ids), most)
         else:
             words = rng.words(self._keys(purpose), most)
         rows, weights = poisson(self._starts, self._sizes, rates, words)
@@ -241,15 +242,15 @@ class LocalParty:
         inner = self._inner(values)
         if self.private:
             rows = values.double().reshape(-1, len(self.ids), *inner)
-            return grid.gaussian(rows, 1.0, self._sources(purpose)).view(values.shape).to(values)
+            return grid.gaussian(rows, 1.0, self._source(purpose)).view(values.shape).to(values)
         drawn = torch.empty(len(self.ids), *inner, dtype=values.dtype)
         for row, key in zip(drawn, self._keys(f"noise {purpose}"), strict=True):
             row.normal_(generator=torch.Generator().manual_seed(int(key) >> 1))
         return values + self._by_party(drawn, inner)
 
-    def _sources(self, purpose: str) -> list[Keystream]:
+    def _source(self, purpose: str) -> Keystream:
         """A stream of the round's secrets for each party."""
-        return [Keystream(key) for key in self._secrets_for(purpose.encode() + self.heard())]
+        return Keystream(*self._secrets_for(purpose.encode() + self.heard()))
 
     def examples(self, batch: Batch | None = None) -> Examples:
         if batch is None:

@@ -29,6 +29,7 @@ from archipel.rng import Ints
 from archipel.wire.wire import Wire
 
 _TRIED = 16  # points on which ways to clip are compared
+_ROUNDS = 8  # that are tried, to see whether each asks the same
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     sizes = data.n[ids].numpy()
     record.check_records(promise.delta, sizes)
     way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
+    rounds = range(min(setting.rounds, _ROUNDS))
+    record.check_steady(boxes, [_one(setting, 0, t) for t in rounds], model.w.clone(), len(ids))
     found = {
         int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), parties)
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
@@ -106,12 +109,12 @@ def _by_party(
     )
 
 
-def _one(setting: Setting, at: int) -> Any:
+def _one(setting: Setting, at: int, t: int = 0) -> Any:
     """One party, as an algorithm is tried on it."""
     data, model = setting.data, setting.model
     buffers = model.buffers[None].clone() if model.buffer_spec.size else None
     return LocalParty(
-        data, model, model.one, setting.ids[[at]], setting.seed, 0, (), buffers=buffers,
+        data, model, model.one, setting.ids[[at]], setting.seed, t, (), buffers=buffers,
         draws=model.one.draws(data.x[:2]), mixing=lambda x, coded=None: x,
     )  # fmt: skip
 

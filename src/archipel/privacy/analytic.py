@@ -18,9 +18,7 @@ of which the one on the safe side is returned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, inf, nextafter, pi, sqrt
-
-from scipy.special import erfcx, ndtr
+from math import erfc, exp, inf, nextafter, pi, sqrt
 
 _SAFE = 1 + 2e-9
 
@@ -37,11 +35,13 @@ def delta_of(mu: float, epsilon: float) -> float:
     elif a < 0:
         raw = _density(a) * (_mills(-a) - _mills(mu - a))
     else:
-        raw = float(ndtr(a)) - _density(a) * _mills(mu - a)
+        raw = erfc(-a / sqrt(2)) / 2 - _density(a) * _mills(mu - a)
     return min(1.0, max(0.0, raw) * _SAFE)
 
 
 def _mills(x: float) -> float:
+    from scipy.special import erfcx  # takes long to import
+
     return sqrt(pi / 2) * float(erfcx(x / sqrt(2)))
 
 

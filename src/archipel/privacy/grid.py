@@ -32,10 +32,9 @@ Laplace noise needs no such argument: P(K = k) ~ exp(-|k| / s) on the integers i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import exp, frexp, ldexp, sqrt
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,9 +45,8 @@ from archipel.privacy.sources import Source
 from archipel.rng import Ints
 
 _FINE = 32  # a grid has 2^32 steps in a scale at least
+_BLOCK = 1 << 14  # numbers at a time: they stay in the cache
 _LARGEST = 1 << 62  # of a value, in steps of the grid: noise added to it does not overflow
-
-Draw = Callable[[Source, int], Ints]  # so many integers of noise
 
 
 def grid(scale: float) -> float:
@@ -84,48 +82,52 @@ def rounded(values: Tensor, step: float) -> Tensor:
     """
     if not bool(values.isfinite().all()):
         raise ArchipelError("values: some are not finite; clip them before noise is added.")
-    steps = values.double() / step  # exact, since the step is a power of two
-    return steps.clamp(-_LARGEST, _LARGEST).round().long()
+    steps = values.detach().to(torch.float64, copy=True).div_(step)  # exact, by a power of two
+    return steps.clamp_(-_LARGEST, _LARGEST).round_().long()
 
 
-def gaussian(values: Tensor, sigma: float, sources: Source | Sequence[Source]) -> Tensor:
-    """Add Gaussian noise on the grid of sigma to values `[p]`, or `[..., m, p]` of m sources."""
-    return _added(discrete_gaussian, values, sigma, sources)
+def gaussian(values: Tensor, sigma: float, source: Source) -> Tensor:
+    """Add Gaussian noise on the grid of sigma to values `[p]` of one party, or `[..., m, p]`."""
+    return _added(discrete_gaussian, values, sigma, source)
 
 
-def laplace(values: Tensor, scale: float, sources: Source | Sequence[Source]) -> Tensor:
-    """Add Laplace noise on the grid of its scale to values `[p]`, or `[..., m, p]` of m sources."""
-    return _added(discrete_laplace, values, scale, sources)
+def laplace(values: Tensor, scale: float, source: Source) -> Tensor:
+    """Add Laplace noise on the grid of its scale to values `[p]` of one party, or `[..., m, p]`."""
+    return _added(discrete_laplace, values, scale, source)
 
 
 def _added(
-    noise: Callable[[Source, float, int], Ints],
-    values: Tensor,
-    scale: float,
-    sources: Source | Sequence[Source],
+    noise: Callable[[Source, float, int], Ints], values: Tensor, scale: float, source: Source
 ) -> Tensor:
     if not values.is_floating_point():
         raise ArchipelError(
             f"values of {values.dtype}: give floating-point numbers; integers have mechanisms of "
             "their own, DiscreteGaussian and Skellam."
         )
-    step = grid(scale)
+    _check(values, source.parties)
+    step, p = grid(scale), values.shape[-1]
+    drawn = torch.from_numpy(noise(source, scale / step, p)).to(values.device).view(-1)
+    out = torch.empty_like(values, memory_format=torch.contiguous_format)
+    if not values.numel():
+        return out
+    rows, releases = (each.reshape(-1, len(drawn)) for each in (values.detach(), out))
+    for row, released in zip(rows, releases, strict=True):  # of a sweep
+        parts = (each.split(_BLOCK) for each in (row, drawn, released))
+        for x, k, y in zip(*parts, strict=True):
+            y.copy_(rounded(x, step).add_(k).double().mul_(step))  # of the integers alone
+    return out
 
-    def draw(source: Source, count: int) -> Ints:
-        return noise(source, scale / step, count)
 
-    total = added(rounded(values.detach(), step), draw, sources)
-    return (total.double() * step).to(values.dtype)  # of the integers alone
+def added(values: Tensor, noise: Ints) -> Tensor:
+    """Add noise `[m, p]` to integers `[p]` of one party, or `[..., m, p]`, alike along the rest."""
+    _check(values, len(noise))
+    drawn = torch.from_numpy(noise).to(values.device).view(values.shape[-2:])
+    return values.clamp(-_LARGEST, _LARGEST).add_(drawn)
 
 
-def added(values: Tensor, draw: Draw, sources: Source | Sequence[Source]) -> Tensor:
-    """Add noise to integers `[p]`, or to `[..., m, p]` of m sources, alike along the first axes."""
-    each = list(sources) if isinstance(sources, Sequence) else [sources]
-    shape = values.shape[-2:] if isinstance(sources, Sequence) else values.shape
-    if len(shape) != 1 + isinstance(sources, Sequence) or shape[:-1].numel() != len(each):
+def _check(values: Tensor, parties: int) -> None:
+    if values.dim() == 0 or parties != (values.shape[-2] if values.dim() > 1 else 1):
         raise ArchipelError(
-            f"sources: {len(each)} for values {[*values.shape]}; give one for values [p], or a "
-            "list of m for values [..., m, p]."
+            f"source of {parties} parties for values {[*values.shape]}: give values [p] of one "
+            "party, or [..., m, p] of m."
         )
-    noise = np.concatenate([np.empty(0, np.int64), *(draw(one, shape[-1]) for one in each)])
-    return values.clamp(-_LARGEST, _LARGEST) + torch.from_numpy(noise).view(shape).to(values.device)

@@ -30,7 +30,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from scipy.special import ive
 from torch import Tensor
 
 from archipel.errors import ArchipelError
@@ -101,10 +100,10 @@ class Gaussian:
         """Return epsilon of one use at this delta; inf where there is none."""
         return epsilon_at(partial(delta_of, self.mu), delta, self.size)
 
-    def add(self, values: Tensor, sources: Source | Sequence[Source]) -> Tensor:
-        """Release values `[size]` of one source, or `[..., m, size]` of m."""
+    def add(self, values: Tensor, source: Source) -> Tensor:
+        """Release values `[size]` of one party, or `[..., m, size]`, each party's for itself."""
         _check_size(values, self.size)
-        return grid.gaussian(values, self.sigma, sources)
+        return grid.gaussian(values, self.sigma, source)
 
 
 @dataclass(frozen=True)
@@ -158,10 +157,10 @@ class Laplace:
         """Return epsilon of one use at this delta; inf where there is none."""
         return epsilon_at(partial(pure, self.shift), delta, self.size)
 
-    def add(self, values: Tensor, sources: Source | Sequence[Source]) -> Tensor:
-        """Release values `[size]` of one source, or `[..., m, size]` of m."""
+    def add(self, values: Tensor, source: Source) -> Tensor:
+        """Release values `[size]` of one party, or `[..., m, size]`, each party's for itself."""
         _check_size(values, self.size)
-        return grid.laplace(values, self.scale, sources)
+        return grid.laplace(values, self.scale, source)
 
 
 @dataclass(frozen=True)
@@ -222,10 +221,10 @@ class DiscreteGaussian:
         """Return epsilon of one use at this delta; inf where there is none."""
         return epsilon_at(self._ideal(), delta, self.size * self.shares)
 
-    def add(self, values: Tensor, sources: Source | Sequence[Source]) -> Tensor:
-        """Add one share to integers `[size]` of one source, or `[..., m, size]` of m."""
+    def add(self, values: Tensor, source: Source) -> Tensor:
+        """Add a share to integers `[size]` of one party, or to each party's of `[..., m, size]`."""
         _check_size(values, self.size, integers=True)
-        return grid.added(values, lambda one, p: discrete_gaussian(one, self.sigma, p), sources)
+        return grid.added(values, discrete_gaussian(source, self.sigma, self.size))
 
 
 @dataclass(frozen=True)
@@ -268,6 +267,8 @@ class Skellam:
         return a * l2**2 / (2 * v) + more
 
     def _ideal(self) -> Ideal:
+        from scipy.special import ive  # takes long to import
+
         if self.size == 1 and self.sigma < _SUMMED:
             return summed(
                 lambda k: np.asarray(ive(np.abs(k), self.sigma**2)), self.sigma, self.sensitivity
@@ -282,10 +283,10 @@ class Skellam:
         """Return epsilon of one use at this delta; inf where there is none."""
         return epsilon_at(self._ideal(), delta, self.size * self.shares)
 
-    def add(self, values: Tensor, sources: Source | Sequence[Source]) -> Tensor:
-        """Add one share to integers `[size]` of one source, or `[..., m, size]` of m."""
+    def add(self, values: Tensor, source: Source) -> Tensor:
+        """Add a share to integers `[size]` of one party, or to each party's of `[..., m, size]`."""
         _check_size(values, self.size, integers=True)
-        return grid.added(values, lambda one, p: skellam(one, self.variance, p), sources)
+        return grid.added(values, skellam(source, self.variance, self.size))
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,7 @@ class Exponential:
 
     def choose(self, scores: Sequence[float], source: Source) -> int:
         """Return the index of a choice."""
-        return int(exponential(source, scores, self.eps, self.sensitivity)[0])
+        return int(exponential(source, scores, self.eps, self.sensitivity)[0, 0])
 
 
 # -- what they share -------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ Departures: tables and strips in place of the papers' samplers, which draw one n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from math import asinh, ceil, frexp, isfinite, ldexp, log, sinh
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from archipel.errors import ArchipelError
 from archipel.privacy.checks import positive
 from archipel.privacy.sources import Source
-from archipel.privacy.tables import EXACT, Table, alias, pick, weighed
+from archipel.privacy.tables import EXACT, Table, alias, pick, shared, weighed
 from archipel.rng import Ints, Keys
 
 CLOSE = 2.0**-48  # eta: chances are right up to a factor e^(+-eta)
@@ -145,30 +145,24 @@ def _beyond(variance: float, k: int) -> bool:
 # -- drawing ---------------------------------------------------------------------------------------
 
 
-def _candidates(strips: _Strips, source: Source, count: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """Integers `[count]`, and which of them are kept."""
-    strip = pick(strips.table, source, count)
-    word = source.words(count)  # its bits: a sign, where in the strip, whether it is kept
+def _candidates(strips: _Strips, source: Source, counts: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Integers `[sum counts]`, and which of them are kept."""
+    strip = pick(strips.table, source, counts)
+    word = source.words(counts)  # its bits: a sign, where in the strip, whether it is kept
     negative = (word & np.uint64(1)).view(np.int64)
     inside = ((word >> np.uint64(1)) & np.uint64((1 << strips.shift) - 1)).view(np.int64)
     chance = word >> np.uint64(1 + strips.shift)
     kept = chance < strips.sure.take(strip)
-    unsure = np.flatnonzero(~kept)
-    if len(unsure):
-        kept[unsure] = _kept(strips, strip[unsure], inside[unsure], chance[unsure], source)
+    open_ = np.flatnonzero(~kept)
+    if len(open_):  # the bits drawn so far do not say: draw more
+        more = source.words(shared(open_, counts))
+        exact = chance[open_] + np.ldexp(more.astype(np.float64), -64)
+        sure = _keeping(strips, strip[open_], inside[open_])
+        kept[open_] = np.ldexp(exact, strips.shift - 63) < sure
     size = (strip << strips.shift) | inside
     kept &= (size | (negative ^ 1)) != 0  # there is one 0, not two
     signed: Ints = (size ^ -negative) + negative  # -size where negative
     return signed, kept
-
-
-def _kept(
-    strips: _Strips, strip: Ints, inside: Ints, chance: Keys, source: Source
-) -> NDArray[np.bool_]:
-    """Whether integers are kept where the bits drawn so far do not say."""
-    more = source.words(len(strip))
-    exact = chance.astype(np.float64) + np.ldexp(more.astype(np.float64), -64)
-    return np.ldexp(exact, strips.shift - 63) < _keeping(strips, strip, inside)
 
 
 def _keeping(strips: _Strips, strip: Ints, inside: Ints) -> NDArray[np.float64]:
@@ -178,36 +172,49 @@ def _keeping(strips: _Strips, strip: Ints, inside: Ints) -> NDArray[np.float64]:
 
 
 def _drawn(strips: _Strips, source: Source, count: int) -> Ints:
-    """So many integers `[count]`, those that are not kept drawn again."""
-    out = np.empty(count, np.int64)
-    holes = [_filled(strips, source, out, slice(at, at + _BLOCK)) for at in range(0, count, _BLOCK)]
-    open_ = np.concatenate(holes) if holes else np.empty(0, np.int64)
+    """Integers `[m, count]`, those that are not kept drawn again.
+
+    What a party draws depends on nothing but its own words and `count`.
+    """
+    parties = source.parties
+    out, holes = np.empty(parties * count, np.int64), [np.empty(0, np.int64)]
+    for at, counts in _blocks(parties, count):
+        values, kept = _candidates(strips, source, counts)
+        out[at : at + len(values)] = values
+        holes.append(np.flatnonzero(~kept) + at)
+    open_, each = np.concatenate(holes), np.full(parties, count)
     while len(open_):
-        values, kept = _candidates(strips, source, len(open_))
+        values, kept = _candidates(strips, source, shared(open_, each))
         out[open_] = values
         open_ = open_[~kept]
-    return out
+    return out.reshape(parties, count)
 
 
-def _filled(strips: _Strips, source: Source, out: Ints, at: slice) -> Ints:
-    """Fill a stretch of `out`; return where nothing was kept."""
-    out[at], kept = _candidates(strips, source, len(out[at]))
-    holes: Ints = np.flatnonzero(~kept) + at.start
-    return holes
+def _blocks(parties: int, count: int) -> Iterator[tuple[int, Ints]]:
+    """Where blocks of `[parties, count]` begin, and how many numbers of each party are in them.
+
+    A block has some parties whole, or a part of one.
+    """
+    some = max(1, _BLOCK // max(1, count))
+    for first in range(0, parties, some):
+        for at in range(0, count, _BLOCK):
+            counts = np.zeros(parties, np.int64)
+            counts[first : first + some] = min(count - at, _BLOCK)
+            yield first * count + at, counts
 
 
 def discrete_gaussian(source: Source, sigma: float, count: int) -> Ints:
-    """Integers with P(k) ~ exp(-k^2 / 2 sigma^2), int64 `[count]`."""
+    """Integers with P(k) ~ exp(-k^2 / 2 sigma^2), int64 `[m, count]`."""
     return _drawn(_strips(2, _on_integers("sigma", sigma)), source, count)
 
 
 def discrete_laplace(source: Source, scale: float, count: int) -> Ints:
-    """Integers with P(k) ~ exp(-|k| / scale), int64 `[count]`."""
+    """Integers with P(k) ~ exp(-|k| / scale), int64 `[m, count]`."""
     return _drawn(_strips(1, _on_integers("scale", scale)), source, count)
 
 
 def skellam(source: Source, variance: float, count: int) -> Ints:
-    """Differences of two Poisson variables that have this variance together, int64 `[count]`.
+    """Differences of two Poisson variables that have this variance together, int64 `[m, count]`.
 
     The sum of several is one of the sum of their variances.
     """
@@ -217,7 +224,7 @@ def skellam(source: Source, variance: float, count: int) -> Ints:
 def exponential(
     source: Source, scores: Sequence[float], epsilon: float, sensitivity: float, count: int = 1
 ) -> Ints:
-    """Choices with P(i) ~ exp(epsilon scores[i] / 2 sensitivity), indices int64 `[count]`.
+    """Choices with P(i) ~ exp(epsilon scores[i] / 2 sensitivity), indices int64 `[m, count]`.
 
     Exponents are exact, and only what is less likely than the best choice enters: scores may be as
     large as they like.
@@ -233,7 +240,8 @@ def exponential(
     best = Decimal(max(scores))
     behind = [EXACT.subtract(Decimal(score), best) for score in scores]
     weights = [EXACT.exp(EXACT.multiply(rate, distance)) for distance in behind]
-    return pick(alias(weighed(weights)), source, count)
+    counts = np.full(source.parties, count)
+    return pick(alias(weighed(weights)), source, counts).reshape(source.parties, count)
 
 
 def _on_integers(field: str, scale: float) -> float:

@@ -15,7 +15,7 @@ from archipel.core import Batch, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Around, Boxes
-from archipel.privacy.door import Door, Doored, Floats, Inside, Noised, Size, rates_of
+from archipel.privacy.door import Door, Doored, Floats, Noised, Size, rates_of
 from archipel.privacy.promise import Kept, Use, Uses
 from archipel.privacy.release import Poisson
 from archipel.tree import Tree
@@ -56,11 +56,21 @@ class _Counted(Around):
         return self.inner.party(self.door, *states)
 
 
-def asked(boxes: Boxes, me: Inside, w: Vector, parties: int) -> dict[Size, tuple[int, int]]:
+def asked(boxes: Boxes, me: Any, w: Vector, parties: int) -> dict[Size, tuple[int, int]]:
     """What a round asks of one party's records: by size of the batches, draws and gradients."""
     counted = _Counted(boxes)
     examine(counted, me, w, parties)
     return {size: (int(used.draws[0]), used.gradients) for size, used in counted.door.used.items()}
+
+
+def check_steady(boxes: Boxes, mes: Iterable[Any], w: Vector, parties: int) -> None:
+    """Refuse an algorithm that asks for more in some rounds: `mes` are one party in several."""
+    found = [asked(boxes, me, w, parties) for me in mes]
+    if any(each != found[0] for each in found):
+        raise ArchipelError(
+            f'privacy.unit = "record": {boxes.name} asks more of the records in some rounds than '
+            "in others, so what it costs cannot be planned; take another algorithm."
+        )
 
 
 def uses_of(found: Mapping[Size, tuple[int, int]], n: int) -> Uses:

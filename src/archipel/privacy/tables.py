@@ -75,9 +75,9 @@ def alias(parts: Sequence[int]) -> Table:
     )
 
 
-def pick(table: Table, source: Source, count: int) -> Ints:
-    """Draw `count` numbers: int64 `[count]`."""
-    word = source.words(count)
+def pick(table: Table, source: Source, counts: Ints) -> Ints:
+    """Draw counts[i] numbers for each party: `[m] -> [sum counts]`, int64."""
+    word = source.words(counts)
     rest = np.uint64(64 - table.bits)
     bin_ = (word >> rest).view(np.int64)
     at = word & np.uint64((1 << int(rest)) - 1)
@@ -85,5 +85,11 @@ def pick(table: Table, source: Source, count: int) -> Ints:
     own: NDArray[np.bool_] = at < part
     tied = np.flatnonzero(at == part)
     if len(tied):
-        own[tied] = source.words(len(tied)) < table.low[bin_[tied]]
+        own[tied] = source.words(shared(tied, counts)) < table.low[bin_[tied]]
     return np.where(own, bin_, table.other.take(bin_))
+
+
+def shared(places: Ints, counts: Ints) -> Ints:
+    """How many of rising places in `[sum counts]` are each party's, `[m]`."""
+    ends = places.searchsorted(counts.cumsum())
+    return np.diff(ends, prepend=0)
