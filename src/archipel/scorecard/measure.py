@@ -21,9 +21,9 @@ from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.measures import larger_is_better
 from archipel.models.model import Model
 from archipel.privacy.promise import Kept
-from archipel.privacy.promise import Privacy as Promised
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run
+from archipel.scorecard.at_sites import at_sites
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
     KWH_PER_GB,
@@ -264,7 +264,7 @@ def _privacy(run: Run) -> Privacy:
     if promise is not None:
         spent, guarantee = promise.epsilon, _guarantee(promise)
     elif run.promise is not None:
-        spent, guarantee = run.promise.epsilon, _at_sites(run.promise)
+        spent, guarantee = run.promise.epsilon, at_sites(run.promise)
     return Privacy(
         server,
         sees,
@@ -329,21 +329,6 @@ def _guarantee(promise: Promise) -> str:
     return (
         f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "
         f"test points, and how many records a party has.{drawn}"
-    )
-
-
-def _at_sites(promise: Promised) -> str:
-    """What is promised where every site keeps it by itself."""
-    much = (
-        f"noise of {promise.noise:g} times the clip, and at δ = {promise.delta:g} the ε that comes "
-        "of it"
-        if promise.epsilon is None
-        else f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) at most"
-    )
-    return (
-        f"{much}, {_COVERS['record']}: each site finds its own noise and keeps account of what it "
-        "spent. Not covered: metrics on test points, sums for the common scale, and how many "
-        "records a site has."
     )
 
 
