@@ -28,6 +28,7 @@ from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
     from archipel.federation.site.site import Site
+    from archipel.federation.site.statement import OfStudy, OfTable
 
 app = typer.Typer(
     help="A site: an institution that takes part with data of its own.",
@@ -225,10 +226,10 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
       archipel site budget
     """
     from archipel.federation.site.sent import lacks, sent_by
-    from archipel.federation.site.statement import spent_by, tables
 
     site = site_at(home)
-    sent, spent, left = sent_by(site), spent_by(site), tables(site)
+    sent = sent_by(site)
+    spent, left = _spent(site)
     rows = [
         {
             "study": site.site_studies.name(each),
@@ -264,6 +265,15 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
                 "left: the log lacks entries; compare it with 'archipel site audit --verify "
                 "--anchor FILE'."
             )
+
+
+def _spent(site: Site) -> tuple[dict[str, OfStudy], list[OfTable]]:
+    """What was spent by study and by table; nothing is loaded to count with where nothing was."""
+    if not any(site.audit.entries("spent", "unbounded")):
+        return {}, []
+    from archipel.federation.site.statement import spent_by, tables
+
+    return spent_by(site), tables(site)
 
 
 def _privacy(row: dict[str, Any]) -> str:
