@@ -257,7 +257,8 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("Nothing was approved, and nothing left.")
     for each in left:
-        say(each.text)
+        if each.is_counted:
+            say(each.text)
     for row in rows:
         if row["lacks"]:
             say(

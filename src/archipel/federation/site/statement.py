@@ -33,6 +33,11 @@ class OfTable(NamedTuple):
     left: float | None  # of the budget
 
     @property
+    def is_counted(self) -> bool:
+        """Whether anything was promised of it, or a budget set."""
+        return self.epsilon < inf or self.budget is not None
+
+    @property
     def text(self) -> str:
         name = self.tables[-1][:12]
         count = f"{self.studies} stud{'y' if self.studies == 1 else 'ies'}"
