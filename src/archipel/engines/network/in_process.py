@@ -70,7 +70,7 @@ async def play(
 
     party_states, tasks, everybody = [], [], list(range(count))
     for k in everybody:
-        promised = {"privacy": privacy, "rounds": len(cohorts)} if privacy is not None else {}
+        promised = _promised(privacy, len(cohorts))
         party_states.append(_party(algorithm, data, model, k, wire, **promised))
         link = MemoryLink(str(k), answer, partials)
         link.cuts += cuts
@@ -90,6 +90,11 @@ async def play(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return Played(engine, party_states, outcomes, scores)
+
+
+def _promised(privacy: Privacy | None, rounds: int) -> dict[str, Any]:
+    """What a party is told of a promise, which holds for a number of rounds."""
+    return {} if privacy is None else {"privacy": privacy, "rounds": rounds}
 
 
 def _party(
@@ -142,7 +147,9 @@ class Circle:
         deadline: float | None = None,
         cuts: Sequence[tuple[float, float]] = (),
         wire: Wire | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
+        self._promised = _promised(privacy, rounds)
         self._parts, self._wire = (algorithm, data, model, topology), wire
         self._rounds, self._asynchronous, self._silence = rounds, asynchronous, silence
         self._cuts, self._deadline = cuts, deadline
@@ -158,7 +165,7 @@ class Circle:
     def begin(self, k: int) -> Peer:
         """Start peer k from what is on its disk."""
         algorithm, data, model, topology = self._parts
-        party_state = _party(algorithm, data, model, k, self._wire)
+        party_state = _party(algorithm, data, model, k, self._wire, **self._promised)
         links = {j: self._link(k, j) for j in range(data.training) if j != k}
         peer = self.up[k] = Peer(
             party_state, topology, links, Words("twin", self._rounds), self.disks[k],
@@ -215,9 +222,10 @@ async def meet(
     rounds: int,
     cuts: Sequence[tuple[float, float]] = (),
     wire: Wire | None = None,
+    privacy: Privacy | None = None,
 ) -> list[Any]:
     """The own states of peers after so many rounds."""
-    circle = Circle(algorithm, data, model, topology, rounds, cuts=cuts, wire=wire)
+    circle = Circle(algorithm, data, model, topology, rounds, cuts=cuts, wire=wire, privacy=privacy)
     for k in range(data.training):
         circle.begin(k)
     return await circle.done()

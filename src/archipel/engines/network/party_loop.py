@@ -98,7 +98,7 @@ class PartyLoop:
             "number": number,
             "attempt": letter["attempt"],
             "n": self._party_state.n,
-            "gradients": gradients if self._tells_work else 0,
+            "gradients": gradients if self._counts else 0,
             "answers": letter.name,
             "log": self._log(letter.fields.get("log")),
         }

@@ -39,7 +39,7 @@ from archipel.exchange import statistics
 from archipel.exchange.anatomy import pair, same_form
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
-from archipel.privacy.promise import Kept, Privacy
+from archipel.privacy.promise import Kept, Privacy, Uses
 from archipel.tree import Tree, first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
 
@@ -238,7 +238,7 @@ class PartyState:
         upload, own = talk.said, None
         if talk.ended:
             upload, own = pair(f"{self.boxes.name}.party", "upload, own", talk.said)
-        gradients = 0 if self.by_record else me.gradients
+        gradients = self._told_gradients(me) if talk.ended or not self.by_record else 0
         turn.put(self.anatomy.messages[len(turn.outbox)], upload, gradients)
         if talk.ended:
             turn.own = self._kept(me, own)
@@ -247,6 +247,18 @@ class PartyState:
     def _behind(self, records: int) -> int:
         """Records behind what leaves, as rules are told: those of a private sample are secret."""
         return 0 if self.by_record else records
+
+    def _told_gradients(self, me: LocalParty) -> int:
+        """Gradients of a round; of samples that are secret as many as there are on average."""
+        if self.kept is None or not self.by_record:
+            return me.gradients
+        rates = [1.0 if use.sampling is None else use.sampling.rate for use in self._uses]
+        found = zip(rates, self._uses, strict=True)
+        return round(sum(rate * self.rows * use.draws * use.noised for rate, use in found))
+
+    @property
+    def _uses(self) -> Uses:
+        return () if self.kept is None else self.kept.uses[self.party]
 
     def alone(self, t: int, mixing: Callable[..., Tensor]) -> tuple[Own, int]:
         """A round without a server: the own state after it, and the gradients it took.
@@ -275,7 +287,7 @@ class PartyState:
         state = self.boxes.party(me, self.own.state)
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
         self.secrets = None
-        return self._kept(me, state), 0 if self.by_record else me.gradients
+        return self._kept(me, state), self._told_gradients(me)
 
     def _kept(self, me: LocalParty, own: Tree) -> Own:
         """What the party keeps after a round, with statistics where they are its own."""

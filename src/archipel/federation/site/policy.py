@@ -162,11 +162,14 @@ class Policy:
         if study.unkept:
             yield Rule("private", False, study.unkept)
         elif study.promise is not None:
-            yield Rule("private", True, "the study promises privacy")
+            yield Rule("private", True, f"the study promises privacy by {study.promise.unit}")
         elif self.private:
             yield Rule("private", False, "the study promises no privacy")
         if self.epsilon is None or study.unkept:
             return
+        if study.rows is not None and self.delta * study.rows >= 1:
+            least = f"{study.rows} training rows here, so give less than {1 / study.rows:.1g}"
+            yield Rule("delta", False, f"{least}, or else one of them may be published")
         budget = f"at most {self.epsilon:g} for this table, at δ = {self.delta:g}"
         if study.promise is None:
             said = f"the study promises no privacy, so no ε is enough for it, {budget}"

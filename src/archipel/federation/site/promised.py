@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from archipel.federation.site.account import epsilon_of
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.exposure import Exposure
-from archipel.privacy.meaning import found_in, in_words
+from archipel.privacy.meaning import FALSE_ALARMS, found_in, in_words
 from archipel.study.file import Study
 
 _WHOM = {
@@ -36,7 +36,7 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
     cost, found = promise.epsilon, None
     if exposure.planned is not None:
         cost = epsilon_of(exposure.planned, promise.delta)
-        found = found_in(exposure.planned) if exposure.planned else 0.0
+        found = found_in(exposure.planned) if exposure.planned else FALSE_ALARMS
     from_whom = (
         "whoever sees what leaves"
         if hides_uploads(exposure)
