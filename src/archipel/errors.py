@@ -32,6 +32,12 @@ class BelowQuorum(ArchipelError):
     exit_code = 3
 
 
+class BudgetSpent(ArchipelError):
+    """A privacy budget does not last for what was asked; what was done before is kept."""
+
+    exit_code = 4
+
+
 def clean(text: str, escaped: bool = False) -> str:
     """Text on one line without anything that a terminal would obey.
 

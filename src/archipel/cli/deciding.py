@@ -81,7 +81,7 @@ def approve(
     from archipel.exchange.boxes import is_peer
     from archipel.federation import approval
     from archipel.federation.site import binding
-    from archipel.federation.site.looking import exposure_of
+    from archipel.federation.site.looking import exposure_at
 
     if yes and not (approval.looks_like_hash(study) and len(study) >= 12):
         raise ArchipelError(
@@ -94,7 +94,7 @@ def approve(
     described = site.site_studies.read(digest)
     records, policy = binding.records(site.home / "data", described), site.policy
     rows = rows_of(site, digest)
-    policy.refuse(exposure_of(described, records.schema.empty(), rows))
+    policy.refuse(exposure_at(site, digest, records.schema.empty(), rows))
     if not yes:
         _print(_review(site, digest, known(site, digest)[1]))
         typer.confirm(f"Take part in exactly this study, hash {digest[:12]}?", abort=True, err=True)

@@ -55,8 +55,8 @@ def show_policy(home: Where = HOME, as_json: o.Json = False) -> None:
 
 
 def _rule(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return ", ".join(value) or "any" if isinstance(value, tuple) else f"{value:g}"
 
 
@@ -93,13 +93,13 @@ def check_policy(study: Study, home: Where = HOME, as_json: o.Json = False) -> N
       archipel site policy check heart
     """
     from archipel.federation.site import binding
-    from archipel.federation.site.looking import exposure_of
+    from archipel.federation.site.looking import exposure_at
 
     site = site_at(home)
     digest, _ = known(site, study)
     described = site.site_studies.read(digest)
     empty = binding.schema_of(described).empty()
-    rules = site.policy.judge(exposure_of(described, empty, rows_of(site, digest)))
+    rules = site.policy.judge(exposure_at(site, digest, empty, rows_of(site, digest)))
     met = all(rule.met for rule in rules)
     if as_json:
         o.print_json({"study": digest, "met": met, "rules": [rule._asdict() for rule in rules]})

@@ -28,6 +28,7 @@ from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
     from archipel.federation.site.site import Site
+    from archipel.federation.site.statement import OfStudy, OfTable
 
 app = typer.Typer(
     help="A site: an institution that takes part with data of its own.",
@@ -228,6 +229,7 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
 
     site = site_at(home)
     sent = sent_by(site)
+    spent, left = _spent(site)
     rows = [
         {
             "study": site.site_studies.name(each),
@@ -235,23 +237,28 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
             "rounds": len(sent[each].rounds) if each in sent else 0,
             "of": site.site_studies.gist(each).rounds if readable(site, each) is True else None,
             "bytes": sent[each].bytes if each in sent else 0,
-            "epsilon": None,
+            "epsilon": spent[each].epsilon if each in spent else None,
+            "planned": spent[each].planned if each in spent else None,
+            "delta": spent[each].delta if each in spent else None,
             "lacks": lacks(site, each, sent),
         }
         for each in site.site_studies.known()
         if each in sent or site.site_studies.has_approved(each) or lacks(site, each, sent)
     ]
     if as_json:
-        o.print_json({"studies": rows})
+        o.print_json({"studies": rows, "tables": [each._asdict() for each in left]})
         return
     shown = table("study", "hash", "rounds", "bytes sent", "privacy")
     for row in rows:
         cells = (
             row["study"], str(row["hash"])[:12], f"{row['rounds']} of {row['of']}",
-            f"{row['bytes']:,}", "no noise, no bound is claimed",
+            f"{row['bytes']:,}", _privacy(row),
         )  # fmt: skip
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("Nothing was approved, and nothing left.")
+    for each in left:
+        if each.is_counted:
+            say(each.text)
     for row in rows:
         if row["lacks"]:
             say(
@@ -259,6 +266,21 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
                 "left: the log lacks entries; compare it with 'archipel site audit --verify "
                 "--anchor FILE'."
             )
+
+
+def _spent(site: Site) -> tuple[dict[str, OfStudy], list[OfTable]]:
+    """What was spent by study and by table; nothing is loaded to count with where nothing was."""
+    if not any(site.audit.entries("spent", "unbounded")):
+        return {}, []
+    from archipel.federation.site.statement import spent_by, tables
+
+    return spent_by(site), tables(site)
+
+
+def _privacy(row: dict[str, Any]) -> str:
+    if row["epsilon"] is None:
+        return "no noise, no bound is claimed" if row["bytes"] else "nothing spent"
+    return f"ε = {row['epsilon']:.3g} of {row['planned']:.3g} spent, δ = {row['delta']:g}"
 
 
 @app.command()

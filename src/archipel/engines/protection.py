@@ -19,6 +19,7 @@ from archipel.engines.plan import threads
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Boxes
+from archipel.exchange.statistics import averages
 from archipel.models.clipped import Clipping, clipping
 from archipel.models.model import Model
 from archipel.privacy import grid, party, record
@@ -52,6 +53,7 @@ class Setting:
     cohort: int  # of a round
     rounds: int
     most: int  # rounds that a party takes part in, at most
+    parties: int | None = None  # of the study, about; `ids` are all of them unless given
 
 
 def protection(
@@ -67,13 +69,14 @@ def protection(
 def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     """Try a round without records at one party of each size, and find the noise for all."""
     data, model, ids = setting.data, setting.model, setting.ids
+    parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
     record.check_records(promise.delta, sizes)
     way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
     rounds = range(min(setting.rounds, _ROUNDS))
     record.check_steady(boxes, [_one(setting, 0, t) for t in rounds], model.w.clone(), len(ids))
     found = {
-        int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), len(ids))
+        int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), parties)
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
@@ -91,6 +94,12 @@ def _by_party(
                 f'privacy.unit = "party", wire.{field} = {value!r}: how far one party moves what '
                 f"comes of it is not known; leave wire.{field} out."
             )
+    model = setting.model
+    if promise.trust == "nobody" and len(model.running) and averages(boxes, model):
+        raise ArchipelError(
+            'privacy.trust = "nobody", model.statistics = "averaged": BatchNorm\'s means and '
+            'variances would leave without noise; say model.statistics = "own", or use GroupNorm.'
+        )
     messages = len(examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages)
     kept = party.planned(
         promise, messages, setting.ids.tolist(), setting.cohort, setting.rounds, setting.most

@@ -141,6 +141,20 @@ def model_of(study: Study, data: Federation) -> Model:
     return study.build_model(data)
 
 
+def assure_kept(study: Study) -> None:
+    """Refuse a promise of privacy that no site could keep, as far as the study tells."""
+    if study.promise is None or study.data.schema is None:
+        return
+    from archipel.engines.network.fitting import keepable
+    from archipel.study.checks import schema_of
+
+    empty, about = schema_of(study.data).empty(), study.study
+    keepable(
+        study.promise, study.algorithm_object, empty, model_of(study, empty), seed=about.seed,
+        rounds=about.rounds, wire=study.wire_object,
+    )  # fmt: skip
+
+
 def find(studies: Mapping[str, str], text: str) -> str:
     """The hash of the one study that is meant: by its name, or by the beginning of its hash.
 

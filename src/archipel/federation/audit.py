@@ -119,16 +119,37 @@ class Audit:
             ) from error
         return Anchor(entry.number, _hash(line))
 
-    def entries(self) -> Iterator[Entry]:
-        """All entries, as they stand there; `check` says whether they are right."""
+    def mend(self) -> None:
+        """Make a line that a stopped writer left without its end an entry, as `append` does."""
         if not self.path.exists():
             return
+        try:
+            with _locked(self.path, os.O_RDWR | os.O_APPEND, fcntl.LOCK_EX) as log:
+                last, torn = _tail(log)
+                if torn:
+                    self._mend(log, last, torn)
+        except OSError as error:
+            raise RunFailed(
+                f"'{self.path}' cannot be written ({error.strerror}): make room, or allow writing."
+            ) from error
+
+    def entries(self, *kinds: str) -> Iterator[Entry]:
+        """All entries, or those of some kinds, as they stand there; `check` says if they are right.
+
+        Of other kinds nothing but the name is looked at, which is quick.
+        """
+        if not self.path.exists():
+            return
+        names = [b'"what":"%s"}' % kind.encode() for kind in kinds]
         for number, line in enumerate(_lines(self.path), 1):
+            if names and not any(name in line for name in names):
+                continue
             if line.endswith(b"\n"):
                 entry = _read(line)
                 if entry is None:
                     raise _bad(self.path, number, "is not an entry, so it was changed")
-                yield entry
+                if not kinds or entry.what in kinds:
+                    yield entry
 
     @property
     def head(self) -> Anchor:

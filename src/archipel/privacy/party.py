@@ -83,6 +83,16 @@ class _Bounded(Around):
         upload, own = pair(f"{self.name}.party", "upload, own", talk.said)
         return self._said(me, number, upload), own
 
+    def personal(self, me: Any, shared: Tree, own: Tree) -> Any:
+        """A model that a party makes for itself does not leave it; what it asks the server does."""
+        talk = Talk(self.inner.personal(me, shared, own))
+        if not talk.ended:
+            raise ArchipelError(
+                f'privacy.unit = "party": {self.name} asks the server for a model of a party\'s '
+                "own with what is not clipped; take an algorithm that does not."
+            )
+        return talk.said
+
     def _said(self, me: Any, number: int, upload: Tree) -> Tree:
         promise = self._kept.promise
         whole = [leaf for leaf in leaves(upload) if not leaf.is_floating_point()]

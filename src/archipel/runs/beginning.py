@@ -97,6 +97,7 @@ class Beginning:
                 options.get("target"),
                 notes=list(notes),
                 kept=engine.kept,
+                promise=options.get("privacy"),
             )
             for value in values
         ]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from archipel.exchange.anatomy import Anatomy
     from archipel.models.model import Model
     from archipel.picture import Picture
-    from archipel.privacy.promise import Kept
+    from archipel.privacy.promise import Kept, Privacy
     from archipel.runs.participation import Cohort
     from archipel.scorecard import Scorecard
     from archipel.store.journal import Event
@@ -105,6 +105,7 @@ class Run:
     plan: Plan
     anatomy: Anatomy  # what a round sends
     kept: Kept | None = field(default=None, kw_only=True)  # what is promised, with its plan
+    promise: Privacy | None = field(default=None, kw_only=True)  # where the plans are elsewhere
     rounds: int = 0  # planned
     metric: str = ""  # by which it is judged
     target: float | None = None  # of that metric

@@ -23,6 +23,7 @@ from archipel.models.model import Model
 from archipel.privacy.promise import Kept
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run
+from archipel.scorecard.at_sites import at_sites
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
     KWH_PER_GB,
@@ -259,13 +260,18 @@ def _privacy(run: Run) -> Privacy:
     if run.between_sites and server == "sums":
         sees += " The coordinator received every upload by itself."
     promise = None if run.kept is None else _promise(run, run.kept)
+    spent, guarantee = None, _nothing(bool(wire.up))
+    if promise is not None:
+        spent, guarantee = promise.epsilon, _guarantee(promise)
+    elif run.promise is not None:
+        spent, guarantee = run.promise.epsilon, at_sites(run.promise)
     return Privacy(
         server,
         sees,
         _messages(run.anatomy, peer) if talks else (),
         tuple(_left(run, peer)) if run.between_sites else (),
-        None if promise is None else promise.epsilon,
-        _nothing(bool(wire.up)) if promise is None else _guarantee(promise),
+        spent,
+        guarantee,
         tuple(_on_wire(wire, peer)),
         promise,
     )

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,15 +15,19 @@ from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
+from archipel.engines.protection import Protection, Setting, protection, simulated
 from archipel.exchange import statistics
-from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.anatomy import Anatomy, examine
 from archipel.exchange.boxes import Boxes
 from archipel.models.model import Model
+from archipel.privacy import party as by_party
+from archipel.privacy.promise import Privacy
 from archipel.wire.wire import Wire
 
 _MOST_PARTIES = 1 << 20  # of a study between sites
 
 
+_SOME = 20  # records of a party that stands for any
 _COHORT = 32  # parties of a round that is tried before the first one, at most
 
 
@@ -32,24 +39,91 @@ def fitted(
     seed: int,
     wire: Wire | None = None,
     parties: int = 16,
+    kept_by: Protection | None = None,
 ) -> tuple[Boxes, Anatomy]:
     """The algorithm on the wire, and what a round of it sends, found on two points of party k.
 
     `parties` are those of the study, about: what grows with them is told from how it grows.
+    `kept_by` is what keeps a promise of privacy, at this end.
     """
     buffers = model.buffers[None].clone() if model.buffer_spec.size else None
     bare = Boxes(algorithm)
+    inside = bare if kept_by is None else kept_by.inside(bare)
     me = LocalParty(
         data, model, model.one, np.array([k]), seed, 0, (), buffers=buffers, limit=2, mixed=[],
         draws=model.one.draws(data.x[:2]), mixing=(lambda x, coded=None: x) if bare.peer else None,
+        clipping=None if kept_by is None else kept_by.clipping,
     )  # fmt: skip
-    boxes = statistics.joined(bare, model)
+    boxes = statistics.joined(inside, model)
     with planning.threads(1):
-        cohort = min(parties, _COHORT)
-        around, anatomy = (wire or Wire()).fitted(boxes, me, model.w.clone(), parties, cohort)
+        at = (me, model.w.clone(), parties, min(parties, _COHORT))
+        around, anatomy = (wire or Wire()).fitted(boxes, *at)
+        boxes = around(boxes)
+        if kept_by is not None:
+            boxes = kept_by.outside(boxes)
+            seen = examine(boxes, *at)
+            anatomy = seen._replace(summed=anatomy.summed, wire=anatomy.wire, mixed=anatomy.mixed)
     if not statistics.keep_own(bare, model):
         statistics.check_others(model, model.buffers, me.buffers)
-    return around(boxes), anatomy
+    return boxes, anatomy
+
+
+def protected(
+    promise: Privacy,
+    algorithm: Algorithm,
+    data: Federation,
+    model: Model,
+    ids: Sequence[int],
+    *,
+    seed: int,
+    rounds: int | None,
+    wire: Wire | None,
+    parties: int,
+    noise: by_party.Noise,
+) -> Protection:
+    """What keeps a promise between institutions, planned for some parties of `data`.
+
+    Who is asked in a round follows from the study's seed, which all know: no sample hides anybody,
+    and a party may be in every round. `noise` is the server's.
+    """
+    if rounds is None:
+        raise Refused("a promise of privacy holds for a number of rounds: give rounds.")
+    setting = Setting(data, model, seed, np.array(ids), len(ids), rounds, rounds, parties)
+    return protection(promise, Boxes(algorithm), setting, wire or Wire(), noise)
+
+
+def keepable(
+    promise: Privacy,
+    algorithm: Algorithm,
+    like: Federation,
+    model: Model,
+    *,
+    seed: int,
+    rounds: int,
+    wire: Wire | None,
+) -> Protection:
+    """Refuse a promise that no party could keep, whatever its data: with one that has none.
+
+    How much noise there must be depends on the data, and is not asked.
+    """
+    any_noise = replace(promise, epsilon=None, noise=1.0)
+    n = max(1, min(_SOME, int(0.5 / promise.delta)))
+    found = protected(
+        any_noise, algorithm, of_size(like, n), model, [0], seed=seed, rounds=rounds, wire=wire,
+        parties=8, noise=simulated(seed),
+    )  # fmt: skip
+    fitted(algorithm, like, model, 0, seed, wire, 8, found)
+    return found
+
+
+def of_size(data: Federation, n: int) -> Federation:
+    """One party of n training points without a value, in the form of others."""
+    return Federation(
+        torch.zeros_like(data.x[:1]).expand(n, *data.x.shape[1:]),
+        torch.zeros_like(data.y[:1]).expand(n, *data.y.shape[1:]),
+        torch.tensor([0, n]), torch.tensor([n]), 1, data.task, data.classes,
+        features=data.features, scan=False,
+    )  # fmt: skip
 
 
 def numbered(data: Federation, party: int) -> Federation:

@@ -16,7 +16,7 @@ from archipel.data.federation import Federation
 from archipel.engines.engine import Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
-from archipel.engines.network.fitting import fitted
+from archipel.engines.network.fitting import fitted, protected
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import Words
@@ -24,8 +24,10 @@ from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.transport import Cut, Partials
+from archipel.engines.protection import simulated
 from archipel.graphs import Topology
 from archipel.models.model import Model
+from archipel.privacy.promise import Privacy
 from archipel.wire.wire import Wire
 
 
@@ -46,13 +48,20 @@ async def play(
     cuts: Sequence[tuple[float, float]] = (),
     patience: Patience | None = None,
     wire: Wire | None = None,
+    privacy: Privacy | None = None,
 ) -> Played:
     """Run rounds with these parties; each party's first streams are cut after so many bytes.
 
     Every party has a copy of the model: they compute in threads, where a site is a process.
     """
     count = data.training
-    boxes, anatomy = fitted(algorithm, data, model, 0, 0, wire, count)
+    kept_by = None
+    if privacy is not None and privacy.unit == "party":
+        kept_by = protected(
+            privacy, algorithm, data, model, range(count), seed=0, rounds=len(cohorts), wire=wire,
+            parties=count, noise=simulated(0),
+        )  # fmt: skip
+    boxes, anatomy = fitted(algorithm, data, model, 0, 0, wire, count, kept_by)
     engine = NetworkEngine(boxes, model, anatomy, count, "twin")
     answers, partials = Answers(engine), Partials()
 
@@ -61,7 +70,8 @@ async def play(
 
     party_states, tasks, everybody = [], [], list(range(count))
     for k in everybody:
-        party_states.append(_party(algorithm, data, model, k, wire))
+        promised = _promised(privacy, len(cohorts))
+        party_states.append(_party(algorithm, data, model, k, wire, **promised))
         link = MemoryLink(str(k), answer, partials)
         link.cuts += cuts
         tasks.append(
@@ -82,13 +92,20 @@ async def play(
     return Played(engine, party_states, outcomes, scores)
 
 
+def _promised(privacy: Privacy | None, rounds: int) -> dict[str, Any]:
+    """What a party is told of a promise, which holds for a number of rounds."""
+    return {} if privacy is None else {"privacy": privacy, "rounds": rounds}
+
+
 def _party(
-    algorithm: Algorithm, data: Federation, model: Model, k: int, wire: Wire | None
+    algorithm: Algorithm, data: Federation, model: Model, k: int, wire: Wire | None, **options: Any
 ) -> PartyState:
     """Party k, which draws noise as a simulation does."""
     mine, copied = data.select(np.array([k])), copy.deepcopy(model)
     parties = data.training
-    return PartyState(algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False)
+    return PartyState(
+        algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False, **options
+    )
 
 
 class Disk:
@@ -130,7 +147,9 @@ class Circle:
         deadline: float | None = None,
         cuts: Sequence[tuple[float, float]] = (),
         wire: Wire | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
+        self._promised = _promised(privacy, rounds)
         self._parts, self._wire = (algorithm, data, model, topology), wire
         self._rounds, self._asynchronous, self._silence = rounds, asynchronous, silence
         self._cuts, self._deadline = cuts, deadline
@@ -146,7 +165,7 @@ class Circle:
     def begin(self, k: int) -> Peer:
         """Start peer k from what is on its disk."""
         algorithm, data, model, topology = self._parts
-        party_state = _party(algorithm, data, model, k, self._wire)
+        party_state = _party(algorithm, data, model, k, self._wire, **self._promised)
         links = {j: self._link(k, j) for j in range(data.training) if j != k}
         peer = self.up[k] = Peer(
             party_state, topology, links, Words("twin", self._rounds), self.disks[k],
@@ -203,9 +222,10 @@ async def meet(
     rounds: int,
     cuts: Sequence[tuple[float, float]] = (),
     wire: Wire | None = None,
+    privacy: Privacy | None = None,
 ) -> list[Any]:
     """The own states of peers after so many rounds."""
-    circle = Circle(algorithm, data, model, topology, rounds, cuts=cuts, wire=wire)
+    circle = Circle(algorithm, data, model, topology, rounds, cuts=cuts, wire=wire, privacy=privacy)
     for k in range(data.training):
         circle.begin(k)
     return await circle.done()

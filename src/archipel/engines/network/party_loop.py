@@ -61,6 +61,7 @@ class PartyLoop:
         link.most = max(link.most, SMALL + party_state.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
         self._may, self._counts, self._scale, self._log = may, counts, scale, log
+        self._tells_work = counts and not party_state.by_record
         self._grown = 0, 0  # how far the work was at the last beat, and how often it had grown
 
     async def run(self) -> int:
@@ -194,7 +195,7 @@ class PartyLoop:
     def _progress(self) -> Doing:
         if (gradients := self._gradients) is None:
             return self._far("evaluates")
-        return self._far(f"trains, {gradients} gradients" if self._counts else "trains")
+        return self._far(f"trains, {gradients} gradients" if self._tells_work else "trains")
 
     def _far(self, text: str) -> Doing:
         """What this party does, with a number that grows as long as that moves on.
@@ -203,7 +204,7 @@ class PartyLoop:
         that had grown when this was asked.
         """
         reached = self._link.pieces + (self._gradients or 0)
-        if self._counts:
+        if self._tells_work:
             return text, reached
         before, grown = self._grown
         self._grown = reached, grown + (reached != before)

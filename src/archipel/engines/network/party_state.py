@@ -5,6 +5,10 @@ A seat answers letters and never asks. It is told after a round whether it count
 keeps what the round made of its own state: so a round that is done again, because the coordinator
 or the site was killed, starts from the same state and gives the same upload. An upload that was
 sent before is sent again, not computed again.
+
+Where a study promises privacy, a round's noise is of the round's secrets: what is sent again has
+the noise that it had. What a round costs is charged before anything of it is computed, and again
+where it is answered with other noise. One file, since every letter finds the same state here.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping
 from functools import cache, partial
+from hashlib import sha256
 from math import inf
 from typing import Any
 
@@ -23,16 +28,18 @@ from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
-from archipel.engines.network.fitting import fitted, numbered
+from archipel.engines.network.fitting import fitted, numbered, protected
 from archipel.engines.network.scoring import Answer, Learnt, Rules, Test
 from archipel.engines.network.transport import Refused
 from archipel.engines.network.turn import Arrays, Own, Turn, same, tree
 from archipel.engines.party import LocalParty
+from archipel.engines.protection import Protection, simulated
 from archipel.errors import ArchipelError
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import pair, same_form
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
+from archipel.privacy.promise import Kept, Privacy, Uses
 from archipel.tree import Tree, first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
 
@@ -56,11 +63,14 @@ class PartyState:
         wire: Wire | None = None,
         parties: int | None = None,
         private: bool = True,
+        privacy: Privacy | None = None,
+        charge: Callable[[int, Kept], None] | None = None,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds.
 
         `parties` are those of the study, where that is known. Without `private`, noise that
-        protects people is drawn from the seed, as in a simulation.
+        protects people is drawn from the seed, as in a simulation. `charge` writes down what round
+        t costs by what keeps `privacy`, or raises: then nothing is computed.
         """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
@@ -68,9 +78,16 @@ class PartyState:
         self.data = numbered(data.as_trained(), party)
         self._test = Test.of(self.data, party, model)
         self._cohort, self._private = parties or _COHORT, private
-        self.boxes, self.anatomy = fitted(
-            algorithm, self.data, model, party, seed, wire, min(self._cohort, 8)
-        )
+        at = (algorithm, self.data, model, party)
+        several = min(self._cohort, 8)
+        self.protection: Protection | None = None
+        if privacy is not None:
+            self.protection = protected(
+                privacy, *at[:3], [party], seed=seed, rounds=rounds, wire=wire, parties=several,
+                noise=simulated(seed),
+            )  # fmt: skip
+        self._charge = charge
+        self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection)
         self._keeps_own = statistics.keep_own(self.boxes, model)
         self._draws = model.one.draws(data.x[:2])
         self._separable = planning.separable(model, data)
@@ -121,6 +138,9 @@ class PartyState:
         self.turn, turn.attempt = turn, attempt
         if number == len(turn.inbox):
             self._said(number, arrays)
+            if not turn.charged:
+                self._pay(t)
+                turn.charged = True
             turn.inbox.append(arrays)
             try:
                 self._advance(turn)
@@ -145,6 +165,21 @@ class PartyState:
                 f"{self._last + 1} of {self._rounds or 'any'}."
             )
         self._last = t
+
+    def _pay(self, t: int) -> None:
+        """Have it written down what fresh noise in round t costs."""
+        if self.kept is not None and self._charge is not None:
+            self._charge(t, self.kept)
+
+    @property
+    def kept(self) -> Kept | None:
+        """What is promised, with the plan of this party."""
+        return None if self.protection is None else self.protection.kept
+
+    @property
+    def by_record(self) -> bool:
+        """Whether noise hides who is in a sample: then how many are does not leave either."""
+        return self.kept is not None and self.kept.promise.unit == "record"
 
     def _anew(self, t: int, number: int, may: bool, how: str = "with other contents") -> None:
         """The first letter of a round never changes; later ones do when another party is lost.
@@ -199,14 +234,31 @@ class PartyState:
     def _put(self, turn: Turn, talk: Talk, me: LocalParty) -> None:
         """Keep what the algorithm said as the next upload; with the last, the own state."""
         if self._rules is not None:
-            self._rules.check_upload(me.records, self.rows)
+            self._rules.check_upload(self._behind(me.records), self.rows)
         upload, own = talk.said, None
         if talk.ended:
             upload, own = pair(f"{self.boxes.name}.party", "upload, own", talk.said)
-        turn.put(self.anatomy.messages[len(turn.outbox)], upload, me.gradients)
+        gradients = self._told_gradients(me) if talk.ended or not self.by_record else 0
+        turn.put(self.anatomy.messages[len(turn.outbox)], upload, gradients)
         if talk.ended:
             turn.own = self._kept(me, own)
             turn.talk = turn.me = None
+
+    def _behind(self, records: int) -> int:
+        """Records behind what leaves, as rules are told: those of a private sample are secret."""
+        return 0 if self.by_record else records
+
+    def _told_gradients(self, me: LocalParty) -> int:
+        """Gradients of a round; of samples that are secret as many as there are on average."""
+        if self.kept is None or not self.by_record:
+            return me.gradients
+        rates = [1.0 if use.sampling is None else use.sampling.rate for use in self._uses]
+        found = zip(rates, self._uses, strict=True)
+        return round(sum(rate * self.rows * use.draws * use.noised for rate, use in found))
+
+    @property
+    def _uses(self) -> Uses:
+        return () if self.kept is None else self.kept.uses[self.party]
 
     def alone(self, t: int, mixing: Callable[..., Tensor]) -> tuple[Own, int]:
         """A round without a server: the own state after it, and the gradients it took.
@@ -217,19 +269,25 @@ class PartyState:
         def checked(x: Tensor, *coded: Any) -> Tensor:
             used, self._used[:] = int(self._used.sum()), False
             if self._rules is not None and used:
-                self._rules.check_upload(used, self.rows)
+                self._rules.check_upload(self._behind(used), self.rows)
             if self.secrets is None and me.secrets is not None:
                 self.secrets = t, me.secrets
-            return mixing(x, *coded)
+            mixed = mixing(x, *coded)
+            heard.update(mixed.detach().numpy().tobytes())
+            return mixed
 
+        heard = sha256()
         self.me = me = self._me(t, self.own.buffers, checked)
+        me.heard = lambda: heard.digest()  # after other words, other noise
         if self.secrets is not None and self.secrets[0] != t:
             self.secrets = None
+        if self.secrets is None or len(leaves(self.anatomy.mixed)) > 1:
+            self._pay(t)
         me.secrets, me.used = None if self.secrets is None else self.secrets[1], self._used
         state = self.boxes.party(me, self.own.state)
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
         self.secrets = None
-        return self._kept(me, state), me.gradients
+        return self._kept(me, state), self._told_gradients(me)
 
     def _kept(self, me: LocalParty, own: Tree) -> Own:
         """What the party keeps after a round, with statistics where they are its own."""
@@ -253,6 +311,7 @@ class PartyState:
             mixing=mixing,
             private=self._private,
             used=self._unused(),
+            clipping=None if self.protection is None else self.protection.clipping,
         )
 
     def _unused(self) -> Tensor:

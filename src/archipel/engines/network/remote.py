@@ -21,6 +21,7 @@ from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.statistics import keep_own
 from archipel.measures import ALIKE, WEIGHTED
+from archipel.privacy.promise import Kept
 from archipel.rng import Ints
 
 T = TypeVar("T")
@@ -41,8 +42,13 @@ class Remote:
         events: asyncio.AbstractEventLoop,
         metric: str,
         patience: Patience,
+        kept: Kept | None = None,
     ) -> None:
-        """`metric` is what the study is judged by; `patience` says how long a party may take."""
+        """`metric` is what the study is judged by; `patience` says how long a party may take.
+
+        `kept` is what is promised and can be told here: each site keeps the rest by itself.
+        """
+        self.kept = kept
         self.engine, self.answers, self.presence = engine, answers, Presence()
         engine.away = self.presence.away  # also between two messages of a round
         self._events, self._metric, self._patience = events, metric, patience
@@ -62,11 +68,6 @@ class Remote:
     @property
     def own_statistics(self) -> bool:
         return keep_own(self.engine.boxes, self.engine.model)
-
-    @property
-    def kept(self) -> None:
-        """Each site keeps what is promised by itself, and nobody else knows its plan."""
-        return None
 
     def __enter__(self) -> Self:
         return self

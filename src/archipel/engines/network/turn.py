@@ -52,6 +52,7 @@ class Turn:
     gradients: list[int]
     secrets: Tensor | None = None  # of this round and attempt, where any were needed
     hides: bool = False  # whether the algorithm made keys or masks of them
+    charged: bool = False  # whether what its noise costs is written down
     own: Own | None = None  # after the last upload
     me: LocalParty | None = None
     talk: Talk | None = None
@@ -107,6 +108,7 @@ class Turn:
                 if all(key in state for key in keys) and len(box) == i:
                     box.append([state[key].clone() for key in keys])
         turn.inbox = turn.inbox[: len(turn.outbox)]
+        turn.charged = bool(turn.outbox)  # what was not answered yet is begun anew
         if len(turn.outbox) == len(messages):
             turn.own = Own.read(anatomy.own, state, "turn.own", True)
         return turn

@@ -175,6 +175,7 @@ class CoordinatorFolder:
     def submit(self, text: bytes, sites: Collection[str] = ()) -> str:
         """Ask sites for their approval of a study, these or else all; return its hash."""
         study = approval.read(text)
+        approval.assure_kept(study)
         with self.registry() as registry:
             digest = registry.submit(study.name, text, sites)
             named = ", ".join(registry.named(digest))

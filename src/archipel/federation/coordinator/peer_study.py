@@ -14,7 +14,7 @@ from archipel.core import PeerAlgorithm
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
-from archipel.engines.network.fitting import fitted
+from archipel.engines.network.fitting import fitted, keepable
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.federation.coordinator.peer_reports import PeerReports
@@ -64,6 +64,11 @@ class PeerStudy:
         """`excluded` are the members of the roster that peers go on without, as of now."""
         self.roster, self._excluded = roster, excluded
         begun = Beginning(algorithm, fed, model, options)
+        if (promise := options.get("privacy")) is not None:
+            keepable(
+                promise, algorithm, fed, model, seed=begun.seed, rounds=begun.rounds,
+                wire=options.get("wire"),
+            )  # fmt: skip
         _, anatomy = fitted(algorithm, fed, model, 0, begun.seed, options.get("wire"), fed.training)
         metric = name_of(options.get("metric") or PRIMARY[fed.task])
         self.engine = PeerReports(anatomy, fed.training, metric, silence)

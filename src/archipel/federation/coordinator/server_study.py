@@ -19,14 +19,16 @@ from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
-from archipel.engines.network.fitting import fitted
+from archipel.engines.network.fitting import fitted, keepable, protected
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.remote import Remote
+from archipel.engines.protection import Protection, protecting
 from archipel.errors import ArchipelError, BelowQuorum, unknown
 from archipel.federation.coordinator.sites import Sites
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
 from archipel.models.model import Model
+from archipel.privacy.promise import Privacy
 from archipel.runs.beginning import Beginning
 from archipel.runs.loop import Loop
 from archipel.runs.participation import Cohort
@@ -111,13 +113,15 @@ class ServerStudy:
         self._study = study
         begun = Beginning(algorithm, fed, model, options)
         metric = _metric(fed, model, options)
-        boxes, anatomy = fitted(
-            algorithm, fed, model, 0, begun.seed, options.get("wire"), fed.training
-        )
+        at = (algorithm, fed, model)
+        kept_by = _protection(options.get("privacy"), *at, begun.seed, options)
+        wire = options.get("wire")
+        boxes, anatomy = fitted(*at, 0, begun.seed, wire, fed.training, kept_by)
         network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
         self.answers = Answers(network, self.judged, silence, patience.limit, metric)
-        self.engine = Remote(network, self.answers, events, metric, patience)
+        kept = None if kept_by is None else kept_by.kept
+        self.engine = Remote(network, self.answers, events, metric, patience, kept)
         (self.run,) = begun.runs(self.engine, {})
         self.run.uploaded = network.points  # grows with the uploads
         self.sites = Sites(self.run, begun.who, sites, self.engine, scale, silence)
@@ -163,6 +167,30 @@ class ServerStudy:
     def end(self) -> None:
         """Tell all who ask that the study is over."""
         self.answers.end(self.run.done)
+
+
+def _protection(
+    promise: Privacy | None,
+    algorithm: ServerAlgorithm,
+    fed: Federation,
+    model: Model,
+    seed: int,
+    options: Options,
+) -> Protection | None:
+    """What keeps a promise here: noise in sums, where parties trust the server with it.
+
+    By record every site keeps it by itself, with noise that depends on how many records it has.
+    """
+    if promise is None:
+        return None
+    rounds, wire = options.get("rounds", 100), options.get("wire")
+    if promise.unit == "record":
+        keepable(promise, algorithm, fed, model, seed=seed, rounds=rounds, wire=wire)
+        return None
+    return protected(
+        promise, algorithm, fed, model, range(fed.training), seed=seed, rounds=rounds, wire=wire,
+        parties=fed.training, noise=protecting(),
+    )  # fmt: skip
 
 
 def _metric(fed: Federation, model: Model, options: Options) -> str:

@@ -42,6 +42,7 @@ class Bound(NamedTuple):
     file: Path
     sha256: str
     written: Written
+    before: tuple[str, ...] = ()  # hashes of the tables that were bound in its place before
 
     @property
     def unchanged(self) -> bool:
@@ -66,9 +67,18 @@ def bind(
     if report.refused:
         raise refusal(report.refused)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path, before = folder / f"{schema.hash}.json", set[str]()
+    if path.exists():
+        last = _read(path)
+        before = {*last.before, last.sha256} - {sha256}
     bound = {"file": str(file.absolute()), "sha256": sha256, "written": written._asdict()}
-    write(folder / f"{schema.hash}.json", json.dumps(bound, indent=1).encode())
+    write(path, json.dumps({**bound, "before": sorted(before)}, indent=1).encode())
     return report
+
+
+def is_bound(folder: Path, study: Study) -> bool:
+    """Whether a table was bound for a study."""
+    return (folder / f"{schema_of(study).hash}.json").exists()
 
 
 def bound(folder: Path) -> list[Bound]:
@@ -108,7 +118,8 @@ def records(folder: Path, study: Study) -> Records:
 
 def _read(path: Path) -> Bound:
     kept = json.loads(path.read_bytes())
-    return Bound(path.stem, Path(kept["file"]), kept["sha256"], Written(**kept["written"]))
+    written, before = Written(**kept["written"]), tuple(kept.get("before", ()))
+    return Bound(path.stem, Path(kept["file"]), kept["sha256"], written, before)
 
 
 def facts(records: Records, counts: bool) -> Facts:

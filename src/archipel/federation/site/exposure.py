@@ -18,8 +18,11 @@ from archipel.data.federation import Federation
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.exchange.statistics import averages
+from archipel.federation.site.account import NOTHING, Account
 from archipel.metrics import may_leave
 from archipel.models.model import Model
+from archipel.privacy.promise import Privacy
+from archipel.privacy.release import Release
 from archipel.study.file import Study
 from archipel.tree import leaves, nbytes
 
@@ -57,6 +60,10 @@ class Exposure:
     neighbours: bool  # whether other sites see vectors of this one as they are
     untold: tuple[str, ...]  # metrics that do not leave: how far a record moves them is not known
     statistics: int  # numbers of one round that are BatchNorm's means and variances
+    promise: Privacy | None = None
+    unkept: str = ""  # why the promise cannot be kept
+    planned: tuple[Release, ...] | None = None  # of one record, in all rounds; None: not known yet
+    account: Account = NOTHING  # of the table that is bound
 
     @property
     def values(self) -> int | None:

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from archipel.engines.checks import check_fit
-from archipel.engines.network.fitting import fitted
+from archipel.engines.network.fitting import fitted, keepable, of_size, protected
+from archipel.engines.protection import Protection, simulated
+from archipel.errors import ArchipelError
 from archipel.federation import approval
+from archipel.federation.site import ledger
+from archipel.federation.site.account import NOTHING, Account, for_records
 from archipel.federation.site.exposure import Exposure, Rows, exposure
 from archipel.federation.site.review import Review
 from archipel.tree import leaves
@@ -19,24 +24,65 @@ if TYPE_CHECKING:
     from archipel.data.federation import Federation
     from archipel.exchange.anatomy import Anatomy
     from archipel.federation.site.site import Site
+    from archipel.models.model import Model
     from archipel.study.file import Study
 
 
-def exposure_of(study: Study, data: Federation, rows: Rows | None = None) -> Exposure:
+def exposure_of(
+    study: Study, data: Federation, rows: Rows | None = None, account: Account = NOTHING
+) -> Exposure:
     """What a study would make leave; `data` may be made up, of its form."""
-    return _look(study, data, rows)[0]
+    return _look(study, data, rows, account)[0]
+
+
+def exposure_at(
+    site: Site, digest: str, data: Federation, rows: Rows | None, table: str = ""
+) -> Exposure:
+    """The same at a site, with what was spent of its table so far."""
+    study = site.site_studies.read(digest)
+    return exposure_of(study, data, rows, _account(site, digest, study, table))
+
+
+def _account(site: Site, digest: str, study: Study, table: str = "") -> Account:
+    table = table or ledger.table_of(site, study)
+    return ledger.account_of(site, digest, table) if table else NOTHING
 
 
 def _look(
-    study: Study, data: Federation, rows: Rows | None
+    study: Study, data: Federation, rows: Rows | None, account: Account
 ) -> tuple[Exposure, Anatomy, list[Tensor]]:
     model = approval.model_of(study, data)
     check_fit(model, data)
     algorithm, seed = study.algorithm_object, study.study.seed
-    _, anatomy = fitted(algorithm, data, model, 0, seed, study.wire_object)
+    at = (algorithm, data, model, 0, seed, study.wire_object, 16)
+    _, anatomy = fitted(*at)
+    planned, unkept = None, ""
+    if study.promise is not None:
+        try:
+            keeps = _protection(study, data, model, None if rows is None else rows.training)
+            _, anatomy = fitted(*at, keeps)
+            if rows is not None:
+                kept = keeps.kept
+                planned = for_records(kept.releases(0, kept.rounds), kept.neighbours)
+        except ArchipelError as error:
+            unkept = str(error)
     mixed = leaves(anatomy.mixed)
     counts = (None, None) if rows is None else rows
-    return exposure(study, model, data, anatomy, mixed, *counts), anatomy, mixed
+    found = exposure(study, model, data, anatomy, mixed, *counts)
+    about = replace(found, promise=study.promise, unkept=unkept, planned=planned, account=account)
+    return about, anatomy, mixed
+
+
+def _protection(study: Study, data: Federation, model: Model, n: int | None) -> Protection:
+    """What would keep a study's promise at a site of n training rows, or at any; else raises."""
+    promise, about = study.promise, study.study
+    assert promise is not None
+    parts = (promise, study.algorithm_object)
+    how: Any = {"seed": about.seed, "rounds": about.rounds, "wire": study.wire_object}
+    if n is None:
+        return keepable(*parts, data, model, **how)
+    noise = simulated(about.seed)
+    return protected(*parts, of_size(data, n), model, [0], **how, parties=8, noise=noise)
 
 
 def review_at(
@@ -44,7 +90,8 @@ def review_at(
 ) -> str:
     """What approving would mean; `rows` are those of the table that is bound."""
     study, digest = approval.read(text), approval.hash_of(text)
-    found, anatomy, mixed = _look(study, data, rows)
+    account = _account(site, digest, study)
+    found, anatomy, mixed = _look(study, data, rows, account)
     approved = [each for each in site.site_studies.approved() if each != digest]
     before = [each for each in approved if site.site_studies.name(each) == study.name]
     changes = approval.difference(site.site_studies.text(before[-1]), text) if before else []

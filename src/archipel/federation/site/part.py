@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from archipel.engines.network.party_state import PartyState
 from archipel.federation import approval
+from archipel.federation.site import ledger
 from archipel.federation.site.exposure import Rows
-from archipel.federation.site.looking import exposure_of
+from archipel.federation.site.looking import exposure_at
 from archipel.federation.site.policy import Standing
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
     site.assure_approved(study)
     described = site.site_studies.read(study)
     rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
-    found, policy = exposure_of(described, data, rows), site.policy
+    charging = ledger.Charging(site, study, ledger.table_of(site, described, data))
+    found, policy = exposure_at(site, study, data, rows, charging.table), site.policy
     policy.refuse(found)
     model, party = approval.model_of(described, data), site.site_studies.party(study)
     about = described.study
@@ -32,8 +34,13 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
         described.algorithm_object, data, model, party=party, seed=about.seed,
         rounds=about.rounds, evaluate_every=about.evaluate_every,
         rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
+        privacy=described.promise, charge=charging,
     )  # fmt: skip
     path = site.site_studies.folder(study) / "state.safetensors"
+    if described.promise is None:
+        charging.unbounded()
     if path.exists():
+        if described.promise is not None:
+            charging.assure_whole(site.site_studies.last(study))
         party_state.restore(load_file(path))
     return party_state, path

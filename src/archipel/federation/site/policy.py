@@ -10,7 +10,7 @@ rows behind it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import floor, log10, nan
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import tomli_w
 
-from archipel.errors import ArchipelError, clean, unknown
+from archipel.errors import ArchipelError, BudgetSpent, clean, unknown
 from archipel.store.files import write
 from archipel.study.fields import build, hints, shown
 from archipel.study.fields import read as read_value
@@ -36,6 +36,10 @@ _random = SystemRandom()
 
 class Withheld(ArchipelError):
     """The site's own policy says no: nothing left."""
+
+
+class Overspent(Withheld, BudgetSpent):
+    """The site's privacy budget does not bear it."""
 
 
 def _key(default: Any, about: str) -> Any:
@@ -65,12 +69,19 @@ class Policy:
     statistics: bool = _key(True, "whether BatchNorm's means and variances may leave")
     algorithms: tuple[str, ...] = _key((), "that may run here; any where none is named")
     models: tuple[str, ...] = _key((), "that may be trained here; any where none is named")
+    private: bool = _key(False, "whether only studies that promise privacy may run here")
+    epsilon: float | None = _key(
+        None, "privacy budget of each table over all studies, for every record; none: no limit"
+    )
+    delta: float = _key(1e-5, "at which that budget is counted")
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, int | float) and value < 0:
+            if isinstance(value, int | float) and not value >= 0:
                 raise ArchipelError(f"policy.{each.name} = {value}: give a number from 0.")
+        if not 0 < self.delta < 1:
+            raise ArchipelError(f"policy.delta = {self.delta}: give a number between 0 and 1.")
 
     @classmethod
     def open(cls) -> Self:
@@ -144,7 +155,36 @@ class Policy:
         if study.test_rows is not None and 0 < study.test_rows < self.least_test_rows:
             said = f"{study.test_rows} test rows here, so no score leaves"
             rules.append(Rule("least_test_rows", True, said))
-        return [rule for rule in rules if rule is not None]
+        return [rule for rule in [*rules, *self._privacy(study)] if rule is not None]
+
+    def _privacy(self, study: Exposure) -> Iterator[Rule]:
+        """What a study promises, and whether this site's budget bears it."""
+        if study.unkept:
+            yield Rule("private", False, study.unkept)
+        elif study.promise is not None:
+            yield Rule("private", True, f"the study promises privacy by {study.promise.unit}")
+        elif self.private:
+            yield Rule("private", False, "the study promises no privacy")
+        if self.epsilon is None or study.unkept:
+            return
+        if study.rows is not None and self.delta * study.rows >= 1:
+            least = f"{study.rows} training rows here, so give less than {1 / study.rows:.1g}"
+            yield Rule("delta", False, f"{least}, or else one of them may be published")
+        budget = f"at most {self.epsilon:g} for this table, at δ = {self.delta:g}"
+        if study.promise is None:
+            said = f"the study promises no privacy, so no ε is enough for it, {budget}"
+            yield Rule("epsilon", False, said)
+        elif study.planned is None:
+            said = f"what it costs is not known before a table is bound, {budget}"
+            yield Rule("epsilon", True, said)
+        else:
+            before = study.account.without_own.epsilon(self.delta)
+            after = study.account.without_own.epsilon(self.delta, study.planned)
+            said = (
+                f"ε = {before:.3g} was spent by other studies, {after:.3g} with all rounds of this "
+                f"one, {budget}"
+            )
+            yield Rule("epsilon", after <= self.epsilon, said)
 
     def refuse(self, study: Exposure) -> None:
         """Say which rules a study does not meet."""
@@ -152,7 +192,8 @@ class Policy:
         if broken:
             why = "; ".join(f"{rule.key} = {self._shown(rule.key)}: {rule.said}" for rule in broken)
             keys = " ".join(f"{rule.key}=..." for rule in broken)
-            raise Withheld(
+            kind = Overspent if any(rule.key == "epsilon" for rule in broken) else Withheld
+            raise kind(
                 f"study {clean(study.name)}: this site's policy is not met: {why}. Ask for another "
                 f"study, or change the policy with 'archipel site policy set {keys}'."
             )
@@ -290,11 +331,15 @@ def _coarse(value: float, least: float, draw: float) -> float:
 
 
 def _plain(value: Any) -> Any:
+    if value is None:
+        return "none"
     return list(value) if isinstance(value, tuple) else value
 
 
 def _value(text: str) -> Any:
     """A value as TOML writes it; words without quotes are texts, and with commas lists."""
+    if text == "none":
+        return text
     try:
         return tomllib.loads(f"x = {text}")["x"]
     except (tomllib.TOMLDecodeError, ValueError):

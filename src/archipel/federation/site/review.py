@@ -21,6 +21,7 @@ from archipel.exchange.anatomy import Anatomy, Message
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.exposure import Exposure
 from archipel.federation.site.policy import Policy
+from archipel.federation.site.promised import hides_uploads, promised
 from archipel.study import fields
 from archipel.study.checks import share_of
 from archipel.study.file import Study
@@ -55,6 +56,7 @@ class Review:
     def text(self) -> str:
         about = [*_wrapped(self._about(), 10), ""]
         parts = [
+            ("What is promised", [f"- {line}" for line in promised(self.study, self.exposure)]),
             ("What leaves the building", [f"- {line}" for line in self.leaving()]),
             (
                 "What could be read from it",
@@ -192,6 +194,16 @@ class Review:
 
 def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
     """What the settings mean for single records, as plainly as it can be said."""
+    if hides_uploads(study):
+        yield (
+            "Uploads leave with noise, and of training records they tell no more than is promised, "
+            "whatever the coordinator sends or whoever looks."
+        )
+        yield (
+            "Scores have no such noise: a dishonest coordinator can have models scored that are "
+            "made to tell of single test records."
+        )
+        return
     if study.records == 1:
         yield "ONE UPLOAD IS THE GRADIENT OF ONE RECORD: whoever sees it can read the record."
     elif study.records is not None and study.records < max(policy.least_batch, 8):
@@ -231,7 +243,12 @@ def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
             "It can have such models scored, too: the more scores, the more they tell of single "
             "test records."
         )
-    if wire:
+    if study.promise is not None and not study.unkept:
+        yield (
+            "Noise is added by the coordinator, which sees your uploads without it: what is "
+            "promised holds against all others, and not against the coordinator."
+        )
+    elif wire:
         yield "No bound is claimed of what uploads tell: nobody keeps account of the wire's steps."
     else:
         yield (

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was released of a table, as an account of each of its records: by adding or removing one.
+
+What is promised of a party with all its records, by replacing it, holds for each of them: Gaussian
+noise z there is at distance 2 / z, as z / 2 is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from archipel.errors import ArchipelError
+from archipel.privacy.release import Gaussian, Neighbours, Release, written
+
+
+class Account(NamedTuple):
+    """What was spent of one table, besides one study and by it."""
+
+    others: tuple[Release, ...] = ()
+    own: tuple[Release, ...] = ()
+    unbounded: tuple[str, ...] = ()  # studies that promised nothing
+
+    @property
+    def without_own(self) -> Account:
+        """The same without what the study itself spent: it is in what was planned for it."""
+        return self._replace(own=())
+
+    def epsilon(self, delta: float, more: Sequence[Release] = ()) -> float:
+        """ε for each record, with more releases."""
+        return inf if self.unbounded else epsilon_of([*self.others, *self.own, *more], delta)
+
+
+NOTHING = Account()
+
+
+def epsilon_of(releases: Sequence[Release], delta: float) -> float:
+    """ε of releases as a record's account has them."""
+    from archipel.privacy.accounting import epsilon
+
+    return epsilon(releases, delta) if releases else 0.0
+
+
+def for_records(releases: Iterable[Release], neighbours: Neighbours) -> tuple[Release, ...]:
+    """Releases as one record's account has them, that is by adding or removing it.
+
+    >>> for_records([Release(Gaussian(2.0))], "replace")
+    (Release(mechanism=Gaussian(noise=1.0), sampling=None, times=1),)
+    """
+    if neighbours == "add_or_remove":
+        return tuple(releases)
+    return tuple(Release(Gaussian(_plain(each) / 2), None, each.times) for each in releases)
+
+
+def _plain(release: Release) -> float:
+    """z of Gaussian noise that nobody's absence helps, which alone is the same in both counts."""
+    if not isinstance(release.mechanism, Gaussian) or release.rate < 1:
+        raise ArchipelError(
+            f"release = {written(release)!r}: is not counted for records; it was changed, or "
+            "written by another version."
+        )
+    return release.mechanism.noise

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site spent of its privacy: of each table, over all studies, in its own audit log.
+
+An entry "spent" is on the disk before a round is computed that releases anything: so a site that is
+killed at any moment may have counted a round that never left, and never the other way round. What
+is released again as it was costs nothing again.
+
+Of a study that promises nothing an entry "unbounded" is made, and no ε is enough for its table.
+
+A table is known by the hash of its file. One that was bound in the place of another has mostly the
+same rows, so both have one account.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from archipel.errors import ArchipelError
+from archipel.federation.audit import Entry, check
+from archipel.federation.site import binding
+from archipel.federation.site.account import Account, for_records
+from archipel.federation.site.policy import Overspent
+from archipel.privacy.release import Neighbours, Release, read, written
+
+if TYPE_CHECKING:
+    from archipel.data.federation import Federation
+    from archipel.federation.site.site import Site
+    from archipel.privacy.promise import Kept
+    from archipel.study.file import Study
+
+SPENT, UNBOUNDED = "spent", "unbounded"
+_one_at_a_time = Lock()  # studies of a site run side by side
+
+
+class Spent(NamedTuple):
+    """One entry: what a round released of a table."""
+
+    number: int  # in the audit log
+    time: str
+    study: str
+    round: int  # from 1
+    table: str
+    unit: str
+    neighbours: Neighbours
+    delta: float  # of the promise
+    of: int  # rounds that the promise was planned for
+    releases: tuple[Release, ...]  # of this round
+
+    @property
+    def by_record(self) -> tuple[Release, ...]:
+        """The same as one record's account has it."""
+        return for_records(self.releases, self.neighbours)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def entries(site: Site, verified: bool = True) -> list[Spent]:
+    """All that was spent, in order; every line of the log is checked unless it was before."""
+    return [_spent(each) for each in _lines(site, verified, SPENT)]
+
+
+def _lines(site: Site, verified: bool, *kinds: str) -> list[Entry]:
+    log = site.audit
+    if verified and log.path.exists():
+        log.mend()  # what a stopped writer left was not written, and nothing of it was released
+        check(log.path, site.identity.public)
+    return list(log.entries(*kinds))
+
+
+def _spent(entry: Entry) -> Spent:
+    detail = entry.detail
+    try:
+        releases = tuple(map(read, json.loads(str(detail["releases"]))))
+        return Spent(
+            entry.number, entry.time, str(detail["study"]), int(str(detail["round"])),
+            str(detail["table"]), str(detail["unit"]),
+            cast(Neighbours, str(detail["neighbours"])), float(str(detail["delta"])),
+            int(str(detail["of"])), releases,
+        )  # fmt: skip
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ArchipelError(
+            f"entry {entry.number} of the audit log: not what a round spent ({error}); it was "
+            "written by another version."
+        ) from None
+
+
+def account_of(site: Site, study: str, table: str, verified: bool = True) -> Account:
+    """What was spent of a table, and of those in whose place it stands."""
+    tables = together(site, table)
+    lines = _lines(site, verified, SPENT, UNBOUNDED)
+    spent = [_spent(each) for each in lines if each.what == SPENT]
+    here = [each for each in spent if each.table in tables]
+    return Account(
+        tuple(r for each in here if each.study != study for r in each.by_record),
+        tuple(r for each in here if each.study == study for r in each.by_record),
+        tuple(
+            str(each.detail["study"])
+            for each in lines
+            if each.what == UNBOUNDED and each.detail["table"] in tables
+        ),
+    )
+
+
+def together(site: Site, table: str) -> set[str]:
+    """A table with all that share its account: those before it, and whatever they share it with."""
+    groups = [{bound.sha256, *bound.before} for bound in binding.bound(site.home / "data")]
+    found = {table}
+    while more := [group for group in groups if group & found and not group <= found]:
+        found = found.union(*more)
+    return found
+
+
+def tables(site: Site) -> list[str]:
+    """The tables of which anything was spent, in that order."""
+    found = _lines(site, True, SPENT, UNBOUNDED)
+    return list(dict.fromkeys(str(each.detail["table"]) for each in found))
+
+
+def studies(site: Site, tables: set[str]) -> set[str]:
+    """The studies that spent anything of these tables."""
+    found = _lines(site, False, SPENT, UNBOUNDED)
+    return {str(each.detail["study"]) for each in found if each.detail["table"] in tables}
+
+
+def table_of(site: Site, study: Study, data: Federation | None = None) -> str:
+    """Names the table that a study is computed on: by its file, or else by its numbers.
+
+    Empty where no table is bound, and none is given.
+    """
+    if study.data.schema is not None and binding.is_bound(site.home / "data", study):
+        return binding.find(site.home / "data", study).sha256
+    if data is None:
+        return ""
+    numbers = (each.numpy().tobytes() for each in (data.x, data.y, data.offsets, data.test_from))
+    return sha256(b"".join(sha256(each).digest() for each in numbers)).hexdigest()
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Charging:
+    """Where the rounds of one study at a site are charged."""
+
+    site: Site
+    study: str
+    table: str
+
+    def __call__(self, t: int, kept: Kept) -> None:
+        """Write down what round t is about to cost; refuse what the site's budget does not bear."""
+        (k,) = kept.uses
+        releases = kept.releases(k, 1)
+        with _one_at_a_time:
+            self._refuse(t, kept, for_records(releases, kept.neighbours))
+            self.site.audit.append(
+                SPENT, study=self.study, round=t + 1, table=self.table, unit=kept.promise.unit,
+                neighbours=kept.neighbours, delta=float(kept.promise.delta), of=kept.rounds,
+                releases=json.dumps([written(each) for each in releases]),
+            )  # fmt: skip
+
+    def _refuse(self, t: int, kept: Kept, releases: Sequence[Release]) -> None:
+        rounds = sum(each.study == self.study for each in entries(self.site, verified=False))
+        if rounds >= kept.rounds:
+            raise Overspent(
+                f"round {t + 1}: this site's noise was planned for {kept.rounds} rounds of this "
+                "study, which are spent, since some were begun anew; it takes no further part."
+            )
+        policy = self.site.policy
+        if policy.epsilon is None:
+            return
+        spent = account_of(self.site, self.study, self.table, verified=False)
+        after = spent.epsilon(policy.delta, releases)
+        if after > policy.epsilon:
+            raise Overspent(
+                f"round {t + 1}: would bring what was spent of this table to ε = {after:.3g} at "
+                f"δ = {policy.delta:g}, above this site's budget epsilon = {policy.epsilon:g}; "
+                "nothing is computed."
+            )
+
+    def unbounded(self) -> None:
+        """Write down, once, that a study which promises nothing is computed on the table."""
+        known = self.site.audit.entries(UNBOUNDED)
+        mine = {"study": self.study, "table": self.table}
+        if all(entry.detail != mine for entry in known):
+            self.site.audit.append(UNBOUNDED, **mine)
+
+    def assure_whole(self, last: int) -> None:
+        """Refuse a log that names nothing spent in round `last`, which this site worked in."""
+        named = [each.round for each in entries(self.site) if each.study == self.study]
+        if last >= 0 and last + 1 not in named:
+            raise ArchipelError(
+                f"'{self.site.audit.path}': names nothing spent in round {last + 1}, in which this "
+                "site worked: the log was cut or exchanged; bring back the one there was."
+            )

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study promises a site, what that means and costs, and what it does not cover, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from archipel.federation.site.account import epsilon_of
+from archipel.federation.site.binding import schema_of
+from archipel.federation.site.exposure import Exposure
+from archipel.privacy.meaning import FALSE_ALARMS, found_in, in_words
+from archipel.study.file import Study
+
+_WHOM = {
+    "record": "for each of your training records",
+    "party": "for this site with all its training records, and so for each of them",
+}
+
+
+def hides_uploads(study: Exposure) -> bool:
+    """Whether what leaves has its noise already."""
+    promise = study.promise
+    if promise is None or study.unkept:
+        return False
+    return promise.unit == "record" or promise.trust == "nobody"
+
+
+def promised(study: Study, exposure: Exposure) -> Iterator[str]:
+    """The promise, a line each; nothing where there is none."""
+    promise = exposure.promise
+    if promise is None:
+        return
+    if exposure.unkept:
+        yield f"NOTHING, though the study says so: {exposure.unkept}"
+        return
+    cost, found = promise.epsilon, None
+    if exposure.planned is not None:
+        cost = epsilon_of(exposure.planned, promise.delta)
+        found = found_in(exposure.planned) if exposure.planned else FALSE_ALARMS
+    from_whom = (
+        "whoever sees what leaves"
+        if hides_uploads(exposure)
+        else "against all who see the model, and NOT against the coordinator, which adds the noise"
+    )
+    if cost is None:
+        yield (
+            f"noise of {promise.noise:g} times the clip {promise.clip:g}, {_WHOM[promise.unit]}, "
+            f"{from_whom}; what that promises is known when a table is bound"
+        )
+    else:
+        yield (
+            f"(ε, δ) = ({cost:.3g}, {promise.delta:g}) {_WHOM[promise.unit]}, {from_whom}. "
+            + in_words(cost, promise.delta, promise.unit, found)
+        )
+    if exposure.account.unbounded:
+        yield (
+            "this table was used in a study that promised nothing, so of all studies together "
+            "nothing is promised"
+        )
+    elif exposure.planned is not None and exposure.account.others:
+        before = exposure.account.without_own
+        yield (
+            f"of this table other studies have spent ε = {before.epsilon(promise.delta):.3g}; with "
+            f"all of this one it is {before.epsilon(promise.delta, exposure.planned):.3g}"
+        )
+    yield f"not covered: {', '.join(_uncovered(study, exposure))}"
+
+
+def _uncovered(study: Study, exposure: Exposure) -> Iterator[str]:
+    own = ", those of your own model, which is trained without noise, among them"
+    yield "scores on your test rows" + own * (exposure.scored > exposure.evaluations)
+    if study.scaled:
+        target = " and of the one to predict" * schema_of(study).scales_target
+        yield f"the sums of columns{target} for the common scale"
+    yield "how many rows you have" + ", which leaves with every upload" * exposure.counts
+    yield "how long a round takes you"
