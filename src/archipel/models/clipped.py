@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from archipel.errors import ArchipelError
 from archipel.models.ghost import factors, lengths, scaled, squares_of_products
-from archipel.models.model import Model, Points, Singles, seeded
+from archipel.models.model import Model, Points, Singles, Steps, seeded
 from archipel.models.recorded import Recorded, Unrecorded
 from archipel.models.stacked import Stacked
+from archipel.rng import Ints
 
 _REMEDY = 'or choose privacy by party (unit = "party").'
 LIMIT = 256 << 20  # bytes that a way may take beside the vectors
@@ -229,6 +230,28 @@ class Chained:
         for i, d, h, of_d in book:
             self._stacked.add(into, i, scaled(d, values, of_d).flatten(1, 2), h.flatten(1, 2))
         return found.norms
+
+
+def descend(
+    way: Clipping,
+    w: Tensor,
+    steps: Steps,
+    counts: Ints,
+    clip: float | Tensor,
+    denominator: float | Tensor,
+    noise: Callable[[int, int], Tensor | None],
+) -> Tensor:
+    """Descend by w <- w - lr (sum + noise) / denominator: DP-SGD, where steps are plain.
+
+    Party i takes counts[i] steps, falling; `noise(t, a)` is that of the first a parties at step t,
+    `[a, p]`. A step may have no example, as Poisson batches do, and is then one of noise alone.
+    """
+    w, rate = w.clone(memory_format=torch.contiguous_format), steps.lr / denominator
+    for t in range(int(counts.max(initial=0))):
+        a = int((counts > t).sum())
+        bound, step = (v[:a] if isinstance(v, Tensor) else v for v in (clip, rate))
+        way.move(w[:a], steps.points(t, a), bound, step, noise(t, a))
+    return w
 
 
 def _own(points: Points, clip: float | Tensor, r: int) -> _Own:
