@@ -512,7 +512,7 @@ def test_a_small_gradient_of_a_large_input_is_not_rounded_up() -> None:
     few = stack(torch.ones(2, 1), torch.ones(2), [2], torch.float32)
     stacked = Stacked.of(model)
     assert stacked is not None
-    x, y = torch.full((60, 1), 1e35), torch.linspace(1e-20, 3e-20, 60)
+    x, y = torch.linspace(5e34, 2e35, 60)[:, None], torch.full((60,), 1e-20)
 
     for way in (
         Chained(stacked, model.w[None], few, 1 << 20),
