@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 
 from archipel.models.ghost import LSTM, RULES, Rule, Share, factors, lstm
-from archipel.models.model import Model
+from archipel.models.model import Model, one_channel
 from archipel.vector import trainable
 
 
@@ -40,8 +40,11 @@ class _Use(NamedTuple):
 class Recorded:
     """Sums of clipped gradients by layers, for one party at a time."""
 
-    def __init__(self, model: Model, x: Tensor, y: Tensor, limit: int) -> None:
+    def __init__(
+        self, model: Model, x: Tensor, y: Tensor, limit: int, channels_last: bool = False
+    ) -> None:
         """Raise `Unrecorded` for a module that is none of this; x and y are a few examples."""
+        self._channels_last = channels_last  # as in OneByOne
         self._loss, self._spec, self._dtype = model.loss_function, model.spec, model.dtype
         self._module = copy.deepcopy(model.module).train()
         self._parameters = [parameter for _, parameter in trainable(self._module)]
@@ -140,7 +143,10 @@ class Recorded:
     def _shares(self, w: Tensor, x: Tensor, y: Tensor) -> list[tuple[nn.Module, Share]]:
         """What each layer contributes to the gradients of these examples."""
         for parameter, view in zip(self._parameters, self._spec.views(w).values(), strict=True):
-            parameter.data = view.detach()
+            turned = self._channels_last and view.dim() == 4
+            parameter.data = one_channel(view.detach()) if turned else view.detach()
+        if self._channels_last and x.dim() == 4:
+            x = one_channel(x.contiguous(memory_format=torch.channels_last))
         self._uses.clear()
         try:
             with torch.enable_grad():
