@@ -313,6 +313,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--reps", type=int, default=5, help="interleaved repetitions")
     parser.add_argument("--seconds", type=float, default=2.0, help="of one burst; W3: 1 round")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--only", default=None, help="such as 'archipel private; opacus ghost'")
     parser.add_argument("--output", type=Path, default=RESULTS, help="for privacy.json, .md")
     return parser.parse_args()
 
@@ -321,6 +322,9 @@ def main() -> None:
     chosen = _options()
     missing = install.failure("opacus") if chosen.peers else "left out"
     candidates: Sequence[Candidate] = OURS + ([] if missing else OPACUS)
+    if chosen.only:
+        wanted = {name.strip() for name in chosen.only.split(";")}
+        candidates = [c for c in candidates if {c.name, c.family} & wanted]
     names = chosen.workloads.split(",")
     results = {w: measure(WORKLOADS[w], candidates, chosen.reps, chosen.seconds, []) for w in names}
     host = machine(set())

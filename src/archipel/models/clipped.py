@@ -11,6 +11,8 @@ Departures: C is lowered by 8 millionths, and examples whose gradient is no fini
 nothing, so that no example moves the sum by more than C, whatever it is; what remains is the
 rounding of the sum itself. Layers that draw, such as dropout, draw for each example by itself; the
 probe is then made without.
+
+One file, since the ways, what they are compared with and what is refused make one promise.
 """
 
 from __future__ import annotations

@@ -249,12 +249,12 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, h: Tensor, d: Tensor, names: Names
     total = {bias: d.sum(dim=tuple(range(2, d.dim()))) for bias in biases}
     if weight is None:
         return Materialised(total)
-    around, mode = layer._reversed_padding_repeated_twice, layer.padding_mode
-    h = F.pad(h, around, mode="constant" if mode == "zeros" else mode) if any(around) else h
+    h = _padded(layer, h)
     if layer.groups == 1 and layer.weight.numel() * prod(d.shape[2:]) < _LARGE:
         patches = _patches(layer, h, d.shape[2:])  # [b, c k, t]
         rows = d.flatten(2).mT if d.is_contiguous() else d.movedim(1, -1).flatten(1, -2)
         return products(rows, patches.mT, weight, biases)
+    h, d, none = h.contiguous(), d.contiguous(), [0] * (h.dim() - 2)
     each = [
         torch.ops.aten.convolution_backward(
             d[i : i + 1],
@@ -262,16 +262,21 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, h: Tensor, d: Tensor, names: Names
             layer.weight,
             None,
             layer.stride,
-            [0] * (h.dim() - 2),
+            none,
             layer.dilation,
             False,
-            [0] * (h.dim() - 2),
+            none,
             layer.groups,
             [False, True, False],
         )[1]
         for i in range(len(h))
     ]
     return Materialised({weight: torch.stack(each), **total})
+
+
+def _padded(layer: nn.Conv1d | nn.Conv2d, h: Tensor) -> Tensor:
+    around, mode = layer._reversed_padding_repeated_twice, layer.padding_mode
+    return F.pad(h, around, mode="constant" if mode == "zeros" else mode) if any(around) else h
 
 
 def _patches(layer: nn.Conv1d | nn.Conv2d, h: Tensor, outputs: torch.Size) -> Tensor:
