@@ -172,8 +172,14 @@ class Chained:
     def __init__(self, stacked: Stacked, w: Tensor, points: Points, limit: int) -> None:
         """`w` and `points` are a few examples, by which memory is judged."""
         self._stacked, self._limit = stacked, limit
-        held = sum(d.nbytes + h.nbytes for _, d, h, _ in stacked.book(w, points))
-        self._held = 6 * held / max(1, points.weights.numel())  # of an example
+        b = points.weights.numel()
+        held = 0  # of d, h and, with several positions, a matrix of doubles
+        for _, d, h, _ in stacked.book(w, points):
+            held += 4 * (d.nbytes + h.nbytes)
+            held += (
+                16 * b * d.shape[-1] * h.shape[-1] if d.shape[1] > points.weights.shape[1] else 0
+            )
+        self._held = held / b  # by an example
 
     def clipped(self, w: Tensor, points: Points, clip: float | Tensor) -> Clipped:
         checked(clip)
@@ -285,7 +291,7 @@ def checked(clip: float | Tensor) -> float | Tensor:
     else:
         fits = 1e-20 <= clip <= 1e20
     if not fits:
-        raise ArchipelError(f"clip = {clip}: give a number above 0, such as 1.0.")
+        raise ArchipelError(f"clip = {clip}: give a number from 1e-20 to 1e20, such as 1.0.")
     return clip
 
 
@@ -398,7 +404,7 @@ def _loop(model: Model, limit: int) -> Held:
 
 def _many(model: Model, limit: int) -> int:
     """Examples whose gradients, and what they are made of, fit into memory."""
-    return max(1, limit // (3 * model.p * model.w.element_size()))
+    return max(1, limit // (4 * model.p * model.w.element_size()))
 
 
 def _first(points: Points) -> Points:

@@ -31,7 +31,7 @@ class Share(Protocol):
 
     @property
     def held(self) -> int:
-        """Bytes."""
+        """Bytes of it and of what it is made of, about."""
 
     def squares(self) -> Tensor:
         """Squared norms `[b]` as doubles: those of what `add` adds, or more."""
@@ -167,10 +167,11 @@ class Materialised(NamedTuple):
     """A layer whose gradients of single examples are there."""
 
     grads: dict[str, Tensor]  # [b, ...] by parameter
+    made_of: int  # bytes
 
     @property
     def held(self) -> int:
-        return sum(grad.nbytes for grad in self.grads.values())
+        return self.made_of + sum(grad.nbytes for grad in self.grads.values())
 
     def squares(self) -> Tensor:
         return torch.stack([lengths(g.flatten(1)).square() for g in self.grads.values()]).sum(0)
@@ -232,7 +233,7 @@ def products(d: Tensor, h: Tensor, weight: str | None, biases: tuple[str, ...]) 
     t, f, o = d.shape[1], h.shape[-1], d.shape[-1]
     if t > 1 and weight is not None and not _gram(t, f, o):
         total = {bias: d.sum(dim=1) for bias in biases}
-        return Materialised({weight: d.mT @ h, **total})
+        return Materialised({weight: d.mT @ h, **total}, d.nbytes + h.nbytes)
     return Products(d, h, weight, biases)
 
 
@@ -248,7 +249,7 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, h: Tensor, d: Tensor, names: Names
     weight, biases = _two(names)
     total = {bias: d.sum(dim=tuple(range(2, d.dim()))) for bias in biases}
     if weight is None:
-        return Materialised(total)
+        return Materialised(total, h.nbytes + d.nbytes)
     h = _padded(layer, h)
     if layer.groups == 1 and layer.weight.numel() * prod(d.shape[2:]) < _LARGE:
         patches = _patches(layer, h, d.shape[2:])  # [b, c k, t]
@@ -271,7 +272,7 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, h: Tensor, d: Tensor, names: Names
         )[1]
         for i in range(len(h))
     ]
-    return Materialised({weight: torch.stack(each), **total})
+    return Materialised({weight: torch.stack(each), **total}, h.nbytes + d.nbytes)
 
 
 def _padded(layer: nn.Conv1d | nn.Conv2d, h: Tensor) -> Tensor:
@@ -334,7 +335,8 @@ def lstm(layer: nn.LSTM, h: Tensor, d: Tensor, names: Names, before: Tensor, par
 
 def _affine(scale: Tensor, shift: Tensor, names: Names) -> Share:
     found = {"weight": scale, "bias": shift}
-    return Materialised({n: found[n].sum(dim=1) for n, trained in names.items() if trained})
+    grads = {n: found[n].sum(dim=1) for n, trained in names.items() if trained}
+    return Materialised(grads, scale.nbytes + shift.nbytes)
 
 
 def _two(names: Names) -> tuple[str | None, tuple[str, ...]]:

@@ -58,16 +58,17 @@ class Recorded:
         owned = [name for own in self._layers.values() for name in own.values()]
         if sorted(owned) != sorted(self._spec.names):
             raise Unrecorded("a parameter belongs to several layers")
-        shares = self._shares(model.w, x, y)
-        held = sum(share.held for _, share in shares) / len(x)
-        self.size = max(1, int(limit / (4 * held + 1)))  # examples at a time
+        held = sum(share.held for _, share in self._shares(model.w, x, y)) / len(x)
+        self.size = max(1, int(limit / (3 * held + 1)))  # examples at a time
 
     def add(
         self, w: Tensor, x: Tensor, y: Tensor, clip: float, into: Tensor, scale: float
     ) -> Tensor:
         """into += scale * sum of the clipped gradients at w; return their norms: `[p] -> [b]`."""
         shares = self._shares(w, x, y)
-        squares = torch.stack([share.squares() for _, share in shares]).sum(dim=0)
+        squares = w.new_zeros(len(x), dtype=torch.float64)
+        for _, share in shares:
+            squares += share.squares()
         found = factors(squares, clip, self._dtype)
         keep = None if bool(found.counts.all()) else found.counts.nonzero().squeeze(1)
         views = self._spec.views(into)
