@@ -79,9 +79,10 @@ class Steps(NamedTuple):
         rows = self.rows[:active, t]
         width = int(self.lengths[:active, t].max())
         rows = rows[:, :width]
+        x, y = (part.index_select(0, rows.reshape(-1)) for part in (self.x, self.y))
         return Points(
-            self.x[rows],
-            self.y[rows],
+            x.view(*rows.shape, *x.shape[1:]),
+            y.view(*rows.shape, *y.shape[1:]),
             self.weights[:active, t, :width],
             self.lengths[:active, t],
             None if self.seeds is None else self.seeds[:active, t],
