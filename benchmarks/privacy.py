@@ -12,25 +12,30 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from candidates import CORES, HERE, Candidate
+from candidates import CORES, HERE, Candidate, Failed, Running
+from networks import save_weights
 from pace import Pace, arguments
 from peers import install
-from speed import DISTURBED, Timings, best, machine, measure
+from processes import cpu_seconds
+from speed import DISTURBED, FIRST, REST, Timing, best, machine
 from workloads import WORKLOADS, Workload, cohort, load
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CLIP, NOISE = 1.0, 1.0  # C, and the standard deviation of the noise over C
 PARTIES = {"W1": 100, "W2": 100, "W3": 10}  # of a round
-BLOCKS = {"W1": (16, 32, 50), "W2": (2, 4, 8, 16), "W3": (1,)}  # parties at a time that are tried
+BLOCKS = {"W1": (25, 50), "W2": (4, 8, 16), "W3": (1,)}  # parties at a time that are tried
 Share = Callable[[list[int]], None]  # takes the steps of some parties
 
 
@@ -205,6 +210,50 @@ OPACUS = [
 GOALS = {"W1": 2.0, "W2": 2.0, "W3": 3.0}  # private over plain, at most
 
 
+@dataclass
+class Taken(Timing):
+    """With the processor time of a round, which others on the machine change less."""
+
+    processor: list[float] = field(default_factory=list)  # seconds, of each burst
+
+    @property
+    def processor_ms(self) -> float:
+        return statistics.median(self.processor) * 1e3
+
+
+Timings = dict[str, Taken]
+
+
+def measure(
+    workload: Workload, candidates: Sequence[Candidate], reps: int, seconds: float
+) -> Timings:
+    """Warm every candidate up, then time them in turn, `reps` times."""
+    save_weights(workload)
+    taken = {c.name: Taken(c.family) for c in candidates}
+    running: dict[str, Running] = {}
+    with ExitStack() as stack:
+        for c in candidates:
+            try:
+                running[c.name] = Running(c, workload.name)
+            except Failed as error:
+                taken[c.name].error = str(error)
+                continue
+            stack.callback(running[c.name].close)
+            taken[c.name].loss = running[c.name].ready["loss"]
+        for rep in range(reps):
+            start = FIRST + rep * workload.rounds_per_burst
+            for name, process in running.items():
+                time.sleep(REST)
+                before = cpu_seconds(process.process.pid)
+                times, others = process.burst(seconds, workload.rounds_per_burst, start)
+                used = cpu_seconds(process.process.pid) - before
+                taken[name].bursts.append(times)
+                taken[name].others.append(others)
+                taken[name].processor.append(used / len(times))
+            print(f"  {workload.name} repetition {rep + 1} of {reps}", file=sys.stderr, flush=True)
+    return taken
+
+
 def ratios(results: dict[str, Timings]) -> list[dict[str, Any]]:
     """What was to be shown, with the measured ratio and its range over repetitions."""
     rows = []
@@ -222,39 +271,47 @@ def ratios(results: dict[str, Timings]) -> list[dict[str, Any]]:
                 ratio = above.ms / below.ms
                 row |= {"ratio": ratio, "low": min(single), "high": max(single)}
                 row["reached"] = ratio > reach if at_least else ratio <= reach
+                row["processor"] = above.processor_ms / below.processor_ms
                 row["disturbed"] = max(above.others + below.others) > DISTURBED
             rows.append(row)
     return rows
 
 
 def table(results: dict[str, Timings], counts: dict[str, float]) -> str:
-    """Milliseconds of a step at one party, with the range of the repetitions' medians."""
+    """Milliseconds of a step, with the range of the repetitions' medians; then of processor."""
     names = dict.fromkeys(name for timings in results.values() for name in timings)
-    lines = ["| ms per step | " + " | ".join(results) + " |", "|---|" + "---:|" * len(results)]
+    head = [w for w in results for _ in range(2)]
+    lines = ["| ms per step | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
+    lines.append("| | " + " | ".join(["time", "processor"] * len(results)) + " |")
     for name in names:
         cells = []
         for w, timings in results.items():
             timing = timings.get(name)
             if timing is None or timing.ms is None:
-                cells.append("-")
+                cells += ["-", "-"]
                 continue
             values = [timing.ms, min(timing.medians), max(timing.medians)]
             middle, low, high = (f"{v / counts[w]:.3g}" for v in values)
-            cells.append(f"{middle} ({low} to {high})")
+            cells += [f"{middle} ({low} to {high})", f"{timing.processor_ms / counts[w]:.3g}"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def ratio_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| | goal | measured | over repetitions | |", "|---|---|---:|---:|---|"]
+    lines = [
+        "| | goal | measured | over repetitions | by processor | |",
+        "|---|---|---:|---:|---:|---|",
+    ]
     for row in rows:
         if row["ratio"] is None:
-            lines.append(f"| {row['workload']} | {row['goal']} | not measured | | |")
+            lines.append(f"| {row['workload']} | {row['goal']} | not measured | | | |")
             continue
         verdict = "reached" if row["reached"] else "not reached"
         verdict += "; others used the machine" if row["disturbed"] else ""
+        numbers = (row["ratio"], row["processor"])
+        whole, processor = (f"{number:.3g}" for number in numbers)
         spread = f"{row['low']:.3g} to {row['high']:.3g}"
-        cells = (row["workload"], row["goal"], f"{row['ratio']:.3g}", spread, verdict)
+        cells = (row["workload"], row["goal"], whole, spread, processor, verdict)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -295,7 +352,8 @@ Medians of all timed rounds of {report["reps"]} interleaved repetitions, divided
 round; in brackets the range of the repetitions' medians. `n x m` is n processes of m threads.
 `plain` is the engine's usual local step, without privacy; `private` clips, draws Gaussian noise and
 moves; `given` is private with noise that is there already: what is between the two is drawing it.
-Opacus runs through its PrivacyEngine. Noise is from torch's generator everywhere.
+Opacus runs through its PrivacyEngine. Noise is from torch's generator everywhere. Processor time is
+that of all processes of a candidate.
 
 {table(results, counts)}
 
@@ -326,7 +384,7 @@ def main() -> None:
         wanted = {name.strip() for name in chosen.only.split(";")}
         candidates = [c for c in candidates if {c.name, c.family} & wanted]
     names = chosen.workloads.split(",")
-    results = {w: measure(WORKLOADS[w], candidates, chosen.reps, chosen.seconds, []) for w in names}
+    results = {w: measure(WORKLOADS[w], candidates, chosen.reps, chosen.seconds) for w in names}
     host = machine(set())
     host["opacus"] = {} if missing else install.versions("opacus")
     report = {
