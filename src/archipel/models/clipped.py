@@ -424,8 +424,13 @@ def _probe(model: Model, x: Tensor, y: Tensor) -> _Probe:
         3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
     )
     loop = ByParty(_loop(model, LIMIT))
-    whole, norms = loop.clipped(w, points, 1e20)
     together = model.one.grad(w, points)
+    whole, norms = loop.clipped(w, points, 1e20)
+    if not _close(model, model.one.grad(w, points), together, 1e-6):
+        raise ArchipelError(
+            f"the model {type(model.module).__name__} gives other gradients the second time: it "
+            f"remembers examples that it saw, which no clip bounds; change that, {_REMEDY}"
+        )
     if bool(whole.isfinite().all()) and not _close(model, together, whole, 1e-3):
         raise ArchipelError(
             f"the model {type(model.module).__name__} mixes the examples of a batch, so that none "

@@ -5,7 +5,8 @@ One forward and one backward pass over a batch record what goes into each layer 
 what comes out; no gradient of a parameter is computed on the way. A parameter is out of the graph
 while its own layer runs and in it at any other time, so that whatever else uses it (a tied weight,
 `F.linear(x, self.weight)`) shows in every pass, as does a layer that runs twice. Such a pass is
-given up: `Unrecorded`.
+given up: `Unrecorded`. So is a module that looks at numbers to decide what to do, since what one
+example has would then decide it for the others of its batch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from archipel.models.ghost import LSTM, RULES, Rule, Share, factors, lstm
 from archipel.models.model import Model, one_channel
@@ -58,6 +61,8 @@ class Recorded:
         owned = [name for own in self._layers.values() for name in own.values()]
         if sorted(owned) != sorted(self._spec.names):
             raise Unrecorded("a parameter belongs to several layers")
+        with torch.no_grad(), _Operations(), _Methods():  # type: ignore[no-untyped-call]
+            self._module(x)
         held = sum(share.held for _, share in self._shares(model.w, x, y)) / len(x)
         self.size = max(1, int(limit / (3 * held + 1)))  # examples at a time
 
@@ -171,6 +176,29 @@ class Recorded:
                 for ((layer, _), use), grad in zip(uses, found, strict=False)
                 if grad is not None
             ]
+
+
+class _Operations(TorchDispatchMode):
+    """Notices when a number of a tensor, or how many there are, becomes one of Python's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masked = func.overloadpacket is not torch.ops.aten.index or any(
+            part is not None and part.dtype == torch.bool for part in args[1]
+        )
+        if torch.Tag.data_dependent_output in func.tags or (
+            torch.Tag.dynamic_output_shape in func.tags and masked
+        ):
+            raise Unrecorded(f"the module looks at numbers ({func})")
+        return func(*args, **(kwargs or {}))
+
+
+class _Methods(TorchFunctionMode):
+    """Notices the same where it is no operation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.numpy, Tensor.tolist, Tensor.__array__):
+            raise Unrecorded(f"the module looks at numbers ({func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 def _share(layer: nn.Module, use: _Use, d: Tensor, b: int) -> Share:
