@@ -7,10 +7,12 @@ at once, chains of dense layers), `Recorded` (party by party, layers that ghost.
 that hold every g_i for a while, by `torch.func` or one after the other. A way is used only if it
 equals the last one on a probe.
 
-Departures: C is lowered by a millionth, and examples whose gradient is no finite number add
+Departures: C is lowered by 8 millionths, and examples whose gradient is no finite number add
 nothing, so that no example moves the sum by more than C, whatever it is; what remains is the
 rounding of the sum itself. Layers that draw, such as dropout, draw for each example by itself; the
 probe is then made without.
+
+One file, since the ways, what they are compared with and what is refused make one promise.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from torch import Tensor, nn
 
 from archipel.errors import ArchipelError
 from archipel.models.ghost import factors, lengths, scaled, squares_of_products
-from archipel.models.model import Model, Points, Singles, seeded
+from archipel.models.model import Model, Points, Singles, Steps, seeded
 from archipel.models.recorded import Recorded, Unrecorded
 from archipel.models.stacked import Stacked
+from archipel.rng import Ints
 
 _REMEDY = 'or choose privacy by party (unit = "party").'
 LIMIT = 256 << 20  # bytes that a way may take beside the vectors
@@ -169,8 +172,14 @@ class Chained:
     def __init__(self, stacked: Stacked, w: Tensor, points: Points, limit: int) -> None:
         """`w` and `points` are a few examples, by which memory is judged."""
         self._stacked, self._limit = stacked, limit
-        held = sum(d.nbytes + h.nbytes for _, d, h, _ in stacked.book(w, points))
-        self._held = 6 * held / max(1, points.weights.numel())  # of an example
+        b = points.weights.numel()
+        held = 0  # of d, h and, with several positions, a matrix of doubles
+        for _, d, h, _ in stacked.book(w, points):
+            held += 4 * (d.nbytes + h.nbytes)
+            held += (
+                16 * b * d.shape[-1] * h.shape[-1] if d.shape[1] > points.weights.shape[1] else 0
+            )
+        self._held = held / b  # by an example
 
     def clipped(self, w: Tensor, points: Points, clip: float | Tensor) -> Clipped:
         checked(clip)
@@ -231,6 +240,28 @@ class Chained:
         return found.norms
 
 
+def descend(
+    way: Clipping,
+    w: Tensor,
+    steps: Steps,
+    counts: Ints,
+    clip: float | Tensor,
+    denominator: float | Tensor,
+    noise: Callable[[int, int], Tensor | None],
+) -> Tensor:
+    """Descend by w <- w - lr (sum + noise) / denominator: DP-SGD, where steps are plain.
+
+    Party i takes counts[i] steps, falling; `noise(t, a)` is that of the first a parties at step t,
+    `[a, p]`. A step may have no example, as Poisson batches do, and is then one of noise alone.
+    """
+    w, rate = w.clone(memory_format=torch.contiguous_format), steps.lr / denominator
+    for t in range(int(counts.max(initial=0))):
+        a = int((counts > t).sum())
+        bound, step = (v[:a] if isinstance(v, Tensor) else v for v in (clip, rate))
+        way.move(w[:a], steps.points(t, a), bound, step, noise(t, a))
+    return w
+
+
 def _own(points: Points, clip: float | Tensor, r: int) -> _Own:
     rows = (points.weights[r] > 0).nonzero().squeeze(1)
     x, y = points.x[r], points.y[r]
@@ -260,7 +291,7 @@ def checked(clip: float | Tensor) -> float | Tensor:
     else:
         fits = 1e-20 <= clip <= 1e20
     if not fits:
-        raise ArchipelError(f"clip = {clip}: give a number above 0, such as 1.0.")
+        raise ArchipelError(f"clip = {clip}: give a number from 1e-20 to 1e20, such as 1.0.")
     return clip
 
 
@@ -336,6 +367,13 @@ def _recorded(model: Model, points: Points, limit: int, otherwise: Core | None) 
     return ByParty(Recorded(model, points.x[0], points.y[0], limit), otherwise)
 
 
+def _turned(model: Model, points: Points, limit: int, otherwise: Core | None) -> Clipping | None:
+    if not any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
+        return None
+    core = Recorded(model, points.x[0], points.y[0], limit, channels_last=True)
+    return ByParty(core, otherwise)
+
+
 def _vmapped(model: Model, points: Points, limit: int, _: Core | None) -> Clipping:
     return ByParty(Held(Singles(model).grads, _many(model, limit)))
 
@@ -346,6 +384,7 @@ def _looped(model: Model, points: Points, limit: int, _: Core | None) -> Clippin
 
 _BUILD: dict[str, Build] = {
     "chained": _chained,
+    "channels_last": _turned,
     "recorded": _recorded,
     "vmapped": _vmapped,
     "loop": _looped,
@@ -365,7 +404,7 @@ def _loop(model: Model, limit: int) -> Held:
 
 def _many(model: Model, limit: int) -> int:
     """Examples whose gradients, and what they are made of, fit into memory."""
-    return max(1, limit // (3 * model.p * model.w.element_size()))
+    return max(1, limit // (4 * model.p * model.w.element_size()))
 
 
 def _first(points: Points) -> Points:
@@ -385,8 +424,13 @@ def _probe(model: Model, x: Tensor, y: Tensor) -> _Probe:
         3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
     )
     loop = ByParty(_loop(model, LIMIT))
-    whole, norms = loop.clipped(w, points, 1e20)
     together = model.one.grad(w, points)
+    whole, norms = loop.clipped(w, points, 1e20)
+    if not _close(model, model.one.grad(w, points), together, 1e-6):
+        raise ArchipelError(
+            f"the model {type(model.module).__name__} gives other gradients the second time: it "
+            f"remembers examples that it saw, which no clip bounds; change that, {_REMEDY}"
+        )
     if bool(whole.isfinite().all()) and not _close(model, together, whole, 1e-3):
         raise ArchipelError(
             f"the model {type(model.module).__name__} mixes the examples of a batch, so that none "

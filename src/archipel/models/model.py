@@ -79,9 +79,10 @@ class Steps(NamedTuple):
         rows = self.rows[:active, t]
         width = int(self.lengths[:active, t].max())
         rows = rows[:, :width]
+        x, y = (part.index_select(0, rows.reshape(-1)) for part in (self.x, self.y))
         return Points(
-            self.x[rows],
-            self.y[rows],
+            x.view(*rows.shape, *x.shape[1:]),
+            y.view(*rows.shape, *y.shape[1:]),
             self.weights[:active, t, :width],
             self.lengths[:active, t],
             None if self.seeds is None else self.seeds[:active, t],
@@ -399,7 +400,7 @@ class OneByOne:
     def _arranged(self, x: Tensor) -> Tensor:
         if not self._channels_last or x.dim() != 4:
             return x
-        return _one_channel(x.contiguous(memory_format=torch.channels_last))
+        return one_channel(x.contiguous(memory_format=torch.channels_last))
 
     @contextmanager
     def _as(self, w: Tensor, buffers: Tensor | None) -> Iterator[None]:
@@ -408,7 +409,7 @@ class OneByOne:
             self._parameters, self._spec.views(w.detach()).values(), strict=True
         ):
             one = self._channels_last and view.dim() == 4  # images as flat rows are turned, too
-            parameter.data = _one_channel(view) if one else view
+            parameter.data = one_channel(view) if one else view
         if buffers is None:
             buffers = self._initial_buffers.clone()
         parts = buffers.split(self._buffer_spec.sizes) if self._buffers else ()
@@ -533,7 +534,7 @@ def descend_stack(way: Way, w: Tensor, steps: Steps) -> Tensor:
     return w
 
 
-def _one_channel(x: Tensor) -> Tensor:
+def one_channel(x: Tensor) -> Tensor:
     """Say of images with one channel, `[n, 1, h, w]`, that channels come last: same memory."""
     _, channels, h, w = x.shape
     return x.as_strided(x.shape, (h * w, 1, w, 1)) if channels == 1 and x.is_contiguous() else x

@@ -5,7 +5,8 @@ One forward and one backward pass over a batch record what goes into each layer 
 what comes out; no gradient of a parameter is computed on the way. A parameter is out of the graph
 while its own layer runs and in it at any other time, so that whatever else uses it (a tied weight,
 `F.linear(x, self.weight)`) shows in every pass, as does a layer that runs twice. Such a pass is
-given up: `Unrecorded`.
+given up: `Unrecorded`. So is a module that looks at numbers to decide what to do, since what one
+example has would then decide it for the others of its batch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from archipel.models.ghost import LSTM, RULES, Rule, Share, factors, lstm
-from archipel.models.model import Model
+from archipel.models.model import Model, one_channel
 from archipel.vector import trainable
 
 
@@ -40,8 +43,11 @@ class _Use(NamedTuple):
 class Recorded:
     """Sums of clipped gradients by layers, for one party at a time."""
 
-    def __init__(self, model: Model, x: Tensor, y: Tensor, limit: int) -> None:
+    def __init__(
+        self, model: Model, x: Tensor, y: Tensor, limit: int, channels_last: bool = False
+    ) -> None:
         """Raise `Unrecorded` for a module that is none of this; x and y are a few examples."""
+        self._channels_last = channels_last  # as in OneByOne
         self._loss, self._spec, self._dtype = model.loss_function, model.spec, model.dtype
         self._module = copy.deepcopy(model.module).train()
         self._parameters = [parameter for _, parameter in trainable(self._module)]
@@ -55,16 +61,19 @@ class Recorded:
         owned = [name for own in self._layers.values() for name in own.values()]
         if sorted(owned) != sorted(self._spec.names):
             raise Unrecorded("a parameter belongs to several layers")
-        shares = self._shares(model.w, x, y)
-        held = sum(share.held for _, share in shares) / len(x)
-        self.size = max(1, int(limit / (4 * held + 1)))  # examples at a time
+        with torch.no_grad(), _Operations(), _Methods():  # type: ignore[no-untyped-call]
+            self._module(x)
+        held = sum(share.held for _, share in self._shares(model.w, x, y)) / len(x)
+        self.size = max(1, int(limit / (3 * held + 1)))  # examples at a time
 
     def add(
         self, w: Tensor, x: Tensor, y: Tensor, clip: float, into: Tensor, scale: float
     ) -> Tensor:
         """into += scale * sum of the clipped gradients at w; return their norms: `[p] -> [b]`."""
         shares = self._shares(w, x, y)
-        squares = torch.stack([share.squares() for _, share in shares]).sum(dim=0)
+        squares = w.new_zeros(len(x), dtype=torch.float64)
+        for _, share in shares:
+            squares += share.squares()
         found = factors(squares, clip, self._dtype)
         keep = None if bool(found.counts.all()) else found.counts.nonzero().squeeze(1)
         views = self._spec.views(into)
@@ -140,7 +149,10 @@ class Recorded:
     def _shares(self, w: Tensor, x: Tensor, y: Tensor) -> list[tuple[nn.Module, Share]]:
         """What each layer contributes to the gradients of these examples."""
         for parameter, view in zip(self._parameters, self._spec.views(w).values(), strict=True):
-            parameter.data = view.detach()
+            turned = self._channels_last and view.dim() == 4
+            parameter.data = one_channel(view.detach()) if turned else view.detach()
+        if self._channels_last and x.dim() == 4:
+            x = one_channel(x.contiguous(memory_format=torch.channels_last))
         self._uses.clear()
         try:
             with torch.enable_grad():
@@ -164,6 +176,29 @@ class Recorded:
                 for ((layer, _), use), grad in zip(uses, found, strict=False)
                 if grad is not None
             ]
+
+
+class _Operations(TorchDispatchMode):
+    """Notices when a number of a tensor, or how many there are, becomes one of Python's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masked = func.overloadpacket is not torch.ops.aten.index or any(
+            part is not None and part.dtype == torch.bool for part in args[1]
+        )
+        if torch.Tag.data_dependent_output in func.tags or (
+            torch.Tag.dynamic_output_shape in func.tags and masked
+        ):
+            raise Unrecorded(f"the module looks at numbers ({func})")
+        return func(*args, **(kwargs or {}))
+
+
+class _Methods(TorchFunctionMode):
+    """Notices the same where it is no operation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.numpy, Tensor.tolist, Tensor.__array__):
+            raise Unrecorded(f"the module looks at numbers ({func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 def _share(layer: nn.Module, use: _Use, d: Tensor, b: int) -> Share:

@@ -25,6 +25,7 @@ from archipel.models.losses import Loss
 from archipel.models.model import Model, Points, Steps, descend_stack
 
 aten = torch.ops.aten
+_TINY = 4 << 10  # numbers of a matrix up to which a sum beside it is quicker than one into it
 _SMALL = 128 << 10  # bytes of a party's vector below which its layers are laid out apart
 
 
@@ -265,7 +266,10 @@ class Stacked:
     def add(self, into: Tensor, i: int, d: Tensor, h: Tensor) -> None:
         """into += the gradient of layer i that these make, `[r, p]`."""
         weight, bias = self._view(into, i)
-        weight.baddbmm_(d.transpose(1, 2), h)
+        if weight[0].numel() < _TINY:  # torch writes into rows of a stack one by one
+            weight.add_(torch.bmm(d.transpose(1, 2), h))
+        else:
+            weight.baddbmm_(d.transpose(1, 2), h)
         if bias is not None:
             bias.add_(d.sum(dim=1, keepdim=True))
 
