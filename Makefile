@@ -61,6 +61,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/privacy.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py

@@ -121,8 +121,7 @@ def sketch_check(name: str, found: dict[str, Any], way: str) -> Check:
     ratio = upload(ways["none"]) / upload(ways[way])
     shown = ", ".join(f"{x:+.2f}" for x in -lost)
     return (
-        f"{TITLES[name]}: {WAYS[way].title} within {WITHIN:g} point of uncompressed, mean of "
-        "seeds",
+        f"{TITLES[name]}: {WAYS[way].title} within {WITHIN:g} point of uncompressed, mean of seeds",
         f"{-lost.mean():+.2f} points ({shown}), {ratio:.0f} times fewer bytes",
         bool(lost.mean() <= WITHIN),
     )
