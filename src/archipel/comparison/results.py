@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came of a comparison: every run, and rows of means and deviations over seeds.
 
-One file, since rows are made of runs, and a comparison of rows; all of it is written and read as one.
+One file, since rows are made of runs and a comparison of rows, all written and read as one.
 """
 
 from __future__ import annotations
