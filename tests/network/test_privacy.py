@@ -180,6 +180,23 @@ def test_nothing_is_computed_that_is_not_charged():
         party.work(0, 0, leaves(party.anatomy.sent))
 
 
+def test_what_could_not_be_charged_is_charged_when_it_is_tried_again():
+    """Also after a restart from what was on the disk at that moment."""
+    charged = []
+    party = party_of(ar.FedSGD(lr=0.1), charged)
+    pay, party._pay = party._pay, lambda t: (_ for _ in ()).throw(Overspent("no."))
+    w = leaves(party.anatomy.sent)
+    with pytest.raises(Overspent):
+        party.work(0, 0, w)
+    again = party_of(ar.FedSGD(lr=0.1), charged)
+    again.restore({**party.state(), "last": torch.tensor([-1, 0])})
+    again.work(0, 0, w)
+    assert charged == [0]
+    party._pay = pay
+    party.work(0, 0, w)
+    assert charged == [0, 0]
+
+
 def test_a_letter_that_is_none_costs_nothing():
     charged = []
     party = party_of(Twice(), charged)
@@ -262,6 +279,20 @@ def test_a_peer_that_is_killed_sends_the_same_and_pays_once_where_that_is_sure(m
     assert charged == [0] * mixes
     again.alone(1, mixing)
     assert charged == [0] * mixes + [1]
+
+
+def test_a_peer_that_hears_something_else_after_a_restart_draws_other_noise():
+    """The same noise on two gradients would show the difference between them."""
+    kept, left = [], []
+    party = party_of(Mixing(2), [])
+    party.alone(0, lambda x, *_: (kept.append(party.state()), x)[1])
+    for change in (0.0, 0.0, 1e-6):
+        again = party_of(Mixing(2), [])
+        again.restore(kept[0])
+        found, _ = again.alone(0, lambda x, *_, change=change: x + change)
+        left.append(found.state)
+    assert torch.equal(left[0], left[1])
+    assert float((left[0] - left[2]).norm()) > 1e-3
 
 
 def test_peers_over_letters_are_their_simulation():

@@ -11,6 +11,7 @@ from archipel.errors import clean
 
 if TYPE_CHECKING:
     from archipel.bundle.writing import Source
+    from archipel.privacy.promise import Privacy
 
 _TASKS = {
     "classification": "a class, and the probability of each",
@@ -140,11 +141,24 @@ def _differ(some: dict[str, float | None], others: dict[str, float | None]) -> b
 
 def _privacy(source: Source) -> list[str]:
     return [
-        f"{source.together} No noise was added and no bound on what the model gives away is "
-        "claimed: whoever has it may learn something of the rows it was trained on. bundle.json "
-        "holds names of columns, their categories, and where features are scaled or filled in "
-        "the mean and scale of each over the training rows.",
+        f"{source.together} {_promised(source.study.promise)} bundle.json holds names of columns, "
+        "their categories, and where features are scaled or filled in the mean and scale of each "
+        "over the training rows, which no promise covers.",
     ]
+
+
+def _promised(promise: Privacy | None) -> str:
+    if promise is None:
+        return (
+            "No noise was added and no bound on what the model gives away is claimed: whoever has "
+            "it may learn something of the rows it was trained on."
+        )
+    much = f"noise = {promise.noise:g}" if promise.epsilon is None else f"ε = {promise.epsilon:g}"
+    return (
+        f"The study promises privacy with {much} at δ = {promise.delta:g} for every "
+        f"{promise.unit}; its report says what was spent. In a simulation noise is drawn from the "
+        "seed, and protects nobody. A model of a party's own is trained without noise."
+    )
 
 
 def _limits(about: Manifest) -> list[str]:
