@@ -13,14 +13,18 @@ from safetensors.torch import save
 
 import archipel as ar
 from archipel.cli import main
+from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.in_process import meet, play
 from archipel.engines.network.party_state import PartyState
+from archipel.engines.network.server import Steps, Upload
 from archipel.engines.network.transport import Refused
 from archipel.engines.plan import Plan
 from archipel.errors import BudgetSpent
+from archipel.exchange.sender import Sender
 from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.coordinator.server_study import ServerStudy
 from archipel.federation.site import binding, ledger
 from archipel.federation.site.account import epsilon_of, for_records
 from archipel.federation.site.exposure import Rows
@@ -29,6 +33,7 @@ from archipel.federation.site.part import party_state_at
 from archipel.federation.site.policy import Overspent, Policy, Withheld
 from archipel.privacy.promise import Privacy
 from archipel.privacy.release import Gaussian, Release
+from archipel.runs.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
 from network.test_federation import attend, coordinator, members, simulated, text_of
@@ -112,6 +117,42 @@ def test_between_sites_it_is_the_simulation_and_every_round_is_in_the_ledger(tmp
     told = run.scorecard.privacy
     assert "names no unit" not in told.guarantee
     assert (told.promise is None) == (privacy["unit"] == "record")
+
+
+@pytest.mark.parametrize("trust", ["server", "nobody"])
+def test_a_coordinator_that_is_trusted_adds_noise_of_its_own_to_the_mean(trust):
+    """Uploads that all are 0, and one far beyond the clip, which it does not believe."""
+    facts = Facts((4,), 3, "classification", 20, 5)
+    sites = dict.fromkeys("abcd", facts)
+    fed = shadow("study", sites)
+    model = build_model("logistic", fed, None, 0)
+    promise = Privacy("party", noise=3.0, clip=2.0, trust=trust)
+    events = asyncio.new_event_loop()
+    study = ServerStudy(
+        ar.FedAvg(lr=0.1), fed, model, {"rounds": 4, "privacy": promise}, "s", sites, events
+    )
+    events.close()
+    engine, found = study.engine.engine, []
+    assert study.run.kept.noise == dict.fromkeys(range(4), 3.0)
+    for _ in range(60):
+        uploads = {}
+        for k in range(4):
+            far = torch.full_like(model.w, 1e6 if k == 3 else 0.0)
+            came = engine.boxes.receive(0, Sender(0, 0, 0, np.array([k]), (), None), far)
+            uploads[k] = Upload(leaves(came), 20.0, 0)
+        steps = Steps(engine.boxes, engine.anatomy, engine.shared, 4, 0)
+        shared, out = steps.take(uploads)
+        assert out == []
+        found.append(shared - model.w)
+    drawn = torch.stack(found).double()  # [60, p]: clipped to 2, over 4, with noise of 6 over 4
+    if trust == "nobody":
+        assert float(drawn.std(dim=0).max()) == 0.0  # it came with the uploads
+        return
+    assert not engine.anatomy.messages[0].asks & {"mean by examples", "n", "stack"}
+    assert float(drawn.mean(dim=0).norm()) < 2.0
+    count = drawn.numel()
+    spread = float(drawn.std())
+    assert abs(spread / 1.5 - 1) < 3.9 / (2 * count) ** 0.5 + 0.01
 
 
 # -- a party with its own ledger -------------------------------------------------------------------
