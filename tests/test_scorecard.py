@@ -253,7 +253,7 @@ def test_what_leaves_a_party_is_what_the_algorithm_sends():
         ("up", "dc", (28,), 112),
     ]
     assert privacy.server == "sums"
-    assert privacy.guarantee == "none: this version adds no noise, so it promises none"
+    assert privacy.guarantee.startswith("none: [privacy] names no unit, so no noise is added")
     assert "was asked for" not in privacy.sees  # of what does not exist yet
 
 

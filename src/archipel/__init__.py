@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from archipel.estimators import FederatedClassifier, FederatedRegressor
     from archipel.graphs import topology
     from archipel.models.model import Model
+    from archipel.privacy.promise import Privacy
     from archipel.report.live import live_view
     from archipel.runs.listing import list_runs, open_run, resume
     from archipel.runs.run import Run
@@ -90,6 +91,7 @@ _HOMES = {  # where each public name lives; loaded when first asked for, so that
     "archipel.training.schedules": "Cosine Decay Inverse",
     "archipel.runs.simulation": "simulate sweep",
     "archipel.study.file": "Study",
+    "archipel.privacy.promise": "Privacy",
     "archipel.wire.wire": "Wire",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -137,6 +139,7 @@ __all__ = [
     "PerFedAvg",
     "Personal",
     "Plan",
+    "Privacy",
     "Run",
     "Scaffold",
     "ServerAlgorithm",

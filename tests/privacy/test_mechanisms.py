@@ -13,17 +13,10 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from archipel.errors import ArchipelError
-from archipel.privacy import (
-    DiscreteGaussian,
-    Exponential,
-    Gaussian,
-    Laplace,
-    Skellam,
-    System,
-    secret,
-)
 from archipel.privacy.analytic import delta_of, epsilon_of, mu_of, smallest
 from archipel.privacy.costs import converted, pure, summed
+from archipel.privacy.mechanisms import DiscreteGaussian, Exponential, Gaussian, Laplace, Skellam
+from archipel.privacy.sources import System, secret
 
 ALPHA = 1e-4
 EPSILONS = st.floats(1e-3, 20)

@@ -14,7 +14,8 @@ from scipy.stats import binom, chi2, kstest, norm
 
 from archipel import rng
 from archipel.errors import ArchipelError
-from archipel.privacy import Keystream, Simulated, System, grid, noise, secret, tables
+from archipel.privacy import grid, noise, tables
+from archipel.privacy.sources import Keystream, Simulated, System, secret
 
 ALPHA = 1e-4
 KEY = bytes(range(32))

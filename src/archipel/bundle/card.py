@@ -11,7 +11,6 @@ from archipel.errors import clean
 
 if TYPE_CHECKING:
     from archipel.bundle.writing import Source
-    from archipel.privacy.promise import Privacy
 
 _TASKS = {
     "classification": "a class, and the probability of each",
@@ -141,23 +140,30 @@ def _differ(some: dict[str, float | None], others: dict[str, float | None]) -> b
 
 def _privacy(source: Source) -> list[str]:
     return [
-        f"{source.together} {_promised(source.study.promise)} bundle.json holds names of columns, "
-        "their categories, and where features are scaled or filled in the mean and scale of each "
-        "over the training rows, which no promise covers.",
+        f"{source.together} {_promised(source)} bundle.json "
+        "holds names of columns, their categories, and where features are scaled or filled in "
+        "the mean and scale of each over the training rows.",
     ]
 
 
-def _promised(promise: Privacy | None) -> str:
-    if promise is None:
+def _promised(source: Source) -> str:
+    """What is claimed of what the model gives away."""
+    promise = source.study.promise
+    if promise is None or source.party is not None:
         return (
             "No noise was added and no bound on what the model gives away is claimed: whoever has "
             "it may learn something of the rows it was trained on."
         )
-    much = f"noise = {promise.noise:g}" if promise.epsilon is None else f"ε = {promise.epsilon:g}"
+    much = f"ε = {promise.epsilon:g}" if promise.epsilon else f"noise {promise.noise:g}"
+    if not source.data.about.elsewhere:
+        return (
+            f"It was trained with the noise of privacy by {promise.unit} ({much}, δ = "
+            f"{promise.delta:g}), drawn from the study's seed as in every simulation: this model "
+            "itself protects nobody, and whoever has it may learn something of the rows."
+        )
     return (
-        f"The study promises privacy with {much} at δ = {promise.delta:g} for every "
-        f"{promise.unit}; its report says what was spent. In a simulation noise is drawn from the "
-        "seed, and protects nobody. A model of a party's own is trained without noise."
+        f"It was trained with privacy by {promise.unit}, {much} and δ = {promise.delta:g}: noise "
+        "bounds what it gives away of each. Metrics and the scale of features are not covered."
     )
 
 

@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 
 from archipel.errors import ArchipelError, unknown
-from archipel.privacy.curves import Array, gaussian_delta, gaussian_epsilon
+from archipel.privacy.analytic import epsilon_of
+from archipel.privacy.curves import Array, gaussian_delta
 from archipel.privacy.losses import SLACK, has_losses, losses
 from archipel.privacy.release import (
     DISTANCE,
@@ -115,10 +116,10 @@ def deltas(
     """δ at each of several ε, to some 1e-9: the curve of all releases together."""
     _check(releases, accountant, neighbours)
     known = together(releases)
-    others, mu = _apart(known, neighbours)
-    if any(bare(each) for each in known) or mu == inf:
+    if any(bare(each) for each in known):
         return [1.0] * len(epsilons)
-    if others and accountant == "pld" and has_losses(others):
+    others, mu = _apart(known, neighbours)
+    if others and mu < inf and accountant == "pld" and has_losses(others):
         joined = _joined(others, mu, neighbours)
         ways, slack = losses(joined, neighbours, 1e-9), _slack(joined)
         found = [max((w.delta(t) for w in ways), default=1.0) for t in map(float, epsilons)]
@@ -214,7 +215,7 @@ def _epsilon(
         return inf
     others, mu = _apart(known, neighbours)
     if not others or mu == inf:
-        return gaussian_epsilon(mu, delta)
+        return epsilon_of(mu, delta)
     known = _joined(others, mu, neighbours)
     most = _without_delta(known, neighbours)
     rest = delta * (1 - _CUT) - _slack(known)

@@ -29,6 +29,8 @@ def delta_of(mu: float, epsilon: float) -> float:
     >>> round(delta_of(1.0, 1.0), 6)
     0.126937
     """
+    if mu == 0 or mu == inf:
+        return 0.0 if mu == 0 else 1.0
     x, a = epsilon / mu, mu / 2 - epsilon / mu
     if mu < 1e-5:
         raw = _density(a) * mu * (1 - x * _mills(x))

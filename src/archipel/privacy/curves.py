@@ -71,42 +71,6 @@ def gaussian_delta(mu: float, epsilon: ArrayLike) -> Array:
     return np.where(upper == -inf, 0.0, out)
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε from 0 with δ(ε) <= delta, rounded up.
-
-    >>> round(gaussian_epsilon(0.268, 1e-5), 2)
-    1.0
-    """
-    if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    high = mu * mu / 2 + mu * sqrt(-2 * log(delta))  # there Φ(mu/2 − ε/mu) <= delta
-    if high == inf:
-        return inf
-    return _bisect(lambda t: bool(gaussian_delta(mu, t) > delta), 0.0, high)[1]
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest mu that is (epsilon, delta), rounded down.
-
-    >>> round(gaussian_mu(1.0, 1e-5), 3)
-    0.268
-    """
-    high = 1.0
-    while gaussian_delta(high, epsilon) <= delta:
-        high *= 2
-    return _bisect(lambda mu: bool(gaussian_delta(mu, epsilon) <= delta), 0.0, high)[0]
-
-
-def _bisect(low_side: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """Two neighbouring floats, or nearly so: one still on the low side, one no more."""
-    for _ in range(200):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if low_side(middle) else (low, middle)
-    return low, high
-
-
 # -- other noise -----------------------------------------------------------------------------------
 
 
@@ -207,7 +171,7 @@ def opposite(mu: float, rate: float, t: Array) -> Array:
     same = np.exp(high + log_ndtr(-x)) * -np.expm1(-high)
     half = np.maximum(rate * fresh - (1 - rate) * same, 0.0)
     low = np.minimum(t, 0.0)
-    return np.where(t < 0, np.exp(low) * half - np.expm1(low), half)
+    return np.asarray(np.where(t < 0, np.exp(low) * half - np.expm1(low), half))
 
 
 # -- a release -------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ it drew it, has deviation 0.
 
 If x_u moves by 1, the view's mean moves by m = M e_u and its covariance V stays. The best test of
 one against the other sees a Gaussian moved by mu_u deviations, mu_u² = m' V⁻¹ m, and (ε, δ) follow
-from mu (`curves.gaussian_epsilon`). Where V is singular, the pseudo-inverse takes the place of the
+from mu (`analytic.epsilon_of`). Where V is singular, the pseudo-inverse takes the place of the
 inverse if m lies in V's range; else a direction without noise tells of x_u, and mu_u is infinite.
 
 Written without V: with F a factor of it, V = F F', mu_u is the least norm of an a with F a = m: how
 far the noise itself would have to be moved. Singular values of F keep twice the digits that those
-of V do. What is too small to tell from rounding counts as no noise, which is the safe side.
+of V do. What is too small to tell from rounding counts as no noise, which is the safe side. Nobody
+loses more than if x + η itself were seen: 1 / the deviation of its own noise.
 
 Values that are vectors, each coordinate treated alike with noise of its own, move by their
 distance: mu_u times that.
@@ -56,11 +57,37 @@ def distances(view: ArrayLike, own: ArrayLike, added: ArrayLike | None = None) -
                 f"added = noise in {len(parts[1])} numbers: the view has {len(M)} rows, one for "
                 "each number that is seen; give as many."
             )
-    return _least_norms(np.hstack(parts), M)
+    with np.errstate(divide="ignore"):
+        alone = 1 / noise if noise.ndim == 1 else _least_norms(own_factor, np.eye(len(own_factor)))
+    return np.minimum(_least_norms(np.hstack(parts), M), np.abs(alone))
+
+
+def distances_from(view: ArrayLike, covariance: ArrayLike) -> Array:
+    """mu of each participant `[n]`, from the covariance `[k, k]` of all noise that is seen.
+
+    For many sources of noise: the factor of V need not be written down. With half the digits.
+
+    >>> distances_from(np.eye(2), np.diag([4.0, 0.25]))
+    array([0.5, 2. ])
+    """
+    M, V = _matrix("view", view), _matrix("covariance", covariance)
+    if V.shape != (len(M), len(M)) or not np.allclose(V, V.T, rtol=1e-9, atol=0):
+        raise ArchipelError(
+            f"covariance = an array of shape {V.shape}: give a symmetric matrix with a row for "
+            f"each of the {len(M)} numbers that are seen."
+        )
+    size = np.sqrt(np.maximum(np.diag(V), 0.0))
+    scale = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(V / np.outer(scale, scale))
+    kept = values > _ROUNDING * len(V)
+    root = vectors[:, kept] * np.sqrt(values[kept])
+    return _least_norms(root, M / scale[:, None])
 
 
 def _least_norms(F: Array, M: Array) -> Array:
     """The least norm of a with F a = M e_u, for each u; infinite where there is none."""
+    if F.shape[1] > F.shape[0]:
+        F = np.asarray(np.linalg.qr(F.T, mode="r")).T  # the same covariance from fewer sources
     size = np.linalg.norm(F, axis=1, keepdims=True)
     heard = size[:, 0] > 0  # rows without noise tell everything that they have
     told = np.any(M[~heard] != 0, axis=0)
@@ -72,7 +99,7 @@ def _least_norms(F: Array, M: Array) -> Array:
     rank = int(np.sum(s > limit * s[0]))
     inside, outside = U[:, :rank].T @ seen, U[:, rank:].T @ seen
     reach = np.linalg.norm(seen, axis=0)
-    told |= np.linalg.norm(outside, axis=0) > limit * s[0] / s[rank - 1] * reach
+    told |= np.linalg.norm(outside, axis=0) > limit * reach
     return np.where(told, np.inf, np.linalg.norm(inside / s[:rank, None], axis=0))
 
 

@@ -2,12 +2,14 @@
 """What a promise means to a person: how often the best attack finds out who took part.
 
 An attacker tests whether one record, or one party, was among the data. Of those that were not, it
-accuses a part (false positives); of those that were, it finds a part (true positives). Whatever it
-does, (ε, δ) bounds the second by the first: TPR <= e^ε FPR + δ and 1 − FPR >= e^−ε (TPR − δ) …
-(Kairouz, Oh, Viswanath, ICML 2015, https://arxiv.org/abs/1311.0776). A promise about Gaussian
-noise says more: TPR <= Φ(Φ⁻¹(FPR) + mu) (Dong, Roth, Su, JRSS-B 2022,
-https://arxiv.org/abs/1905.02383). The releases themselves say most: their whole curve,
-TPR <= min over ε of e^ε FPR + δ(ε).
+accuses a part (false positives); of those that were, it finds a part (true positives).
+
+- Whatever it does, (ε, δ) bounds the second by the first: TPR <= e^ε FPR + δ, and with the roles
+  exchanged 1 − FPR <= e^ε (1 − TPR) + δ (Kairouz, Oh, Viswanath, ICML 2015,
+  https://arxiv.org/abs/1311.0776).
+- A promise about Gaussian noise says more: TPR <= Φ(Φ⁻¹(FPR) + mu) (Dong, Roth, Su, JRSS-B 2022,
+  https://arxiv.org/abs/1905.02383).
+- The releases themselves say most, by their whole curve: TPR <= min over ε of e^ε FPR + δ(ε).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from scipy.special import ndtr, ndtri
 
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import Accountant, deltas
-from archipel.privacy.curves import gaussian_mu
+from archipel.privacy.analytic import mu_of
 from archipel.privacy.release import Neighbours, Release
 
 FALSE_ALARMS = 0.01  # the part of those who were not there that is accused
@@ -73,13 +75,13 @@ def in_words(
 
     >>> print(in_words(2.0, 1e-5))
     An attacker who knows all other data, and accuses 1 in 100 records that were not used, finds \
-at most 3.4 in 100 that were; by guessing it finds 1 in 100.
+at most 3.5 in 100 that were; by guessing it finds 1 in 100.
     """
     most = found_at_most(epsilon, delta, false_alarms)
     if epsilon == inf:
         most = 1.0
     elif found is None:
-        most = min(most, found_through_gaussian(gaussian_mu(epsilon, delta), false_alarms))
+        most = min(most, found_through_gaussian(mu_of(epsilon, delta), false_alarms))
     else:
         most = min(most, found)
     few = _of_hundred(false_alarms)

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from archipel.errors import ArchipelError, unknown
-from archipel.privacy.accounting import (
+from archipel.privacy.release import (
     FixedSize,
     Gaussian,
     Neighbours,
     Poisson,
     Release,
-    curve,
-    epsilon,
-    noise_for,
+    Sampling,
 )
-from archipel.privacy.release import Sampling
 
 Unit = Literal["record", "party"]
 Trust = Literal["server", "nobody"]
@@ -108,6 +106,22 @@ class Kept:
         of = {k: noise[each] for k, each in uses.items()}
         return cls(promise, neighbours, uses, rounds, of, always)
 
+    @cached_property
+    def worst(self) -> int:
+        """The party that spends the most where all rounds count."""
+        spent = self.spent(dict.fromkeys(self.uses, self.rounds))
+        return max(spent, key=lambda k: spent[k])
+
+    @cached_property
+    def _ahead(self) -> list[tuple[int, float]]:
+        return self.curve(self.worst, self.rounds)
+
+    def at_most(self, rounds: int) -> float:
+        """A bound on ε after so many rounds that count, quickly: that after some more of them."""
+        if rounds < 1:
+            return 0.0
+        return next((spent for t, spent in self._ahead if t >= rounds), self._ahead[-1][1])
+
     def releases(self, k: int, rounds: int) -> list[Release]:
         """All that so many rounds release of party k."""
         return _releases(self.uses[k], self.noise[k], rounds)
@@ -119,12 +133,16 @@ class Kept:
 
     def curve(self, k: int, rounds: int) -> list[tuple[int, float]]:
         """ε of party k after some of so many rounds."""
+        from archipel.privacy.accounting import curve  # what computes is loaded where it does
+
         return curve(
             self.releases(k, 1), rounds, self.promise.delta, points=12, neighbours=self.neighbours
         )
 
     def spent(self, counted: Mapping[int, int]) -> dict[int, float]:
         """ε of each party for which so many rounds count."""
+        from archipel.privacy.accounting import epsilon
+
         delta, neighbours = self.promise.delta, self.neighbours
         alike = {(self.uses[k], self.noise[k], rounds) for k, rounds in counted.items()}
         cost = {
@@ -151,6 +169,8 @@ def _noise(promise: Privacy, neighbours: Neighbours, uses: Uses, rounds: int) ->
     assert promise.epsilon is not None
     if not _releases(uses, 1.0, rounds):
         return 1.0  # nothing is released
+    from archipel.privacy.accounting import noise_for
+
     return noise_for(
         promise.epsilon,
         promise.delta,

@@ -38,6 +38,7 @@ def figures(run: Run) -> dict[str, Figure]:
         "curve": curve,
         "parties": parties,
         "participation": grid.participation,
+        "privacy": privacy,
         "data": data,
     }
     with styled():
@@ -371,4 +372,31 @@ def data(run: Run) -> Figure | None:
         fed = replace(fed, names=cast("Any", names), scan=False)
     figure = draw_data(fed, None, 40)
     figure.suptitle("")
+    return figure
+
+
+# -- privacy ---------------------------------------------------------------------------------------
+
+
+def privacy(run: Run) -> Figure | None:
+    """ε over the rounds that count, and the metric that it bought; None where none is promised."""
+    promise = run.scorecard.privacy.promise
+    if promise is None or not promise.curve:
+        return None
+    rounds, spent = (np.array(part, float) for part in zip(*promise.curve, strict=True))
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(rounds, spent, color=ORANGE, lw=2.4, marker="o", ms=4)
+    if promise.planned is not None:
+        left.axhline(promise.planned, color=GREY, lw=1.2, ls="--")
+        left.annotate(
+            "planned", (1, promise.planned), xycoords=("axes fraction", "data"), ha="right",
+            xytext=(0, 3), textcoords="offset points", color=GREY,
+        )  # fmt: skip
+    left.set(xlabel="rounds that count", ylabel=f"ε at δ = {promise.delta:g}", ylim=(0, None))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    evaluated, values = run.curve()
+    at = np.interp(np.array(evaluated) * rounds[-1] / max(run.done, 1), [0, *rounds], [0, *spent])
+    right.plot(at, _finite(values), color=BLUE, lw=2.4, marker="o", ms=4)
+    right.set(xlabel="ε spent", ylabel=metric_name(run.metric), xlim=(0, None))
     return figure

@@ -372,7 +372,17 @@ def cost(still: Still) -> Line:
     phrases = [(f"{decimal(still.spent.up)} up", ""), (f"{decimal(still.spent.down)} down", "")]
     if still.pace.per_second is not None:
         phrases.append((f"{still.pace.per_second:,.0f} gradients/s", ""))
-    return [*phrases, ("no differential privacy", "")]
+    return [*phrases, (_promised(still), "")]
+
+
+def _promised(still: Still) -> str:
+    """What was spent of privacy at most, of what is planned."""
+    kept = still.run.kept
+    if kept is None:
+        return "no differential privacy"
+    rounds = max(still.run.counted.values(), default=0) if still.done else 0
+    planned = kept.at_most(kept.rounds)
+    return f"ε ≤ {kept.at_most(rounds):.3g} of {planned:.3g} by {kept.promise.unit}"
 
 
 def _flow(phrases: Line, width: int) -> list[Line]:

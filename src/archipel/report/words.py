@@ -197,8 +197,20 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
         "curve": curve,
         "parties": spread,
         "participation": f"Which {many} took part in which round, and why others did not.",
+        "privacy": _spending(run, card),
         "data": f"What the {many} hold. The more unlike, the harder it is to learn together.",
     }
+
+
+def _spending(run: Run, card: Scorecard) -> str:
+    """What the figure of privacy shows; empty where none is promised."""
+    promise = card.privacy.promise
+    if promise is None:
+        return ""
+    return (
+        f"Privacy by {promise.unit}: ε grows to {promise.epsilon:.3g} at the {promise.unit} that "
+        f"spent the most. Right: {metric_name(run.metric)} after what was spent."
+    )
 
 
 def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
@@ -223,6 +235,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
             f"Grid of {plural(run.data.training, 'party')} by {plural(run.done, 'round')}: "
             f"{r.arrived:,} of {r.party_rounds:,} uploads arrived; missing: {missing}."
         ),
+        "privacy": _spending(run, card),
         "data": (
             f"Targets and sizes of {plural(run.data.parties, 'party')}: {low:g} to {high:g} "
             f"training points, {middle:g} in the middle."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,14 @@ class Beginning:
                 "takes time: give simulate.speed, in examples per second."
             )
         self.who.count(len(self.eligible))
+
+    @property
+    def drawn(self) -> int:
+        """How many parties a round has asked at the most, of which all are as likely; else all."""
+        who, parties = self.who, len(self.eligible)
+        if who.away or who.availability != 1:  # those that are there are more likely
+            return parties
+        return min(parties, ceil(who.count(parties) * (1 + who.over_select) - 1e-9))
 
     @property
     def most(self) -> int:

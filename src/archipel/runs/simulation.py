@@ -209,6 +209,7 @@ def build(
         privacy=options.get("privacy"),
         rounds=begun.rounds,
         most=begun.most,
+        drawn=begun.drawn,
     )
     attendance = DrawnAttendance(engine, begun.who, algorithm, fed, begun.eligible, begun.seed)
     runs = begun.runs(engine, settings or {})

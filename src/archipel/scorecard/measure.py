@@ -328,7 +328,7 @@ def _guarantee(promise: Promise) -> str:
     )
     return (
         f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "
-        f"test points, and how many records a party has.{drawn}"
+        f"test points, a common scale of features, and how many records a party has.{drawn}"
     )
 
 

@@ -12,7 +12,15 @@ from rich.text import Text
 from archipel.errors import clean
 from archipel.measures import ALIKE, ALL_POINTS
 from archipel.report import tables
-from archipel.scorecard.card import Efficacy, Efficiency, Privacy, Robustness, Scorecard, Spread
+from archipel.scorecard.card import (
+    Efficacy,
+    Efficiency,
+    Privacy,
+    Promise,
+    Robustness,
+    Scorecard,
+    Spread,
+)
 
 METRIC_NAMES = {
     "auc": "AUC", "c_index": "C-index", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "f1": "F1",
@@ -290,6 +298,19 @@ def _percent(share: float) -> str:
     return "99.9 %" if text == "100.0 %" and share < 1 else text.replace(".0 %", " %")
 
 
+def _meant(promise: Promise | None) -> Lines:
+    """What the promise means, and what it was made of."""
+    if promise is None:
+        return []
+    of = "" if promise.planned is None else f" of {promise.planned:.3g} planned"
+    return [
+        ("best membership attack", f"{promise.found:.1%}",
+         f"of the {promise.unit}s that were used it finds at most, at 1 % false alarms"),
+        ("noise", f"z = {promise.noise:.3g}",
+         f"over a clip of {promise.clip:g}; ε = {promise.epsilon:.3g}{of}, {promise.sampling}"),
+    ]  # fmt: skip
+
+
 def _privacy(p: Privacy) -> Lines:
     who = {"sums": "sums only", "individuals": "every upload", "none": "no server"}[p.server]
     return [
@@ -297,4 +318,5 @@ def _privacy(p: Privacy) -> Lines:
         *((("on the wire", "", "; ".join(p.wire)),) if p.wire else ()),
         ("differential privacy", "none" if p.epsilon is None else f"ε = {p.epsilon:.3g}",
          p.guarantee.removeprefix("none: ")),
+        *_meant(p.promise),
     ]  # fmt: skip

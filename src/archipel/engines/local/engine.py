@@ -73,10 +73,12 @@ class LocalEngine:
         privacy: Privacy | None = None,
         rounds: int = 1,
         most: int | None = None,
+        drawn: int | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
-        Noise for `privacy` is enough for so many rounds, of which a party is in `most`.
+        Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and which
+        ask `drawn` parties each, all as likely.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
@@ -118,7 +120,7 @@ class LocalEngine:
         self.protection: Protection | None = None
         if privacy is not None:
             setting = Setting(
-                data, model, seed, self._eligible, self._cohort, rounds, most or rounds
+                data, model, seed, self._eligible, drawn or self._cohort, rounds, most or rounds
             )
             self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
