@@ -13,14 +13,18 @@ from safetensors.torch import save
 
 import archipel as ar
 from archipel.cli import main
+from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.in_process import meet, play
 from archipel.engines.network.party_state import PartyState
+from archipel.engines.network.server import Steps, Upload
 from archipel.engines.network.transport import Refused
 from archipel.engines.plan import Plan
 from archipel.errors import BudgetSpent
+from archipel.exchange.sender import Sender
 from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.coordinator.folder import CoordinatorFolder
+from archipel.federation.coordinator.server_study import ServerStudy
 from archipel.federation.site import binding, ledger
 from archipel.federation.site.account import epsilon_of, for_records
 from archipel.federation.site.exposure import Rows
@@ -29,6 +33,7 @@ from archipel.federation.site.part import party_state_at
 from archipel.federation.site.policy import Overspent, Policy, Withheld
 from archipel.privacy.promise import Privacy
 from archipel.privacy.release import Gaussian, Release
+from archipel.runs.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
 from network.test_federation import attend, coordinator, members, simulated, text_of
@@ -114,6 +119,42 @@ def test_between_sites_it_is_the_simulation_and_every_round_is_in_the_ledger(tmp
     assert (told.promise is None) == (privacy["unit"] == "record")
 
 
+@pytest.mark.parametrize("trust", ["server", "nobody"])
+def test_a_coordinator_that_is_trusted_adds_noise_of_its_own_to_the_mean(trust):
+    """Uploads that all are 0, and one far beyond the clip, which it does not believe."""
+    facts = Facts((4,), 3, "classification", 20, 5)
+    sites = dict.fromkeys("abcd", facts)
+    fed = shadow("study", sites)
+    model = build_model("logistic", fed, None, 0)
+    promise = Privacy("party", noise=3.0, clip=2.0, trust=trust)
+    events = asyncio.new_event_loop()
+    study = ServerStudy(
+        ar.FedAvg(lr=0.1), fed, model, {"rounds": 4, "privacy": promise}, "s", sites, events
+    )
+    events.close()
+    engine, found = study.engine.engine, []
+    assert study.run.kept.noise == dict.fromkeys(range(4), 3.0)
+    for _ in range(60):
+        uploads = {}
+        for k in range(4):
+            far = torch.full_like(model.w, 1e6 if k == 3 else 0.0)
+            came = engine.boxes.receive(0, Sender(0, 0, 0, np.array([k]), (), None), far)
+            uploads[k] = Upload(leaves(came), 20.0, 0)
+        steps = Steps(engine.boxes, engine.anatomy, engine.shared, 4, 0)
+        shared, out = steps.take(uploads)
+        assert out == []
+        found.append(shared - model.w)
+    drawn = torch.stack(found).double()  # [60, p]: clipped to 2, over 4, with noise of 6 over 4
+    if trust == "nobody":
+        assert float(drawn.std(dim=0).max()) == 0.0  # it came with the uploads
+        return
+    assert not engine.anatomy.messages[0].asks & {"mean by examples", "n", "stack"}
+    assert float(drawn.mean(dim=0).norm()) < 2.0
+    count = drawn.numel()
+    spread = float(drawn.std())
+    assert abs(spread / 1.5 - 1) < 3.9 / (2 * count) ** 0.5 + 0.01
+
+
 # -- a party with its own ledger -------------------------------------------------------------------
 
 
@@ -178,6 +219,23 @@ def test_nothing_is_computed_that_is_not_charged():
     party._advance = None  # would fail otherwise
     with pytest.raises(Overspent):
         party.work(0, 0, leaves(party.anatomy.sent))
+
+
+def test_what_could_not_be_charged_is_charged_when_it_is_tried_again():
+    """Also after a restart from what was on the disk at that moment."""
+    charged = []
+    party = party_of(ar.FedSGD(lr=0.1), charged)
+    pay, party._pay = party._pay, lambda t: (_ for _ in ()).throw(Overspent("no."))
+    w = leaves(party.anatomy.sent)
+    with pytest.raises(Overspent):
+        party.work(0, 0, w)
+    again = party_of(ar.FedSGD(lr=0.1), charged)
+    again.restore({**party.state(), "last": torch.tensor([-1, 0])})
+    again.work(0, 0, w)
+    assert charged == [0]
+    party._pay = pay
+    party.work(0, 0, w)
+    assert charged == [0, 0]
 
 
 def test_a_letter_that_is_none_costs_nothing():
@@ -262,6 +320,20 @@ def test_a_peer_that_is_killed_sends_the_same_and_pays_once_where_that_is_sure(m
     assert charged == [0] * mixes
     again.alone(1, mixing)
     assert charged == [0] * mixes + [1]
+
+
+def test_a_peer_that_hears_something_else_after_a_restart_draws_other_noise():
+    """The same noise on two gradients would show the difference between them."""
+    kept, left = [], []
+    party = party_of(Mixing(2), [])
+    party.alone(0, lambda x, *_: (kept.append(party.state()), x)[1])
+    for change in (0.0, 0.0, 1e-6):
+        again = party_of(Mixing(2), [])
+        again.restore(kept[0])
+        found, _ = again.alone(0, lambda x, *_, change=change: x + change)
+        left.append(found.state)
+    assert torch.equal(left[0], left[1])
+    assert float((left[0] - left[2]).norm()) > 1e-3
 
 
 def test_peers_over_letters_are_their_simulation():
