@@ -113,9 +113,9 @@ class Asking:
         found = list[Vector]()
         far = torch.zeros_like(w)
         far[..., 0] = FAR
-        for _ in range(self.batches):
+        for _drawn in range(self.batches):
             batch = me.batch(self.batch_size)
-            for _ in range(self.gradients):
+            for _asked in range(self.gradients):
                 sign = (-1) ** (me.round + len(found))
                 found.append(sign * me.grad(w + sign * far, batch))
         return tuple(found), None
@@ -262,8 +262,34 @@ def of_models(
         scores = (_mixture(x, q, noise) - _mixture(-x, q, noise)).sum(axis=0)[:first]
         ups.append(scores[sign[:first]])
         downs.append(scores[~sign[:first]])
-        claimed = run.scorecard.privacy.promise.epsilon
+        assert run.kept is not None
+        claimed = run.kept.spent({0: rounds})[0]
     return Found(bound(np.concatenate(ups), np.concatenate(downs), delta), claimed)
+
+
+def of_rounds(
+    noise: float, sample: int, among: int, rounds: int, delta: float = DELTA, clip: float = 0.5
+) -> Found:
+    """Audit single rounds: all pull one way; or the first pulls the other way, when it is in.
+
+    The model's step then has one place where it is out, and one two clips apart where it is in.
+    """
+    scores, claimed = list[Floats](), 0.0
+    for canary in (FAR, -FAR):
+        ys = [torch.tensor([canary if k == 0 else -FAR]).double() for k in range(among)]
+        x = torch.ones(1, 1).double()
+        data = ar.Federation.from_arrays([x] * among, ys, test=0.0)
+        models = [torch.zeros(1).double()]
+        run = ar.simulate(
+            ar.FedAvg(1.0, batch_size=None), data, linear(1), rounds=rounds, sample=sample,
+            workers=1, plan=ar.Plan("stacked", 256, 1), seed=int(canary > 0),
+            privacy=Privacy("party", noise=noise, delta=delta, clip=clip),
+            on_round=lambda run, models=models: models.append(run.vector.clone()),
+        )  # fmt: skip
+        scores.append(torch.stack(models).diff(dim=0)[:, 0].numpy())
+        assert run.kept is not None
+        claimed = run.kept.spent({0: 1})[0]
+    return Found(bound(scores[0], scores[1], delta), claimed)
 
 
 def _mixture(x: Floats, rate: float, noise: float) -> Floats:
