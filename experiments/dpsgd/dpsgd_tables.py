@@ -97,7 +97,7 @@ def figures(done: dict[str, Any]) -> dict[str, Figure]:
         markeredgewidth=2, linestyle="none", label="to reach, MNIST",
     )  # fmt: skip
     ax.set_xscale("log", base=2)
-    ax.set_xticks([0.5, 1, 2, 4, 8, 16, 32], ["0.5", "1", "2", "4", "8", "16", "32"])
+    ax.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["0.25", "0.5", "1", "2", "4", "8", "16"])
     ax.set(xlabel="ε", ylabel="on test points (%); dotted: without privacy")
     ax.legend(loc="lower right")
     ax.set_title("What an ε buys", color=INK, fontweight="bold")

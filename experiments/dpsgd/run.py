@@ -111,7 +111,7 @@ PARTS = {
         lambda lr: ar.FedOpt(
             lr, local_steps=1, batch_size=0.1, server_optimiser="momentum", server_lr=1.0
         ),
-        80, (0.5, 2.0, 8.0), (1.0, 4.0), record(0.1),
+        80, (0.5, 2.0, 8.0, inf), (1.0, 4.0), record(0.1),
     ),
     "femnist": Part(
         femnist, lambda: zeros(COMPONENTS, 62),
