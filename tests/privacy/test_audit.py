@@ -305,8 +305,8 @@ def test_by_party_where_all_others_pull_the_other_way(monkeypatch):
     """
 
     def audit():
-        return of_rounds(noise=1.5, sample=5, among=10, rounds=4000)
+        return of_rounds(noise=1.0, sample=5, among=10, rounds=4000)
 
-    holds(audit(), power=0.6)
+    holds(audit(), power=0.5)
     halved_server(monkeypatch)
     is_found(audit())
