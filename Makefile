@@ -40,8 +40,9 @@ postgres:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null 2>&1; } || \
 	echo "PostgreSQL is not here and cannot be installed: the roll is tested on SQLite alone."
 
+# one more than cores: many tests wait for other processes
 test: $(DEV) browser postgres
-	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(DEV) browser
 	$(BIN)/python -m pytest -m slow

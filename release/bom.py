@@ -26,7 +26,7 @@ LOCKS = ROOT / "requirements"
 PERMISSIVE = {
     *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC", "MIT"),
     *("MIT-0", "MIT-CMU", "PSF-2.0", "Zlib", "LLVM-exception"),
-    *("Apache Software License", "BSD", "BSD License", "ISC License", "MIT License"),
+    *("Apache 2.0", "Apache Software License", "BSD", "BSD License", "ISC License", "MIT License"),
     "Python Software Foundation License",
 }
 
