@@ -71,7 +71,7 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     data, model, ids = setting.data, setting.model, setting.ids
     parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
-    record.check_records(promise.delta, sizes)
+    record.check_delta(promise.delta, int(sizes.max()), "a party", "records")
     way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
     rounds = range(min(setting.rounds, _ROUNDS))
     record.check_steady(boxes, [_one(setting, 0, t) for t in rounds], model.w.clone(), len(ids))
@@ -100,6 +100,7 @@ def _by_party(
             'privacy.trust = "nobody", model.statistics = "averaged": BatchNorm\'s means and '
             'variances would leave without noise; say model.statistics = "own", or use GroupNorm.'
         )
+    record.check_delta(promise.delta, setting.parties or len(setting.ids), "the study", "parties")
     messages = len(examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages)
     kept = party.planned(
         promise, messages, setting.ids.tolist(), setting.cohort, setting.rounds, setting.most

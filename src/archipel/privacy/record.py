@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.core import Batch, Vector
@@ -89,11 +88,10 @@ def behind_door(
     return Doored(boxes, Noised(kept.promise.clip, dict(kept.noise), dict(found)))
 
 
-def check_records(delta: float, sizes: Iterable[int] | NDArray[np.int64]) -> None:
-    """Refuse a δ that could be kept by publishing one record."""
-    most = max(sizes, default=0)
-    if delta * most >= 1:
+def check_delta(delta: float, count: int, whose: str, units: str) -> None:
+    """Refuse a δ that could be kept by publishing one of so many units."""
+    if delta * count >= 1:
         raise ArchipelError(
-            f"privacy.delta = {delta:g}: a party has {most} records, and to publish one of them "
-            f"would keep it; give less than {1 / most:.1g}, such as {0.1 / most:.1g}."
+            f"privacy.delta = {delta:g}: {whose} has {count} {units}, and to publish one of them "
+            f"would keep it; give less than {1 / count:.1g}, such as {0.1 / count:.1g}."
         )
