@@ -41,8 +41,9 @@ postgres:
 	echo "PostgreSQL is not here and cannot be installed: the roll is tested on SQLite alone."
 
 # one more than cores: many tests wait for other processes
+test: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: $(DEV) browser postgres
-	$(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(DEV) browser
 	$(BIN)/python -m pytest -m slow

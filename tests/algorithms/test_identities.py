@@ -16,6 +16,7 @@ SHAPES = {
     "seed": st.integers(0, 10_000),
 }
 few = settings(max_examples=15, deadline=None)
+STACKED = ar.Plan("stacked", 8, 1)
 
 
 def gradient_descent(data, model, lr, rounds):
@@ -121,8 +122,8 @@ def test_scaffold_reaches_the_optimum_where_fedavg_stalls(option):
     model = linear(4)
     work = {"lr": 0.05, "local_steps": 10, "batch_size": None}
 
-    scaffold = learn(ar.Scaffold(option=option, **work), data, model, rounds=600)
-    fedavg = learn(ar.FedAvg(**work), data, model, rounds=600)
+    scaffold = learn(ar.Scaffold(option=option, **work), data, model, rounds=600, plan=STACKED)
+    fedavg = learn(ar.FedAvg(**work), data, model, rounds=600, plan=STACKED)
 
     assert (scaffold - best).norm() < 1e-8
     assert (fedavg - optimum(data)).norm() > 1e-3

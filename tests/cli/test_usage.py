@@ -153,7 +153,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(archipel, tmp_path, argume
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(process, shell):
-    done = process("--show-completion", shell)
+    told = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # whichever shell this runs in
+    done = process("--show-completion", shell, env={**os.environ, **told})
 
     assert done.code == 0 and "_ARCHIPEL_COMPLETE" in done.out
 
