@@ -19,7 +19,7 @@ Departures: a threshold is chosen on a third of the canaries and judged on the o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor
 
 import archipel as ar
 from archipel.core import Party, Uploads, Vector
-from archipel.privacy.promise import Privacy
+from archipel.privacy.promise import Kept, Privacy
 from problems import linear
 
 Floats = NDArray[np.float64]
@@ -160,8 +160,20 @@ def records(parties: int, n: int = 4, y: float = 0.0) -> ar.Federation:
     return ar.Federation.from_arrays(list(x), list(target), test=0.0)
 
 
+def claim(kept: Kept, rounds: int, delta: float) -> float:
+    """The epsilon that is claimed at a delta, also one that no study of so many may promise."""
+    told = replace(kept, promise=replace(kept.promise, delta=delta))
+    return told.spent({0: rounds})[0]
+
+
 def seen_by(
-    algorithm: Any, data: ar.Federation, promise: Privacy, rounds: int, workers: int, seed: int
+    algorithm: Any,
+    data: ar.Federation,
+    promise: Privacy,
+    rounds: int,
+    workers: int,
+    seed: int,
+    delta: float,
 ) -> tuple[Tensor, float]:
     """All that a server sees of each party, a row for each round, and the epsilon claimed."""
     plan = ar.Plan("stacked", 512, workers)
@@ -172,7 +184,7 @@ def seen_by(
         for t in range(rounds):
             engine.round(t, range(data.training))
         assert engine.kept is not None
-        return torch.stack(algorithm.seen), engine.kept.spent({0: rounds})[0]
+        return torch.stack(algorithm.seen), claim(engine.kept, rounds, delta)
 
 
 def of_records(
@@ -188,7 +200,7 @@ def of_records(
     """Audit DP-SGD with the best test there is, of an adversary who sees every gradient."""
     data = records(parties)
     promise = Privacy("record", noise=noise, delta=delta, clip=clip)
-    seen, claimed = seen_by(asking, data, promise, rounds, workers, seed)
+    seen, claimed = seen_by(asking, data, promise, rounds, workers, seed, delta)
     q = rate_of(asking.batch_size, 4)
     x = seen[..., 0].numpy() * q * 4 / clip  # [rounds, gradients, parties]
     scores = likelier(x.reshape(-1, asking.gradients, parties), q, noise)
@@ -200,7 +212,7 @@ def of_training(
 ) -> Found:
     """Audit what an algorithm sends, by how far it moved towards the canary."""
     promise = Privacy("record", noise=noise, delta=delta, clip=0.5)
-    seen, claimed = seen_by(algorithm, records(parties, y=FAR), promise, rounds, 1, 0)
+    seen, claimed = seen_by(algorithm, records(parties, y=FAR), promise, rounds, 1, 0, delta)
     scores = seen[..., 0].sum(dim=0).numpy()
     return Found(bound(scores[::2], scores[1::2], delta), claimed)
 
@@ -220,9 +232,9 @@ def of_uploads(
     x = torch.tensor([[1.0, 0.0]]).double()
     ys = [torch.tensor([FAR if k % 2 == 0 else -FAR]).double() for k in range(parties)]
     data = ar.Federation.from_arrays([x] * parties, ys, test=0.0)
-    promise = Privacy("party", noise=noise, delta=delta, clip=clip, trust="nobody")
+    promise = Privacy("party", noise=noise, clip=clip, trust="nobody")
     algorithm = SeenFedAvg(1.0, batch_size=None)
-    seen, claimed = seen_by(algorithm, data, promise, rounds, 1, 0)
+    seen, claimed = seen_by(algorithm, data, promise, rounds, 1, 0, delta)
     scores = seen[..., 0].sum(dim=0).numpy()
     return Found(bound(scores[::2], scores[1::2], delta), claimed)
 
@@ -254,7 +266,7 @@ def of_models(
         run = ar.simulate(
             ar.FedAvg(1.0, batch_size=None), data, linear(among), rounds=rounds, sample=sample,
             workers=1, plan=ar.Plan("stacked", 256, 1), seed=seed,
-            privacy=Privacy("party", noise=noise, delta=delta, clip=clip),
+            privacy=Privacy("party", noise=noise, clip=clip),
             on_round=lambda run, models=models: models.append(run.vector.clone()),
         )  # fmt: skip
         x = torch.stack(models).diff(dim=0).numpy() * sample / clip  # [rounds, among]
@@ -263,7 +275,7 @@ def of_models(
         ups.append(scores[sign[:first]])
         downs.append(scores[~sign[:first]])
         assert run.kept is not None
-        claimed = run.kept.spent({0: rounds})[0]
+        claimed = claim(run.kept, rounds, delta)
     return Found(bound(np.concatenate(ups), np.concatenate(downs), delta), claimed)
 
 
@@ -283,12 +295,12 @@ def of_rounds(
         run = ar.simulate(
             ar.FedAvg(1.0, batch_size=None), data, linear(1), rounds=rounds, sample=sample,
             workers=1, plan=ar.Plan("stacked", 256, 1), seed=int(canary > 0),
-            privacy=Privacy("party", noise=noise, delta=delta, clip=clip),
+            privacy=Privacy("party", noise=noise, clip=clip),
             on_round=lambda run, models=models: models.append(run.vector.clone()),
         )  # fmt: skip
         scores.append(torch.stack(models).diff(dim=0)[:, 0].numpy())
         assert run.kept is not None
-        claimed = run.kept.spent({0: 1})[0]
+        claimed = claim(run.kept, 1, delta)
     return Found(bound(scores[0], scores[1], delta), claimed)
 
 
