@@ -34,6 +34,7 @@ from archipel.privacy.release import (
     Poisson,
     Pure,
     Release,
+    Shuffled,
     bare,
     together,
 )
@@ -194,6 +195,11 @@ def _check(releases: Releases, accountant: str, neighbours: str) -> None:
                 f"({each.sampling.sampled} of {each.sampling.among}) is accounted where one is "
                 "replaced; say neighbours = 'replace', or sample each with a probability."
             )
+        if isinstance(each.mechanism, Shuffled) and neighbours != "replace":
+            raise ArchipelError(
+                f"neighbours = {neighbours!r}: shuffled reports are accounted where one is "
+                "replaced, since how many there are is seen; say neighbours = 'replace'."
+            )
 
 
 def _check_delta(delta: float) -> None:
@@ -277,6 +283,8 @@ def _without_delta(known: tuple[Release, ...], neighbours: Neighbours) -> float:
         match each.mechanism:
             case Pure(epsilon):
                 one = DISTANCE[neighbours] * epsilon
+            case Shuffled(epsilon0):
+                one = epsilon0
             case Laplace(noise):
                 one = DISTANCE[neighbours] / noise
             case _:

@@ -95,6 +95,21 @@ class Pure:
 
 
 @dataclass(frozen=True)
+class Shuffled:
+    """Reports of which nobody knows whose is which, each ε0-private where one is replaced."""
+
+    epsilon0: float
+    reports: int  # of honest participants
+    values: int | None = None  # k, of k-ary randomised response; None: any randomiser
+
+    def __post_init__(self) -> None:
+        _from_zero("epsilon0", self.epsilon0)
+        _whole("reports", self.reports, 1)
+        if self.values is not None:
+            _whole("values", self.values, 2)
+
+
+@dataclass(frozen=True)
 class Poisson:
     """Each participant comes with probability `rate`, on its own; the adversary knows not who."""
 
@@ -125,7 +140,7 @@ class FixedSize:
         return self.sampled / self.among
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | Pure
+Mechanism = Gaussian | Laplace | DiscreteGaussian | Pure | Shuffled
 Sampling = Poisson | FixedSize
 
 
@@ -155,6 +170,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "laplace": Laplace,
     "discrete_gaussian": DiscreteGaussian,
     "pure": Pure,
+    "shuffled": Shuffled,
 }
 SAMPLINGS: dict[str, type[Sampling]] = {"poisson": Poisson, "fixed_size": FixedSize}
 
@@ -214,10 +230,15 @@ def together(releases: Iterable[Release]) -> tuple[Release, ...]:
 def _silent(mechanism: Mechanism) -> bool:
     if isinstance(mechanism, Pure):
         return mechanism.epsilon == 0
+    if isinstance(mechanism, Shuffled):
+        return mechanism.epsilon0 == 0
     return mechanism.noise == inf
 
 
 def bare(release: Release) -> bool:
     """Whether it leaves without any noise."""
-    mechanism = release.mechanism
-    return mechanism.epsilon == inf if isinstance(mechanism, Pure) else mechanism.noise == 0
+    match release.mechanism:
+        case Pure(epsilon) | Shuffled(epsilon):
+            return epsilon == inf
+        case other:
+            return other.noise == 0

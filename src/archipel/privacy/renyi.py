@@ -33,6 +33,7 @@ from archipel.privacy.release import (
     Neighbours,
     Pure,
     Release,
+    Shuffled,
 )
 
 _ROUNDING = 1e-14  # of a divergence that is computed as a logarithm near 0
@@ -82,6 +83,8 @@ def _one(release: Release, far: int, orders: Array) -> Array:
             return _pure(far / noise, release.rate, orders)
         case Pure(epsilon):
             return _pure(far * epsilon, release.rate, orders)
+        case Shuffled(epsilon0):  # without what shuffling adds
+            return _pure(epsilon0, release.rate, orders)
 
 
 def _gaussian(noise: float, release: Release, far: int, orders: Array) -> Array:
