@@ -66,7 +66,7 @@ def test_chances_are_those_of_randomised_response():
 
 def test_no_report_is_likelier_than_epsilon0_allows():
     """Of all reports of (s = 2 coordinates, bits): the ratio for two vectors, by their chances."""
-    way = Coordinates(5.0, 2, bound=1.0)
+    assert Coordinates(5.0, 2).told == 2
     flipped = 1 / (exp(5.0 / 2) + 1)
 
     def chance(x, j, bit):

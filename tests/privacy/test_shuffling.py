@@ -1,4 +1,4 @@
-"""What shuffling adds: bounds against brute force and published numbers; orders that are uniform."""
+"""What shuffling adds: bounds against brute force and published numbers; uniform orders."""
 
 from itertools import permutations
 from math import exp, isnan

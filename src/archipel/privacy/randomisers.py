@@ -78,10 +78,8 @@ class Response:
     def report(self, values: ArrayLike, source: Source) -> Ints:
         """What each party tells of its value in 0 ... k - 1, `[m] -> [m]`."""
         held = np.asarray(values)
-        if (
-            held.dtype.kind not in "iu"
-            or held.size
-            and not 0 <= held.min() <= held.max() < self.values
+        if held.dtype.kind not in "iu" or (
+            held.size and not 0 <= held.min() <= held.max() < self.values
         ):
             raise ArchipelError(f"values: give whole numbers from 0 to {self.values - 1}.")
         uniform = _happens(source, self.values * self.other, 1)[:, 0]
@@ -125,7 +123,7 @@ class OneBit:
         return 1 / (exp(self.epsilon0) + 1)
 
     def report(self, numbers: ArrayLike, source: Source) -> Ints:
-        """What each party tells of its number, 0 or 1, `[m] -> [m]`; numbers outside are clipped."""
+        """What each party tells of its number, 0 or 1, `[m] -> [m]`; it is clipped before."""
         x = np.clip(np.asarray(numbers, np.float64), self.low, self.high)
         return _bits((x - self.low) / (self.high - self.low), self.flipped, source, 1)[:, 0]
 
