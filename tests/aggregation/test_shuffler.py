@@ -127,7 +127,7 @@ def test_where_a_report_ends_up_does_not_depend_on_who_sent_it():
     made = batch([b"%d" % k for k in range(5)])
     source = Keystream(b"where a report ends up" + bytes(10))
     counts = np.zeros((5, 5))
-    runs = 1000
+    runs = 300
     for _ in range(runs):
         found = onion.opened(shuffler(source=source).shuffled(made), ANALYSER, ABOUT)
         for place, content in enumerate(found):

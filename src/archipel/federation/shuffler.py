@@ -42,16 +42,16 @@ class ShufflerFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, listens: str, least: int) -> ShufflerFolder:
-        """Make keys and a certificate; `listens` is the HOST:PORT by which the server knows it."""
+    def create(cls, path: Path, address: str, least: int) -> ShufflerFolder:
+        """Make keys and a certificate; `address` is the HOST:PORT by which the server knows it."""
         if path.exists() and any(path.iterdir()):
             raise ArchipelError(f"'{path}' exists and is not empty; give another folder.")
         if least < LEAST:
             raise ArchipelError(f"--least {least}: give {LEAST} reports or more.")
-        host, _, port = listens.rpartition(":")
+        host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) < 65536 and "/" not in host):
             raise ArchipelError(
-                f"--listens {listens}: give HOST:PORT, such as mix.example.org:8444."
+                f"address = {address!r}: give HOST:PORT, such as mix.example.org:8444."
             )
         path.mkdir(parents=True, exist_ok=True)
         tls = new_key()
@@ -102,7 +102,7 @@ class ShufflerFolder:
         return Place(host, port, hashlib.sha256(shown).digest(), key)
 
     def admit(self, name: str, key: str) -> None:
-        """Take a member in: a site by its public key, in hex, as `archipel site status` shows it."""
+        """Take a member in: a site by its public key, in hex."""
         try:
             public = bytes.fromhex(key)
         except ValueError:
