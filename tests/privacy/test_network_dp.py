@@ -53,17 +53,16 @@ def test_noise_enters_every_k_minus_one_hops(K, M):
 def brute(K, M, sigma, published, watcher):
     """mu of each party from every token that v sees, what it adds subtracted; joint covariance."""
     hops = K * M
-    token, noise = np.zeros(hops), np.zeros(hops + 1)
+    token, noise = np.zeros(hops), np.zeros(hops)
     rows = []
     for hop in range(hops):
         if hop % K == watcher:
             rows.append((token.copy(), noise.copy()))
-        elif hop % (K - 1) == 0:
+        elif hop % (K - 1) == 0 or (published and hop == hops - 1):
             noise[hop] = sigma
         if hop % K != watcher:
             token[hop] = 1.0
     if published:
-        noise[hops] = 0.0 if watcher == K - 1 else sigma
         rows.append((token.copy(), noise.copy()))
     values, factor = (np.array(each) for each in zip(*rows, strict=True))
     V = np.linalg.pinv(factor @ factor.T, rcond=1e-10)

@@ -7,7 +7,15 @@ import pytest
 from scipy.stats import binomtest, chi2, norm
 
 from archipel.errors import ArchipelError
-from archipel.privacy.randomisers import Coordinates, OneBit, Response
+from archipel.privacy.randomisers import (
+    Coordinates,
+    Levels,
+    Response,
+    best_levels,
+    shuffled_histogram,
+    shuffled_mean,
+)
+from archipel.privacy.shuffling import Randomiser, epsilon_of
 from archipel.privacy.sources import Simulated
 
 ALPHA, RUNS = 1e-4, 2000
@@ -39,8 +47,9 @@ def test_a_histogram_by_randomised_response_is_unbiased_with_its_variance():
     check_right(found, COUNTS, way.variance(COUNTS))
 
 
-def test_a_mean_by_one_bit_is_unbiased_with_its_variance():
-    way = OneBit(0.7, -1.0, 3.0)
+@pytest.mark.parametrize("levels", [2, 5])
+def test_a_mean_by_levels_is_unbiased_with_its_variance(levels):
+    way = Levels(0.7, -1.0, 3.0, levels)
     found = [way.estimate(way.report(NUMBERS, source(60, run))) for run in range(RUNS)]
 
     check_right(found, NUMBERS.mean(), way.variance(NUMBERS))
@@ -53,6 +62,28 @@ def test_a_sum_of_vectors_by_coordinates_is_unbiased_with_its_variance(epsilon0)
 
     assert way.told == (1 if epsilon0 == 1.0 else 2)
     check_right(found, VECTORS.sum(0), way.variance(VECTORS))
+
+
+def test_the_deviation_of_levels_is_the_worst_over_all_numbers():
+    way = Levels(1.3, 0.0, 2.0, 4)
+    numbers = np.linspace(0, 2, 1001)
+
+    assert way.deviation**2 >= max(way.variance(numbers[[i]]) for i in range(1001)) * 0.999
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_shuffled_mean_and_histogram_keep_their_budget(share):
+    numbers = np.linspace(0, 1, 400) ** 2
+    values = np.repeat([0, 1, 2], [200, 150, 50])
+    mean = shuffled_mean(numbers, 1.0, 1e-5, source(400), source(1), share=share)
+    counts = shuffled_histogram(values, 3, 1.0, 1e-5, source(400), source(1), share=share)
+    levels = best_levels(1.0, int(400 * share), 1e-5).levels
+
+    assert abs(mean.value - numbers.mean()) < 5 * mean.deviation
+    assert (np.abs(counts.value - [200, 150, 50]) < 5 * counts.deviation).all()
+    for told, k in ((mean, levels), (counts, 3)):
+        assert epsilon_of(Randomiser(told.epsilon0, k), int(400 * share), 1e-5) <= 1.0 + 1e-9
+        assert told.epsilon0 > 1.5  # more than a report alone may cost
 
 
 def test_chances_are_those_of_randomised_response():
@@ -105,7 +136,7 @@ def test_numbers_outside_are_clipped_and_nan_is_nothing():
         (lambda: Response(0.0, 2), r"epsilon0 = 0\.0: give a finite number above 0"),
         (lambda: Response(1.0, 3).report([3], source(1)), "whole numbers from 0 to 2"),
         (lambda: Response(1.0, 3).report([0.5], source(1)), "whole numbers from 0 to 2"),
-        (lambda: OneBit(1.0, 2.0, 2.0), r"low = 2\.0, high = 2\.0: give low below high"),
+        (lambda: Levels(1.0, 2.0, 2.0), r"low = 2\.0, high = 2\.0: give low below high"),
         (lambda: Coordinates(1.0, 3).report([[0.0]], source(1)), "give 1 of 3 coordinates"),
     ],
 )

@@ -18,10 +18,10 @@ P the projector on the span of these rows. A sum of losses of single messages is
 share one noise, and together tell more than each by itself. On a ring of 16 after 8 steps they tell
 v everything that x + N(0, σ²) itself would.
 
-Departures: where the sum is published, the last party adds one noise more, since a party late in
-the last round would else see exactly what those after it added. The token of the histogram starts,
-and ends where it is published, with Bin(K, γ) uniform values in place of γ K of them: it hides as
-K further reports would, exactly.
+Departures: where the sum is published, the last party adds noise, too, if it does not anyway, since
+a party late in the last round would else see exactly what those after it added. The token of the
+histogram starts, and ends where it is published, with Bin(K, γ) uniform values in place of γ K of
+them: it hides as K further reports would, exactly.
 """
 
 from __future__ import annotations
@@ -79,11 +79,12 @@ class RingSum:
     def noisy(self) -> list[int]:
         """Hops that add noise, counted from 0; party h mod K makes hop h."""
         last = self.parties * self.rounds - 1
-        return [*range(0, last + 1, self.parties - 1), *([last] if self.published else [])]
+        found = [*range(0, last + 1, self.parties - 1)]
+        return found if found[-1] == last or not self.published else [*found, last]
 
     @property
     def deviation(self) -> float:
-        """Of the sum: σ √⌈M K / (K - 1)⌉, with one noise more where it is published."""
+        """Of the sum: σ √⌈M K / (K - 1)⌉, with one noise more where a published sum needs it."""
         return self.sigma * sqrt(len(self.noisy))
 
     def run(self, values: ArrayLike, noise: ArrayLike) -> float:

@@ -5,13 +5,14 @@
 https://arxiv.org/abs/1407.1338. A value is told with chance p = e^ε0 / (e^ε0 + k - 1), and each
 other one with q = 1 / (e^ε0 + k - 1).
 
-`OneBit`: a number in [low, high] is rounded to one of both ends so that it is right on average, and
-the end is told by binary randomised response. Ding, Kulkarni, Yekhanin, NeurIPS 2017,
-https://arxiv.org/abs/1712.01524.
+`Levels`: a number in [low, high] is rounded to one of k levels so that it is right on average, and
+the level is told by k-ary randomised response. Balle, Bell, Gascón, Nissim, CRYPTO 2019,
+https://arxiv.org/abs/1903.02837, Algorithm 2; with two levels it is one bit, Ding, Kulkarni,
+Yekhanin, NeurIPS 2017, https://arxiv.org/abs/1712.01524.
 
 `Coordinates`: a vector in [-bound, bound]^p. s coordinates are drawn uniformly, with replacement,
 and each is told by one bit at ε0 / s: s = ε0 / 2.5, rounded down, but 1 to p of them. Wang et al.,
-ICDE 2019, https://arxiv.org/abs/1907.00001, Algorithm 4, with one bit in place of their
+ICDE 2019, https://arxiv.org/abs/1907.00782, Algorithm 4, with one bit in place of their
 piecewise mechanism.
 
 Each has an estimator that is unbiased for any data, and `variance` says how far it is off.
@@ -22,28 +23,31 @@ report is never likelier to be true than ε0 allows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, exp, floor
+from dataclasses import dataclass, replace
+from math import ceil, exp, floor, sqrt
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from archipel.errors import ArchipelError
 from archipel.privacy.checks import check_count, positive
 from archipel.privacy.curves import Array
-from archipel.privacy.shuffling import Randomiser
+from archipel.privacy.shuffling import Randomiser, epsilon0_for, honest
 from archipel.privacy.sources import Source
-from archipel.privacy.uniform import below
+from archipel.privacy.uniform import below, permutation
 from archipel.rng import Ints
+
+Flags = NDArray[np.bool_]
 
 _PER_BIT = 2.5  # of ε0, for each coordinate that is told [Wang et al., equation 12]
 
 
-def _happens(source: Source, chance: float, count: int) -> Array:
+def _happens(source: Source, chance: float, count: int) -> Flags:
     """Events `[m, count]`, rounded up: at least this likely, and by 2^-50 of it at most more."""
     limit = min(ceil(chance * 2**64 * (1 + 2.0**-50)), 2**64 - 1)
     words = source.words(np.full(source.parties, count)).reshape(source.parties, count)
-    found: Array = words < np.uint64(limit)
+    found: Flags = words < np.uint64(limit)
     return found
 
 
@@ -101,52 +105,70 @@ class Response:
 
 
 @dataclass(frozen=True)
-class OneBit:
-    """A number by one bit."""
+class Levels:
+    """A number by the level that it is rounded to: one bit, unless there are more levels.
+
+    >>> Levels(epsilon0=1.0).levels
+    2
+    """
 
     epsilon0: float
     low: float = 0.0
     high: float = 1.0
+    levels: int = 2  # k, at equal distances from low to high
 
     def __post_init__(self) -> None:
-        positive("epsilon0", self.epsilon0)
+        Randomiser(self.epsilon0, self.levels)
         if not self.low < self.high:
             raise ArchipelError(f"low = {self.low}, high = {self.high}: give low below high.")
 
     @property
     def randomiser(self) -> Randomiser:
-        return Randomiser(self.epsilon0, values=2)
+        return Randomiser(self.epsilon0, self.levels)
 
     @property
-    def flipped(self) -> float:
-        """q: how likely a bit is the wrong one."""
-        return 1 / (exp(self.epsilon0) + 1)
+    def uniform(self) -> float:
+        """γ: how likely a report is a level that was drawn."""
+        return self.levels / (exp(self.epsilon0) + self.levels - 1)
 
     def report(self, numbers: ArrayLike, source: Source) -> Ints:
-        """What each party tells of its number, 0 or 1, `[m] -> [m]`; it is clipped before."""
-        x = np.clip(np.asarray(numbers, np.float64), self.low, self.high)
-        return _bits((x - self.low) / (self.high - self.low), self.flipped, source, 1)[:, 0]
+        """What each party tells of its number, a level from 0 on, `[m] -> [m]`; it is clipped."""
+        share = (np.asarray(numbers, np.float64) - self.low) / (self.high - self.low)
+        steps = np.clip(np.nan_to_num(share), 0.0, 1.0) * (self.levels - 1)
+        low = np.floor(steps)
+        rounded = low.astype(np.int64) + _bits(steps - low, 0.0, source, 1)[:, 0]
+        return Response(self.epsilon0, self.levels).report(rounded, source)
 
     def estimate(self, reports: ArrayLike) -> float:
         """The mean of the numbers, `[n] -> one`."""
-        q = self.flipped
-        share = (float(np.mean(np.asarray(reports))) - q) / (1 - 2 * q)
+        told = float(np.mean(np.asarray(reports))) / (self.levels - 1)
+        share = (told - self.uniform / 2) / (1 - self.uniform)
         return self.low + (self.high - self.low) * share
 
     def variance(self, numbers: ArrayLike) -> float:
         """Of `estimate`, where parties have these numbers."""
         x = (np.asarray(numbers, np.float64) - self.low) / (self.high - self.low)
-        q, width = self.flipped, self.high - self.low
-        one = q + (1 - 2 * q) * x  # how likely a bit is 1
-        return width**2 * float(np.sum(one * (1 - one))) / (len(x) * (1 - 2 * q)) ** 2
+        k, g = self.levels, self.uniform
+        part = x * (k - 1) % 1
+        rounded = x**2 + part * (1 - part) / (k - 1) ** 2  # the mean square of the level
+        drawn = 1 / 4 + (k + 1) / (12 * (k - 1))
+        told = (1 - g) * rounded + g * drawn - ((1 - g) * x + g / 2) ** 2
+        return (self.high - self.low) ** 2 * float(np.sum(told)) / (len(x) * (1 - g)) ** 2
+
+    @property
+    def deviation(self) -> float:
+        """Of a mean over one party, whatever its number is; over n of them it is √n less."""
+        asked = self.low + (self.high - self.low) * np.linspace(0, 1, 20 * (self.levels - 1) + 1)
+        return sqrt(max(self.variance(np.array([each])) for each in asked))
 
 
 def _bits(shares: Array, flipped: float, source: Source, count: int) -> Ints:
     """Bits that are 1 with chance `shares`, and the other one with chance `flipped`."""
     words = source.words(np.full(source.parties, count)).reshape(source.parties, count)
     ones = (words >> np.uint64(11)) * 2.0**-53 < shares.reshape(source.parties, -1)
-    found: Ints = (ones ^ _happens(source, flipped, count)).astype(np.int64)
-    return found
+    if flipped:
+        ones ^= _happens(source, flipped, count)
+    return ones.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -204,3 +226,59 @@ class Coordinates:
         x = np.asarray(vectors, np.float64)
         found: Array = np.sum(self.size * self.scale**2 - x**2, axis=0) / self.told
         return found
+
+
+# -- one question, from the data to the answer -----------------------------------------------------
+
+
+class Told(NamedTuple):
+    """What came of a question that everybody answered through a shuffler."""
+
+    value: Array  # the mean, or the number of parties with each value
+    deviation: Array  # of it, at most
+    epsilon0: float  # of each report by itself
+
+
+def best_levels(epsilon: float, reports: int, delta: float, most: int = 32) -> Levels:
+    """Levels of numbers in [0, 1] with the least error, for reports that cost (ε, δ) shuffled."""
+    ways = (
+        Levels(epsilon0_for(epsilon, reports, delta, k), levels=k)
+        for k in sorted({min(k, most) for k in (2, 3, 4, 6, 8, 12, 16, 24, 32)})
+    )
+    return min(ways, key=lambda way: way.deviation)
+
+
+def shuffled_mean(
+    numbers: ArrayLike,
+    epsilon: float,
+    delta: float,
+    parties: Source,
+    shuffler: Source,
+    low: float = 0.0,
+    high: float = 1.0,
+    share: float = 1.0,
+) -> Told:
+    """The mean of numbers in [low, high], one of each party; `share` of the parties is honest."""
+    held = np.asarray(numbers, np.float64)
+    found = best_levels(epsilon, honest(len(held), share), delta)
+    way = replace(found, low=low, high=high)
+    reports = way.report(held, parties)[permutation(shuffler, len(held))]
+    error = way.deviation / sqrt(len(held))
+    return Told(np.array(way.estimate(reports)), np.array(error), way.epsilon0)
+
+
+def shuffled_histogram(
+    values: ArrayLike,
+    among: int,
+    epsilon: float,
+    delta: float,
+    parties: Source,
+    shuffler: Source,
+    share: float = 1.0,
+) -> Told:
+    """How many parties have each value 0 ... among - 1; `share` of the parties is honest."""
+    held = np.asarray(values)
+    way = Response(epsilon0_for(epsilon, honest(len(held), share), delta, among), among)
+    reports = way.report(held, parties)[permutation(shuffler, len(held))]
+    worst = max(way.variance([len(held), 0])[0], way.variance([0, len(held)])[0])
+    return Told(way.estimate(reports), np.full(among, sqrt(worst)), way.epsilon0)
