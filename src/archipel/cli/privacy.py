@@ -12,6 +12,7 @@ from rich.table import Table
 
 from archipel.cli import options as o
 from archipel.cli.ledger import ledger
+from archipel.cli.picture import picture
 
 if TYPE_CHECKING:
     from archipel.privacy.promise import Kept
@@ -24,6 +25,7 @@ StudyFile = Annotated[
 ]
 
 app.command()(ledger)
+app.command()(picture)
 
 
 @app.command()
