@@ -290,6 +290,13 @@ def planned(
     )  # fmt: skip
 
 
+def neighbours_of(
+    parties: int, honest: float, dropouts: float, form: Form, failure: float = 1e-6
+) -> int:
+    """The fewest k with which a bad graph is as rare as that."""
+    return _neighbours(parties, _honest(parties, honest, dropouts), None, form, failure)
+
+
 def _honest(parties: int, honest: float, dropouts: float) -> int:
     """h: honest parties that publish, at least."""
     if not 0 < honest <= 1 or not 0 <= dropouts < 1:
