@@ -28,7 +28,7 @@ from archipel.exchange.sender import Sender
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
 from archipel.privacy import grid
-from archipel.privacy.sources import Keystream
+from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Work, checked_batch_size, work_of
 from archipel.training.schedules import rate
@@ -256,6 +256,12 @@ class LocalParty:
         for row, key in zip(drawn, self._keys(f"noise {purpose}"), strict=True):
             row.normal_(generator=torch.Generator().manual_seed(int(key) >> 1))
         return values + self._by_party(drawn, inner)
+
+    def source(self, purpose: str, at: int = 0) -> Source:
+        """Where one party's noise on the integers comes from; from the seed in a simulation."""
+        if not self.private:
+            return Simulated(self.seed, self.round, self.ids[[at]], purpose)
+        return Keystream(self._secrets_for(purpose.encode() + self.heard())[at])
 
     def _source(self, purpose: str) -> Keystream:
         """A stream of the round's secrets for each party."""
