@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors as integers of few bits, so that noise can be added in shares under a secure sum: a plan.
+"""Vectors as integers of few bits, to which noise is added in shares, under a secure sum: the plan.
 
-A party clips its vector to norm c, turns it by a random rotation that all have in common, multiplies
-it by a scale s, rounds every number up or down at random so that nothing is lost on average, adds
+A party clips its vector to norm c, turns it by a random rotation that all have in common, takes it
+times a scale s, rounds every number up or down at random so that nothing is lost on average, adds
 its share of integer noise, and sends what is left modulo 2^b. The sum is read off its residue next
 to 0, divided by s and turned back (`wire/integers.py` computes; here is what to compute with).
 
@@ -31,13 +31,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from functools import lru_cache
+from math import exp, floor, inf, log, sqrt
+from typing import Literal
 
 from archipel.errors import ArchipelError
+from archipel.privacy.release import DiscreteGaussian, Mechanism, Skellam
+from archipel.privacy.shares import ROUNDED
+
+Kind = Literal["gaussian", "skellam"]  # of noise in shares
 
 BETA = 1e-12
 DEVIATIONS = 6.0  # of a number of the sum that fit into the modulus, at least
-_FINEST = 2.0**40  # steps in a clip, at most: integers below 2^53 are floating-point numbers, too
+_FINEST = 2.0**32  # steps in a clip, at most: rounding no longer matters
+_LARGEST = {"gaussian": 2.0**88, "skellam": 2.0**24}  # variance of a share that is drawn quickly
 
 
 def rounded_l2(norm: float, size: int, beta: float = BETA) -> float:
@@ -125,7 +132,69 @@ def _room(steps: float, size: int, parties: int, bits: int, share: float) -> flo
     """
     half, window = 2.0 ** (bits - 1), 1 << (size.bit_length() - 1)
     left = half - parties * rounded_l2(steps, size)
+    if share == inf:
+        return 0.0
     if share == 0:
         return inf if left > 0 else 0.0
     everything = (parties * steps) ** 2 / window + parties * (0.25 + share)
     return max(half / sqrt(everything), left / sqrt(parties * share))
+
+
+# -- a share of noise ------------------------------------------------------------------------------
+
+
+def counted(least: int, honest: float) -> int:
+    """How many parties' noise is counted on, in a sum of `least` parties or more.
+
+    One less than all, since a party knows its own noise and sees what comes of the sum.
+
+    >>> counted(1000, 1.0), counted(1000, 0.9), counted(3, 1.0)
+    (999, 900, 2)
+    """
+    found = min(floor(honest * least + 1e-9), least - 1)
+    if found < 1:
+        raise ArchipelError(
+            f'privacy.trust = "sum", privacy.honest = {honest:g}: a sum may be of {least} '
+            f"part{'y' if least == 1 else 'ies'}, of whom nobody's noise can be counted on; take "
+            "more parties, or a larger threshold of wire.sum."
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """A party's noise in one message of a round; `noise` is z, that of all counted on, over R."""
+
+    kind: Kind
+    clip: float  # C
+    size: int  # numbers in the message: d
+    parties: int  # in a sum, at most
+    counted: int  # whose noise is counted on
+    bits: int  # of the modulus
+
+    def encoding(self, noise: float) -> Encoding:
+        """How uploads become integers."""
+        return _encoding(self, noise)
+
+    def variance(self, noise: float) -> float:
+        """Of one party's share, in steps."""
+        return self.of(noise, self.encoding(noise).contribution)
+
+    def of(self, noise: float, contribution: float) -> float:
+        """The same where contributions are so long."""
+        rounded = ROUNDED if self.kind == "gaussian" else 0.0
+        found = ((noise * contribution) ** 2 + rounded) / self.counted
+        return found if found <= _LARGEST[self.kind] else inf
+
+    def mechanism(self, noise: float, parties: int | None = None) -> Mechanism:
+        """The noise of all who are counted on, or of so many, as an accountant sees it."""
+        known = (self.encoding(noise).contribution, self.size, parties or self.counted)
+        if self.kind == "gaussian":
+            return DiscreteGaussian(sqrt(self.variance(noise)), *known)
+        return Skellam(self.variance(noise), *known)
+
+
+@lru_cache(maxsize=1024)
+def _encoding(share: Share, noise: float) -> Encoding:
+    known = (share.clip, share.size, share.parties, share.bits)
+    return Encoding.fitted(*known, lambda contribution: share.of(noise, contribution))

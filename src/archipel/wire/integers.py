@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors to integers modulo 2^b and back: clip, rotation, scale, conditional rounding.
 
-What an `Encoding` (`privacy/encoding.py`) plans is computed here, `[..., d]` for a stack of parties.
-Rotation and rounding draw from the study's seed: who knows them knows no more of a vector, since the
-norm of what is kept is bounded whatever is drawn; noise alone protects, and is added in between.
+An `Encoding` (`privacy/encoding.py`) says with what; vectors are `[..., d]`, of a stack of parties.
+Rotation and rounding draw from the study's seed: who knows them knows no more of a vector, since
+the norm of what is kept is bounded whatever is drawn. Noise alone protects; it is added in between.
 
 Kairouz, Liu, Steinke, ICML 2021, https://arxiv.org/abs/2102.06387, Algorithms 1 and 2.
-Departures: those of `privacy/encoding.py`; what is too long after eight attempts, which has a chance
-of 1e-96, is rounded towards 0.
+Departures: those of `privacy/encoding.py`. What is too long after eight attempts, with a chance of
+1e-96, is rounded towards 0.
 """
 
 from __future__ import annotations
