@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,17 @@ class Summation(Protocol):
         self, uploads: Uploads, form: Vectors, number: int
     ) -> Generator[Any, Uploads, Total]:
         """Yield replies, be sent uploads, and return the sums; x has this form."""
+
+
+@runtime_checkable
+class Hiding(Summation, Protocol):
+    """A protocol that shows nobody a single upload, nor the sum of few: noise may come in shares."""
+
+    def fewest(self, parties: int) -> int:
+        """Of so many parties of a round, the fewest that a sum is told of."""
+
+    def colluders(self, parties: int) -> int:
+        """Of so many, the most that are on the server's side."""
 
 
 class Summed(Around):

@@ -27,7 +27,7 @@ from archipel.exchange.sender import Sender
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
 from archipel.privacy import grid
-from archipel.privacy.sources import Keystream
+from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Work, checked_batch_size, work_of
 from archipel.training.schedules import rate
@@ -247,6 +247,12 @@ class LocalParty:
         for row, key in zip(drawn, self._keys(f"noise {purpose}"), strict=True):
             row.normal_(generator=torch.Generator().manual_seed(int(key) >> 1))
         return values + self._by_party(drawn, inner)
+
+    def source(self, purpose: str) -> Source:
+        """Words for integer noise that protects people; in a simulation they are of the seed."""
+        if self.private:
+            return self._source(purpose)
+        return Simulated(self.seed, self.round, self.ids, purpose)
 
     def _source(self, purpose: str) -> Keystream:
         """A stream of the round's secrets for each party."""

@@ -32,14 +32,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, floor, inf, log, sqrt
-from typing import Literal
+from math import exp, inf, log, sqrt
 
 from archipel.errors import ArchipelError
-from archipel.privacy.release import DiscreteGaussian, Mechanism, Skellam
+from archipel.privacy.release import DiscreteGaussian, Kind, Mechanism, Skellam
 from archipel.privacy.shares import ROUNDED
-
-Kind = Literal["gaussian", "skellam"]  # of noise in shares
 
 BETA = 1e-12
 DEVIATIONS = 6.0  # of a number of the sum that fit into the modulus, at least
@@ -143,20 +140,21 @@ def _room(steps: float, size: int, parties: int, bits: int, share: float) -> flo
 # -- a share of noise ------------------------------------------------------------------------------
 
 
-def counted(least: int, honest: float) -> int:
+def counted(least: int, colluding: int = 0) -> int:
     """How many parties' noise is counted on, in a sum of `least` parties or more.
 
-    One less than all, since a party knows its own noise and sees what comes of the sum.
+    One less than all, since a party knows its own noise and sees what comes of the sum; or so many
+    less as tell others theirs.
 
-    >>> counted(1000, 1.0), counted(1000, 0.9), counted(3, 1.0)
+    >>> counted(1000), counted(1000, colluding=100), counted(3)
     (999, 900, 2)
     """
-    found = min(floor(honest * least + 1e-9), least - 1)
+    found = least - max(1, colluding)
     if found < 1:
         raise ArchipelError(
-            f'privacy.trust = "sum", privacy.honest = {honest:g}: a sum may be of {least} '
-            f"part{'y' if least == 1 else 'ies'}, of whom nobody's noise can be counted on; take "
-            "more parties, or a larger threshold of wire.sum."
+            f'privacy.trust = "sum": a sum may be of {least} parties, of whom {max(1, colluding)} '
+            "know their own noise, so nobody's can be counted on; take more parties, or a larger "
+            "threshold of wire.sum."
         )
     return found
 

@@ -6,10 +6,10 @@ share of integer noise where it leaves (`encoding.py`). Their sum modulo 2^b is 
 that shows nobody a single upload. There is as much noise in it as a trusted server would have
 added, where parties that trust nobody would each add all of that.
 
-Shares are planned for the fewest parties that a sum is told of, and for the honest among them. Who
-is in a round is no secret of the server's, so a sample hides nobody, and a party pays for the rounds
-that it took part in. Neighbours are two federations in which one party is replaced: its integers
-move by 2 R, R the bound of the encoding.
+Shares are planned for the fewest parties that a sum is told of, and for the honest among them. The
+server knows who is in a round, so a sample hides nobody, and a party pays for the rounds that it
+took part in. Neighbours are two federations in which one party is replaced: its integers move by
+2 R, R the bound of the encoding.
 
 Kairouz, Liu, Steinke, ICML 2021, https://arxiv.org/abs/2102.06387 (discrete Gaussian shares).
 Agarwal, Kairouz, Liu, NeurIPS 2021, https://arxiv.org/abs/2110.04995 (Skellam shares).
@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from archipel.core import Uploads
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, BelowQuorum
+from archipel.exchange.anatomy import Probe
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
@@ -46,10 +47,15 @@ class SharedNoise(Around):
     """
 
     def __init__(
-        self, inner: Boxes, forms: Sequence[Tree], shares: Sequence[Share], noise: float
+        self,
+        inner: Boxes,
+        forms: Sequence[Tree],
+        shares: Sequence[Share],
+        noise: float,
+        least: int,
     ) -> None:
         super().__init__(inner)
-        self._forms, self._shares, self._noise = forms, shares, noise
+        self._forms, self._shares, self._noise, self._least = forms, shares, noise, least
 
     def party(self, me: Any, *states: Tree) -> Any:
         talk, number = Talk(self.inner.party(me, *states)), 0
@@ -82,10 +88,19 @@ class SharedNoise(Around):
         return self.inner.receive(number, them, fill(form, vectors))
 
     def server(self, shared: Tree, uploads: Uploads) -> Any:
-        talk = Talk(self.inner.server(shared, _Means(uploads, self.name)))
+        talk = Talk(self.inner.server(shared, self._seen(uploads)))
         while not talk.ended:
-            talk.send(_Means((yield talk.said), self.name))
+            talk.send(self._seen((yield talk.said)))
         return talk.said
+
+    def _seen(self, uploads: Uploads) -> _Means:
+        """Fewer parties than noise was planned for are as none."""
+        if uploads.sampled < self._least and not isinstance(uploads, Probe):
+            raise BelowQuorum(
+                f'privacy.trust = "sum": {uploads.sampled} parties are in the sum, and noise was '
+                f"planned for {self._least} at least."
+            )
+        return _Means(uploads, self.name)
 
 
 def drawn(share: Share, noise: float, source: Source) -> Ints:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from archipel.errors import ArchipelError, unknown
 
 Neighbours = Literal["add_or_remove", "replace"]
+Kind = Literal["gaussian", "skellam"]  # of integer noise that is added in shares
 DISTANCE = {"add_or_remove": 1, "replace": 2}  # contributions between two neighbours
 
 

@@ -88,7 +88,9 @@ def protected(
     """
     if rounds is None:
         raise Refused("a promise of privacy holds for a number of rounds: give rounds.")
-    setting = Setting(data, model, seed, np.array(ids), len(ids), rounds, rounds, parties)
+    setting = Setting(
+        data, model, seed, np.array(ids), len(ids), rounds, rounds, parties, sites=True
+    )
     return protection(promise, Boxes(algorithm), setting, wire or Wire(), noise)
 
 
