@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,12 @@ class Protection:
     inside: Callable[[Boxes], Boxes]  # around the algorithm itself
     outside: Callable[[Boxes], Boxes]  # around all that is around it
     clipping: Clipping | None = None  # of gradients of single records
-    least: int = 0  # parties of every sum: who adds a share of noise sees to it
+    least: int = 0  # parties of every sum, where each adds a share of noise
+
+    def on(self, wire: Wire) -> Wire:
+        """The study's wire, whose sums are not of fewer parties than noise was planned for."""
+        how: Any = wire.sum
+        return replace(wire, sum=replace(how, least=self.least)) if self.least else wire
 
 
 @dataclass(frozen=True)

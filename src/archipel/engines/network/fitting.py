@@ -57,7 +57,8 @@ def fitted(
     boxes = statistics.joined(inside, model)
     with planning.threads(1):
         at = (me, model.w.clone(), parties, min(parties, _COHORT))
-        around, anatomy = (wire or Wire()).fitted(boxes, *at)
+        wire = wire or Wire()
+        around, anatomy = (wire if kept_by is None else kept_by.on(wire)).fitted(boxes, *at)
         boxes = around(boxes)
         if kept_by is not None:
             boxes = kept_by.outside(boxes)
