@@ -40,6 +40,7 @@ LAYERS = [
         "models.clipped",
         "wire",
         "privacy.door",
+        "privacy.noisy_sum",
         "privacy.party",
         "privacy.record",
     },

@@ -257,11 +257,16 @@ class LocalParty:
             row.normal_(generator=torch.Generator().manual_seed(int(key) >> 1))
         return values + self._by_party(drawn, inner)
 
-    def source(self, purpose: str, at: int = 0) -> Source:
-        """Where one party's noise on the integers comes from; from the seed in a simulation."""
+    def source(self, purpose: str, at: int | None = None) -> Source:
+        """Words for integer noise that protects people; in a simulation they are of the seed.
+
+        Of all parties of a stack, or of the one at a place in it.
+        """
         if not self.private:
-            return Simulated(self.seed, self.round, self.ids[[at]], purpose)
-        return Keystream(self._secrets_for(purpose.encode() + self.heard())[at])
+            ids = self.ids if at is None else self.ids[[at]]
+            return Simulated(self.seed, self.round, ids, purpose)
+        keys = self._secrets_for(purpose.encode() + self.heard())
+        return Keystream(*(keys if at is None else [keys[at]]))
 
     def _source(self, purpose: str) -> Keystream:
         """A stream of the round's secrets for each party."""

@@ -47,6 +47,7 @@ from archipel.privacy.release import (
     Pure,
     Release,
     Shuffled,
+    Skellam,
 )
 
 Array = NDArray[np.float64]
@@ -202,6 +203,8 @@ def curves(release: Release, neighbours: Neighbours) -> tuple[Curve, Curve]:
             curve = partial(pure_delta, far * epsilon)
         case Shuffled(epsilon0, reports, values):
             curve = partial(shuffled_delta, epsilon0, reports, values)
+        case Skellam():
+            raise AssertionError("it has no curve of its own: see losses.has_losses")
     rate = release.rate
     if release.sampling is None:
         return curve, curve

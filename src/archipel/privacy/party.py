@@ -2,7 +2,8 @@
 """Privacy by party: uploads are clipped, and get noise where they leave or where they are added up.
 
 A party's upload, all vectors of a message together, is clipped to norm C. Noise of deviation z C is
-added by every party for itself (trust = "nobody"), or once to the sum (trust = "server"):
+added by every party for itself (trust = "nobody"), or once to the sum (trust = "server"), or in
+shares to a sum that nobody looks into (trust = "sum", `noisy_sum.py`):
 
     mean = (sum_k clip(x_k, C) + N(0, z^2 C^2 I)) / m
 
@@ -13,7 +14,7 @@ once: a weight by records would tell how many a party has, and how much it may m
 Neighbours are two federations that differ in all records of one party: it is replaced, and its
 upload may move by 2 C. The m parties of a round are drawn without replacement where nobody but the
 server knows who they are; every round then counts for everybody, and for those who trust nobody
-only the rounds that they took part in do.
+only the rounds that they took part in do, as for those who trust a sum alone.
 
 McMahan, Ramage, Talwar, Zhang, ICLR 2018, https://arxiv.org/abs/1710.06963, Algorithm 1.
 Departures: a round has a fixed number of parties, in place of a Poisson sample; weights are 1.
@@ -21,7 +22,7 @@ Departures: a round has a fixed number of parties, in place of a Poisson sample;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
+from archipel.privacy.encoding import Share
 from archipel.privacy.promise import Kept, Privacy, Use
 from archipel.privacy.release import FixedSize
 from archipel.tree import Tree, fill, leaves
@@ -42,10 +44,22 @@ Noise = Callable[[Tensor, str, int], Tensor]  # values + N(0, I), for a purpose 
 
 
 def planned(
-    promise: Privacy, messages: int, ids: list[int], cohort: int, rounds: int, most: int
+    promise: Privacy,
+    messages: int,
+    ids: list[int],
+    cohort: int,
+    rounds: int,
+    most: int,
+    shares: Sequence[Share] = (),
 ) -> Kept:
-    """What a promise by party needs, in a study of so many rounds; a party is in `most` at most."""
+    """What a promise by party needs, in a study of so many rounds; a party is in `most` at most.
+
+    `shares` are those of the noise in each message, where parties add such.
+    """
     among = len(ids)
+    if shares:
+        each = tuple(Use(None, 1, 1, share) for share in shares)
+        return Kept.planned(promise, "replace", dict.fromkeys(ids, each), most)
     if promise.trust == "nobody":
         uses = (Use(None, 1, messages),)
         return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
@@ -103,7 +117,7 @@ class _Bounded(Around):
             )
         lead = me.lead
         wide = [leaf.detach().expand(*lead, *leaf.shape[len(lead) :]) for leaf in leaves(upload)]
-        if promise.trust == "server":
+        if promise.trust != "nobody":
             return fill(upload, clipped(wide, len(lead), promise.clip))
         flat = torch.cat([x.flatten(len(lead)) for x in clipped(wide, len(lead), promise.clip)], -1)
         z = next(iter(self._kept.noise.values()))  # the same at every party

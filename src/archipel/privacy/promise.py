@@ -12,20 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from archipel.errors import ArchipelError, unknown
 from archipel.privacy.release import (
     FixedSize,
     Gaussian,
+    Kind,
     Neighbours,
     Poisson,
     Release,
     Sampling,
 )
 
+if TYPE_CHECKING:
+    from archipel.privacy.encoding import Share
+
 Unit = Literal["record", "party"]
-Trust = Literal["server", "nobody"]
+Trust = Literal["server", "sum", "nobody"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,15 @@ class Privacy:
     delta: float = 1e-5
     clip: float = 1.0  # C
     trust: Trust = "server"  # who may see what is not noised yet
+    honest: int | None = None  # with "sum": parties of every sum that keep their noise secret
+    bits: int = 32  # with "sum": of the integers that are added up
+    shares: Kind = "gaussian"  # with "sum": what noise each party adds
 
     def __post_init__(self) -> None:
         for field, value, known in (
             ("unit", self.unit, get_args(Unit)),
             ("trust", self.trust, get_args(Trust)),
+            ("shares", self.shares, get_args(Kind)),
         ):
             if value not in known:
                 raise unknown(f"privacy.{field}", str(value), known)
@@ -64,6 +72,20 @@ class Privacy:
                 raise ArchipelError(f"privacy.{field} = {number}: give a finite number above 0.")
         if not 0 < self.delta < 1:
             raise ArchipelError(f"privacy.delta = {self.delta}: give a number between 0 and 1.")
+        self._check_sum()
+
+    def _check_sum(self) -> None:
+        """Refuse what only noise in shares has, and numbers that it cannot have."""
+        for field, own in (("honest", None), ("bits", 32), ("shares", "gaussian")):
+            if self.trust != "sum" and (value := getattr(self, field)) != own:
+                raise ArchipelError(
+                    f'privacy.{field} = {value!r}: is for trust = "sum", where every party adds a '
+                    "share of the noise; leave it out."
+                )
+        if self.honest is not None and not (isinstance(self.honest, int) and self.honest > 0):
+            raise ArchipelError(f"privacy.honest = {self.honest!r}: give a whole number from 1.")
+        if not (isinstance(self.bits, int) and 8 <= self.bits <= 32):
+            raise ArchipelError(f"privacy.bits = {self.bits!r}: give a whole number from 8 to 32.")
 
 
 class Use(NamedTuple):
@@ -72,9 +94,12 @@ class Use(NamedTuple):
     sampling: Sampling | None  # None where the cohort is everybody, or known
     draws: int
     noised: int = 1  # vectors with noise of their own on one sample, at most
+    share: Share | None = None  # of the noise, where each party adds one to integers
 
     def release(self, noise: float, rounds: int) -> Release:
         """Several vectors with fresh noise on one sample are one vector with less of it."""
+        if self.share is not None:
+            return Release(self.share.mechanism(noise), None, self.draws * rounds)
         return Release(Gaussian(noise / self.noised**0.5), self.sampling, self.draws * rounds)
 
 
@@ -121,6 +146,12 @@ class Kept:
         if rounds < 1:
             return 0.0
         return next((spent for t, spent in self._ahead if t >= rounds), self._ahead[-1][1])
+
+    @property
+    def counted(self) -> int | None:
+        """Parties of every sum whose noise is counted on; None where it comes in no shares."""
+        found = {use.share.counted for uses in self.uses.values() for use in uses if use.share}
+        return min(found, default=None)
 
     def releases(self, k: int, rounds: int) -> list[Release]:
         """All that so many rounds release of party k."""

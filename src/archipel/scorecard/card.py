@@ -171,6 +171,7 @@ class Promise:
     simulated: bool  # whether noise was drawn from the seed: then it protects nobody
     found: float  # true positives of the best membership attack at 1 % false ones, at most
     curve: tuple[tuple[int, float], ...]  # ε after so many rounds that count
+    honest: int | None = None  # parties of every sum that must keep their share of noise secret
 
 
 @dataclass(frozen=True)
