@@ -27,14 +27,13 @@ from archipel.privacy.network import RingSum, local_epsilon, perturbing
 Floats = NDArray[np.float64]
 HERE = Path(__file__).parent
 PARTIES, STEPS, DELTA = 2000, 20_000, 1e-6
-EPSILONS = (0.5, 1.0, 2.0, 5.0, 10.0)
-RATES = (0.001, 0.004, 0.015, 0.06)  # of lr; steps up to 8 are contractions
-POINTS = 20  # of a party
+EPSILONS = (1.0, 2.0, 5.0, 10.0, 20.0)
+RATES = (0.003, 0.01, 0.03, 0.1)  # of lr; steps up to 8 are contractions
+POINTS = 5  # of a party
 WAYS = {
     "network DP": w.noise_for,
     "network DP, the paper's recipe": w.paper_noise,
     "local DP": w.local_noise,
-    "local DP, the paper's recipe": w.paper_local_noise,
 }
 RING, ROUNDS = 100, 10  # K, M
 
@@ -43,15 +42,16 @@ RING, ROUNDS = 100, 10  # K, M
 
 
 def digits() -> tuple[Floats, Floats]:
-    """MNIST: the means of 4 x 4 pixels, of norm 1 with a constant; 1 for odd digits, -1 for even.
+    """MNIST's 3 and 8: the means of 7 x 7 pixels, of norm 1 with a constant; 1 for an 8, -1 for 3.
 
     Nothing is computed from two pictures.
     """
     fed = archipel.data.load("mnist")
-    pictures = fed.x.reshape(-1, 7, 4, 7, 4).double().mean(dim=(2, 4)).reshape(-1, 49).numpy()
-    centred = np.hstack([pictures - 0.2, np.full((len(pictures), 1), 0.5)])
-    odd = fed.y.numpy() % 2 * 2.0 - 1
-    return centred / np.linalg.norm(centred, axis=1, keepdims=True), odd
+    taken = (fed.y == 3) | (fed.y == 8)
+    pictures = fed.x[taken].reshape(-1, 4, 7, 4, 7).double().mean(dim=(2, 4)).reshape(-1, 16)
+    centred = np.hstack([pictures.numpy() - 0.25, np.full((len(pictures), 1), 0.25)])
+    found: Floats = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    return found, np.where(fed.y[taken].numpy() == 8, 1.0, -1.0)
 
 
 class Task:
@@ -63,7 +63,7 @@ class Task:
         held = order[: parties * POINTS].reshape(parties, POINTS)
         self.x, self.y = x[held], y[held]
         rest = order[parties * POINTS :]
-        self.choosing, self.test = rest[:5000], rest[5000:15000]
+        self.choosing, self.test = rest[:1000], rest[1000:]
         self._x, self._y = x, y
 
     def gradient(self, model: Floats, k: int) -> Floats:
@@ -80,10 +80,13 @@ def walked(task: Task, parties: int, steps: int, sigma: float, seeds: int) -> di
 
     def one(lr: float, seed: int) -> Floats:
         rng = np.random.default_rng([seed, 1])
-        start = np.zeros(50)
+        start = np.zeros(17)
         return w.walk(task.gradient, start, parties, steps, lr, 1.0, sigma, rng).models[-1]
 
-    chosen = max(RATES, key=lambda lr: task.accuracy(one(lr, 100), task.choosing))
+    def chance(lr: float) -> float:
+        return float(np.mean([task.accuracy(one(lr, seed), task.choosing) for seed in (100, 101)]))
+
+    chosen = max(RATES, key=chance)
     scores = [task.accuracy(one(chosen, seed), task.test) for seed in range(seeds)]
     return {"lr": chosen, "sigma": sigma, "scores": scores}
 
@@ -142,7 +145,7 @@ def mean(one: dict[str, Any]) -> float:
 
 def checks(on_ring: dict[str, Any], found: dict[str, Any]) -> list[tuple[str, str, bool]]:
     gain = on_ring["local"] / on_ring["measured"]
-    ahead = [100 * (mean(found["network DP"][e]) - mean(found["local DP"][e])) for e in ("1", "2")]
+    ahead = [100 * (mean(found["network DP"][e]) - mean(found["local DP"][e])) for e in ("5", "10")]
     return [
         (
             "ring, K = 100, M = 10: σ √⌈M K / (K - 1)⌉, to 3 %",
@@ -161,9 +164,9 @@ def checks(on_ring: dict[str, Any], found: dict[str, Any]) -> list[tuple[str, st
         ),
         ("ring: two neighbours together see a value as it is", "yes", on_ring["two neighbours"]),
         (
-            "walk: better than local DP at ε = 1 and 2",
+            "walk: 5 points better than local DP at ε = 5 and 10",
             " and ".join(f"{a:+.1f} points" for a in ahead),
-            min(ahead) > 0,
+            min(ahead) > 5,
         ),
     ]
 
@@ -171,7 +174,7 @@ def checks(on_ring: dict[str, Any], found: dict[str, Any]) -> list[tuple[str, st
 def drawn(found: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(8.2, 4.2), layout="constrained")
     axes = figure.subplots()
-    colours, styles = (BLUE, BLUE, ORANGE, ORANGE), ("-", ":", "-", ":")
+    colours, styles = (BLUE, BLUE, ORANGE), ("-", ":", "-")
     for name, colour, style in zip(WAYS, colours, styles, strict=True):
         scores = np.array([found[name][f"{e:g}"]["scores"] for e in EPSILONS]) * 100
         axes.plot(EPSILONS, scores.mean(1), style, color=colour, marker="o", ms=5, label=name)
@@ -191,7 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parties", type=int, default=PARTIES)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--repetitions", type=int, default=4000)
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
@@ -205,7 +208,9 @@ def main() -> None:
     held = checks(on_ring, found)
     text = gates(held) + "\n\nAccuracy in %, with σ:\n\n"
     text += table(["walk", *(f"ε = {e:g}" for e in EPSILONS)], rows)
-    text += f"\n\nWithout noise: {100 * mean(found['without noise']):.1f} %.\n"
+    recipe = [w.paper_local_noise(e, DELTA, 2.0, given.parties, given.steps) for e in EPSILONS]
+    text += f"\n\nWithout noise: {100 * mean(found['without noise']):.1f} %. "
+    text += "σ of local DP by the paper's recipe: " + ", ".join(f"{x:.0f}" for x in recipe) + ".\n"
     results = {"setting": {"parties": given.parties, "steps": given.steps, "delta": DELTA}}
     save(
         given.out,

@@ -15,10 +15,12 @@ from scipy.stats import chi2
 
 from archipel.aggregation import onion
 from archipel.aggregation import shuffler as s
-from archipel.aggregation.keys import KeyPair, Signer
+from archipel.aggregation.keys import KeyPair
+from archipel.aggregation.others import SUM
 from archipel.errors import ArchipelError
 from archipel.federation.shuffler import ShufflerFolder
 from archipel.privacy.sources import Keystream
+from archipel.signing import Signer
 
 ALPHA = 1e-4
 ABOUT = b"study 1, round 3, attempt 0, message 0"
@@ -49,7 +51,8 @@ def batch(contents, least=2, about=ABOUT):
     reports = [report(content, about) for content in contents]
     signers = [signer(k) for k in range(len(reports))]
     signed = [
-        each.sign(s.statement(about, least, r)) for each, r in zip(signers, reports, strict=True)
+        each.sign(SUM + s.statement(about, least, r))
+        for each, r in zip(signers, reports, strict=True)
     ]
     return s.Batch(about, least, [each.public for each in signers], signed, reports)
 
@@ -155,7 +158,7 @@ def twice(made):
 
 def of_a_stranger(made):
     fake, key = report(b"00"), signer(999)
-    signed = key.sign(s.statement(ABOUT, made.least, fake))
+    signed = key.sign(SUM + s.statement(ABOUT, made.least, fake))
     return s.Batch(
         made.about, made.least, [*made.members, key.public], [*made.signatures, signed],
         [*made.reports, fake],
@@ -206,7 +209,7 @@ def test_a_server_that_isolates_one_report_is_refused():
 def test_what_does_not_open_is_left_out_and_does_not_count():
     made = batch([b"%02d" % k for k in range(4)])
     rubbish = bytes(len(made.reports[0]))
-    signed = signer(7).sign(s.statement(ABOUT, 2, rubbish))
+    signed = signer(7).sign(SUM + s.statement(ABOUT, 2, rubbish))
     more = s.Batch(
         ABOUT, 2, [*made.members, signer(7).public], [*made.signatures, signed],
         [*made.reports, rubbish],
@@ -265,7 +268,7 @@ def of_folder(folder, about, members=5):
     contents = [b"%02d" % k for k in range(members)]
     key = folder.place.key
     reports = [onion.sealed(c, public(ANALYSER), key, about, secrets()) for c in contents]
-    signed = [signer(k).sign(s.statement(about, 3, r)) for k, r in enumerate(reports)]
+    signed = [signer(k).sign(SUM + s.statement(about, 3, r)) for k, r in enumerate(reports)]
     return s.Batch(about, 3, [signer(k).public for k in range(members)], signed, reports)
 
 

@@ -29,10 +29,12 @@ from typing import Any, NamedTuple
 import msgpack
 
 from archipel.aggregation import onion
-from archipel.aggregation.keys import KEY, SIGNATURE, digest, verify
+from archipel.aggregation.keys import KEY, digest
+from archipel.aggregation.others import SUM
 from archipel.errors import ArchipelError
 from archipel.privacy.sources import Source, System
 from archipel.privacy.uniform import permutation
+from archipel.signing import SIGNATURE, verify
 
 MOST = 1 << 30  # bytes of a batch
 _PATIENCE = 60.0  # seconds for each piece of an answer
@@ -81,7 +83,7 @@ class Shuffler:
             raise ArchipelError("the batch has reports of different lengths.")
         rows = zip(batch.members, batch.signatures, batch.reports, strict=True)
         for member, signature, report in rows:
-            if not verify(member, signature, statement(batch.about, batch.least, report)):
+            if not verify(member, signature, SUM + statement(batch.about, batch.least, report)):
                 raise ArchipelError("the batch has a report that its member did not sign.")
         least = max(self._least, batch.least)
         found = [onion.peeled(report, self._private, batch.about) for report in batch.reports]

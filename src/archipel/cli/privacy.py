@@ -116,6 +116,7 @@ def _shares(kept: Kept, k: int) -> dict[str, Any]:
 _PROMISED = {
     "server": "every {unit}, where the server is trusted",
     "sum": "every {unit}, where sums alone are seen, the server's included",
+    "shuffler": "every {unit}, where the shuffler does not work with the server",
     "nobody": "every {unit}, and nobody is trusted",
 }
 

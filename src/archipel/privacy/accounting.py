@@ -201,7 +201,8 @@ def _check(releases: Releases, accountant: str, neighbours: str) -> None:
                 f"({each.sampling.sampled} of {each.sampling.among}) is accounted where one is "
                 "replaced; say neighbours = 'replace', or sample each with a probability."
             )
-        if isinstance(each.mechanism, Shuffled) and neighbours != "replace":
+        removed = isinstance(each.mechanism, Shuffled) and not each.mechanism.stays
+        if removed and neighbours != "replace":
             raise ArchipelError(
                 f"neighbours = {neighbours!r}: shuffled reports are accounted where one is "
                 "replaced, since how many there are is seen; say neighbours = 'replace'."

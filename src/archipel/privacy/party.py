@@ -51,17 +51,19 @@ def planned(
     rounds: int,
     most: int,
     shares: Sequence[Share] = (),
+    reports: int | None = None,
 ) -> Kept:
     """What a promise by party needs, in a study of so many rounds; a party is in `most` at most.
 
-    `shares` are those of the noise in each message, where parties add such.
+    `shares` are those of the noise in each message, where parties add such; `reports` are those
+    that hide each other, where they are shuffled.
     """
     among = len(ids)
     if shares:
         each = tuple(Use(None, 1, 1, share) for share in shares)
         return Kept.planned(promise, "replace", dict.fromkeys(ids, each), most)
-    if promise.trust == "nobody":
-        uses = (Use(None, 1, messages),)
+    if promise.trust in ("nobody", "shuffler"):
+        uses = (Use(None, 1, messages, reports=reports),)
         return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
     uses = (Use(None if cohort >= among else FixedSize(cohort, among), 1, messages),)
     return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), rounds, always=True)

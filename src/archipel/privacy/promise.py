@@ -23,13 +23,14 @@ from archipel.privacy.release import (
     Poisson,
     Release,
     Sampling,
+    Shuffled,
 )
 
 if TYPE_CHECKING:
     from archipel.privacy.encoding import Share
 
 Unit = Literal["record", "party"]
-Trust = Literal["server", "sum", "nobody"]
+Trust = Literal["server", "sum", "shuffler", "nobody"]
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,15 @@ class Use(NamedTuple):
     draws: int
     noised: int = 1  # vectors with noise of their own on one sample, at most
     share: Share | None = None  # of the noise, where each party adds one to integers
+    reports: int | None = None  # that hide each other, where `noise` is 1 / ε0 of each
 
     def release(self, noise: float, rounds: int) -> Release:
         """Several vectors with fresh noise on one sample are one vector with less of it."""
         if self.share is not None:
             return Release(self.share.mechanism(noise), None, self.draws * rounds)
+        if self.reports is not None:
+            times = self.draws * self.noised * rounds
+            return Release(Shuffled(1 / noise, self.reports), None, times)
         return Release(Gaussian(noise / self.noised**0.5), self.sampling, self.draws * rounds)
 
 

@@ -130,6 +130,7 @@ class Shuffled:
     epsilon0: float
     reports: int  # of honest participants
     values: int | None = None  # k, of k-ary randomised response; None: any randomiser
+    stays: bool = False  # whether there is a report of a participant that is removed, too
 
     def __post_init__(self) -> None:
         _from_zero("epsilon0", self.epsilon0)
