@@ -15,14 +15,15 @@ estimates the sum; it is right on average, and its error falls with the number o
 In a simulation reports are not sealed, and drawn from the seed: shuffling changes no sum.
 
 Departures: coordinates are sampled and no mini-batch is; uploads are clipped coordinate by
-coordinate (`bound`); a report is sealed twice in place of a trusted machine.
+coordinate (`bound`), which a rotation before it (wire.up = ["rotate"]) has do the least harm; a
+report is sealed twice in place of a trusted machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,15 @@ class ShuffledSum:
     least: int = 100  # reports that hide each other
     shuffler: str = ""  # HOST/PORT/CERTIFICATE/KEY; a simulation needs none
     honest: float = 1.0  # share of the parties that do not work with the server
-    bound: float | None = None  # of each coordinate of an upload; privacy.clip, or 1
+    bound: float | None = None  # of each coordinate; three times the mean one of norm `clip`
+    clip: float = 1.0  # norm of an upload, about; privacy.clip where that is promised
     epsilon0: float | None = None  # of each report by itself; found for [privacy], or 1
 
     def __post_init__(self) -> None:
         if self.least < 2:
             raise ArchipelError(f"least = {self.least}: one report hides nothing; give 2 or more.")
         honest(self.least, self.honest)
-        for field in ("bound", "epsilon0"):
+        for field in ("bound", "clip", "epsilon0"):
             value = getattr(self, field)
             if value is not None and not 0 < value < inf:
                 raise ArchipelError(f"{field} = {value}: give a finite number above 0.")
@@ -76,7 +78,8 @@ class ShuffledSum:
         """What tells a vector of so many coordinates."""
         if size >= 1 << 31:
             raise ArchipelError(f"wire.sum: an upload of {size} numbers is too long for reports.")
-        return Coordinates(self.epsilon0 or 1.0, size, self.bound or 1.0)
+        bound = self.bound or self.clip * min(1.0, 3 / sqrt(size))
+        return Coordinates(self.epsilon0 or 1.0, size, bound)
 
     # -- a party -----------------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ class Protection:
         """The study's wire, whose sums are not of fewer parties than noise was planned for."""
         how: Any = wire.sum
         if self.epsilon0:
-            bound = how.bound or self.kept.promise.clip
-            return replace(wire, sum=replace(how, epsilon0=self.epsilon0, bound=bound))
+            found = replace(how, epsilon0=self.epsilon0, clip=self.kept.promise.clip)
+            return replace(wire, sum=found)
         return replace(wire, sum=replace(how, least=self.least)) if self.least else wire
 
 

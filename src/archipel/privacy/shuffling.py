@@ -46,7 +46,7 @@ from archipel.privacy.analytic import smallest
 from archipel.privacy.checks import check_count, check_delta, positive
 from archipel.privacy.curves import Array
 
-_BLOCKS = 400  # of numbers of clones; within one, the worst counts
+_BLOCKS, _FEWER = 400, 80  # of numbers of clones, and for a whole curve; the worst counts
 _BEYOND = 1e-18  # of the mean, that no clones count for
 _ROUNDED = 1e-11  # of the terms that are added up
 
@@ -105,8 +105,9 @@ class Bounds(NamedTuple):
 
 def deltas(randomiser: Randomiser, reports: int, epsilons: ArrayLike, lower: bool = False) -> Array:
     """δ at each ε >= 0: at most this, or with `lower` at least this, for the pair (P, Q)."""
-    starts, ends, mass = _blocks(check_count("reports", reports) - 1, randomiser.clones)
     asked = np.asarray(epsilons, np.float64)
+    blocks = _BLOCKS if asked.size < 100 else _FEWER
+    starts, ends, mass = _blocks(check_count("reports", reports) - 1, randomiser.clones, blocks)
     out = np.zeros(asked.shape)
     for at in np.ndindex(asked.shape):
         each = _given(ends if lower else starts, float(asked[at]), randomiser.epsilon0, lower)
@@ -117,14 +118,14 @@ def deltas(randomiser: Randomiser, reports: int, epsilons: ArrayLike, lower: boo
     return found
 
 
-def _blocks(n: int, share: float) -> tuple[Array, Array, Array]:
+def _blocks(n: int, share: float, blocks: int) -> tuple[Array, Array, Array]:
     """Numbers of clones in blocks, all but `_BEYOND` of them: first, last, how likely."""
     from scipy.stats import binom  # takes long to import
 
     need, mean = log(2 / _BEYOND), n * share
     reach = need / 3 + sqrt(need * need / 9 + 2 * need * mean * (1 - share))  # Bernstein
     low, high = max(floor(mean - reach), 0), min(ceil(mean + reach), n)
-    edges = np.unique(np.linspace(low, high + 1, min(_BLOCKS, high + 1 - low) + 1).astype(np.int64))
+    edges = np.unique(np.linspace(low, high + 1, min(blocks, high + 1 - low) + 1).astype(np.int64))
     starts, ends = edges[:-1], edges[1:] - 1
     upper_half = starts > mean  # differences of what is small
     mass = np.where(
