@@ -71,9 +71,17 @@ class LocalWork(Protocol):
 class Others(Protocol):
     """What a party knows of the others in a round, for protocols between them."""
 
-    session: bytes  # names the study and the server's attempt at the round
-    least: int  # parties in a sum, at the fewest, by the party's own policy
-    trial: bool  # whether a round is only tried, with this party in every place
+    @property
+    def session(self) -> bytes:
+        """Names the study and the server's attempt at the round."""
+
+    @property
+    def least(self) -> int:
+        """Parties in a sum, at the fewest, by the party's own policy."""
+
+    @property
+    def trial(self) -> bool:
+        """Whether a round is only tried, with this party in every place."""
 
     def sign(self, what: bytes) -> bytes:
         """The party's signature, 64 bytes, of something that it says."""

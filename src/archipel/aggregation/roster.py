@@ -93,7 +93,7 @@ def _listed(ids: Iterable[int]) -> bytes:
 
 
 def read_ids(told: Tensor, what: str, among: Iterable[int] | None = None) -> list[int]:
-    """Numbers of parties that the server tells, without what fills up; each once, of those known."""
+    """Numbers of parties that the server tells, each once and known; below 0 are none."""
     found = [number for number in told.flatten().tolist() if number >= 0]
     if len(set(found)) < len(found):
         raise refuse(f"the server names a party twice among those who {what}")
@@ -187,6 +187,8 @@ def check_survivors(
 def rows_of(contents: Sequence[bytes], size: int) -> Tensor:
     """Bytes as rows `uint8 [count, size]`, filled up with zeros."""
     whole = b"".join(each.ljust(size, b"\0") for each in contents)
-    return torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(-1, size) if whole else (
-        torch.zeros(0, size, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(-1, size)
+        if whole
+        else (torch.zeros(0, size, dtype=torch.uint8))
     )

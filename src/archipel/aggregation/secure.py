@@ -183,7 +183,7 @@ class SecureSum:
         # Round 0: everybody's keys
         asked, advertised = uploads.present, uploads.stack()
         _enough(len(asked), 2, "advertised keys")
-        k, t, complete = self.neighbours(len(asked), trial)
+        _, t, complete = self.neighbours(len(asked), trial)
         bare = Session(uploads.session, uploads.round, number)
         uploads = yield asked, advertised
 

@@ -88,9 +88,7 @@ class Hiding(OfIntegers, Protocol):
 class Summed(Around):
     """An algorithm whose server is given sums that a protocol made; `anatomy` is without it."""
 
-    def __init__(
-        self, inner: Boxes, how: Summation | Exact, anatomy: Anatomy, seed: int
-    ) -> None:
+    def __init__(self, inner: Boxes, how: Summation | Exact, anatomy: Anatomy, seed: int) -> None:
         super().__init__(inner)
         self._how, self._seed = how, seed
         self._messages, self._round = anatomy.messages, 0
@@ -98,9 +96,9 @@ class Summed(Around):
             if message.asks & {"stack", "n"}:
                 name = how.named if isinstance(how, Exact) else type(how).__name__
                 raise ArchipelError(
-                    f"wire.sum: {name} shows the sum of uploads alone, and {inner.name} looks at single uploads "
-                    "(uploads.stack() or uploads.n); take an algorithm that needs their mean "
-                    'alone, or wire.sum = "plain".'
+                    f"wire.sum: {name} shows the sum of uploads alone, and {inner.name} looks at "
+                    "single uploads (uploads.stack() or uploads.n); take an algorithm that needs "
+                    'their mean alone, or wire.sum = "plain".'
                 )
 
     def broadcast(self, shared: Tree, t: int) -> Tree:
@@ -198,9 +196,7 @@ def one_by_one(
     if me.lead == ():
         return (yield from box(me, x))
     places = list(np.ndindex(*me.lead))
-    talks = [
-        Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places
-    ]
+    talks = [Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places]
     while not talks[0].ended:
         reply = yield _stacked(talks, me.lead)
         for at, talk in zip(places, talks, strict=True):

@@ -106,4 +106,3 @@ def _wrong(party: int) -> ArchipelError:
         f"wire.sum: the shares that were told of party {party}'s key give another one than it "
         "advertised: one of those who told them lies, or the party did."
     )
-

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Algorithm
+from archipel.aggregation.others import Between, Identities, Simulated, session_of
+from archipel.core import Algorithm, Others
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
@@ -65,12 +66,16 @@ class PartyState:
         private: bool = True,
         privacy: Privacy | None = None,
         charge: Callable[[int, Kept], None] | None = None,
+        study: str = "",
+        identities: Identities | None = None,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds.
 
         `parties` are those of the study, where that is known. Without `private`, noise that
         protects people is drawn from the seed, as in a simulation. `charge` writes down what round
-        t costs by what keeps `privacy`, or raises: then nothing is computed.
+        t costs by what keeps `privacy`, or raises: then nothing is computed. `study` and
+        `identities` are for protocols between parties: what names the study at both ends, and the
+        keys that parties know each other by, those of a simulation unless given.
         """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
@@ -87,6 +92,7 @@ class PartyState:
                 noise=simulated(seed),
             )  # fmt: skip
         self._charge = charge
+        self._study, self._identities = study, identities or Simulated(party, seed)
         self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection)
         self._keeps_own = statistics.keep_own(self.boxes, model)
         self._draws = model.one.draws(data.x[:2])
@@ -213,6 +219,7 @@ class PartyState:
             at = 0
             turn.me = self._me(turn.round, self.own.buffers)
             turn.me.secrets = turn.secrets
+            turn.me.acquainted = partial(self._others, turn.attempt)
         assert turn.me is not None
         while True:
             said, turn.me.heard = self._said(at, turn.inbox[at]), cache(partial(turn.heard, at))
@@ -230,6 +237,13 @@ class PartyState:
             at += 1  # again: it was sent before the restart
         turn.secrets, turn.hides = turn.me.secrets, turn.hides or turn.me.hides
         self._put(turn, turn.talk, turn.me)
+
+    def _others(self, attempt: int, number: int) -> Others:
+        """What this party knows of the others, in an attempt of the server's."""
+        rules, session = self._rules, session_of(self._study, attempt)
+        return Between(
+            number, self._identities, session, lambda: 0 if rules is None else rules.least
+        )
 
     def _put(self, turn: Turn, talk: Talk, me: LocalParty) -> None:
         """Keep what the algorithm said as the next upload; with the last, the own state."""
