@@ -41,6 +41,14 @@ class Protection:
     outside: Callable[[Boxes], Boxes]  # around all that is around it
     clipping: Clipping | None = None  # of gradients of single records
 
+    @property
+    def rows(self) -> dict[int, int]:
+        """Rows of correlated noise that each party uses in a round; empty where it uses none."""
+        if self.kept.promise.unit == "party":
+            return {}
+        each = ((k, use) for k, uses in self.kept.uses.items() for use in uses)
+        return {k: use.draws for k, use in each if use.correlation is not None}
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -80,7 +88,12 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
-    uses = {k: record.uses_of(asked[k], int(n)) for k, n in zip(asked, sizes, strict=True)}
+    uses = {
+        k: record.uses_of(asked[k], int(n))
+        if promise.correlated is None
+        else record.in_order(boxes.name, promise.correlated, asked[k], int(n), setting.most)
+        for k, n in zip(asked, sizes, strict=True)
+    }
     kept = Kept.planned(promise, "add_or_remove", uses, setting.most)
     return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
 

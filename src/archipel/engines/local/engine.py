@@ -155,6 +155,7 @@ class LocalEngine:
             statistics.keep_own(bare, model, self._joined),
             self._cohort,
             self._clipping,
+            {} if self.protection is None else self.protection.rows,
         )
         board = max([model.p, *self._mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
