@@ -67,6 +67,8 @@ class LocalParty:
     within: Subspace | None = None  # what training is restricted to, of each party
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     clipping: Clipping | None = None  # how gradients of single examples are clipped, where they are
+    bound: Tensor | None = None  # [..., 1] norm of an upload at most, where the server says it
+    fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)

@@ -96,7 +96,7 @@ class Privacy:
         if (self.unit, self.trust) == ("party", "nobody"):
             raise ArchipelError(
                 f'privacy.correlated = "{kind}", privacy.trust = "nobody": noise of each party for '
-                "itself is independent; say trust = \"server\", or leave correlated out."
+                'itself is independent; say trust = "server", or leave correlated out.'
             )
         if self.adaptive:
             raise ArchipelError(
@@ -108,6 +108,13 @@ class Privacy:
     def adaptive(self) -> bool:
         """Whether the clip follows the uploads."""
         return self.clip == "adaptive"
+
+    @property
+    def clip_in_words(self) -> str:
+        """Such as "the clip of 1"."""
+        if self.clip == "adaptive":
+            return f"a clip that leaves {self.clip_quantile:.0%} of the uploads whole"
+        return f"the clip of {self.clip:g}"
 
     @property
     def first_clip(self) -> float:
@@ -287,9 +294,10 @@ _SAMPLED: dict[type[object], str] = {
 def _sampled(use: Use) -> str:
     if use.correlation is None:
         return _SAMPLED[type(use.sampling)]
-    apart = use.correlation.separation
-    often = f"once in {apart} releases at most" if apart > 1 else "in all releases"
-    return f"nobody is sampled, everybody is {often}"
+    _, apart, most = use.correlation
+    once = f"once in {apart} that follow each other" if apart > 1 else "in all of them"
+    often = "" if most is None else f", {most} times in all"
+    return f"nobody is sampled: of the releases everybody is {once} at most{often}"
 
 
 def _releases(uses: Sequence[Use], noise: float, rounds: int) -> list[Release]:

@@ -67,12 +67,14 @@ class PartyState:
         private: bool = True,
         privacy: Privacy | None = None,
         charge: Callable[[int, Kept], None] | None = None,
+        separation: int = 1,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds.
 
         `parties` are those of the study, where that is known. Without `private`, noise that
         protects people is drawn from the seed, as in a simulation. `charge` writes down what round
-        t costs by what keeps `privacy`, or raises: then nothing is computed.
+        t costs by what keeps `privacy`, or raises: then nothing is computed. After a round the
+        party sits out the next `separation` - 1.
         """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
@@ -86,10 +88,15 @@ class PartyState:
         if privacy is not None:
             self.protection = protected(
                 privacy, *at[:3], [party], seed=seed, rounds=rounds, wire=wire, parties=several,
-                noise=simulated(seed),
+                noise=simulated(seed), separation=separation,
             )  # fmt: skip
-        self._charge = charge
+        self._charge, self._separation = charge, separation
         self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection)
+        if self.boxes.peer and separation > 1:
+            raise ArchipelError(
+                f"round.separation = {separation}: {self.boxes.name} has no server that asks, and "
+                "between institutions its peers are in every round; leave it out."
+            )
         self._keeps_own = statistics.keep_own(self.boxes, model)
         self._draws = model.one.draws(data.x[:2])
         self._separable = planning.separable(model, data)
@@ -185,6 +192,11 @@ class PartyState:
             raise Refused(
                 f"round {t + 1} is not one that this party may still take part in: it was in round "
                 f"{self._last + 1} of {self._rounds or 'any'}."
+            )
+        if self._last >= 0 and t - self._last < self._separation:
+            raise Refused(
+                f"round {t + 1}: this party was in round {self._last + 1}, and the study's "
+                f"round.separation is {self._separation}: it sits out."
             )
         self._last = t
 
