@@ -82,7 +82,9 @@ class SecureSum:
             if not 0 <= (share := getattr(self, field)) < 0.5:
                 raise ArchipelError(f"{field} = {share:g}: give a share from 0 to below 0.5.")
         if self.least < 2:
-            raise ArchipelError(f"least = {self.least}: a sum of one is its upload; give 2 or more.")
+            raise ArchipelError(
+                f"least = {self.least}: a sum of one is its upload; give 2 or more."
+            )
         if self.examples < 1:
             raise ArchipelError(f"examples = {self.examples}: give a number from 1.")
         Grid(self.range, self.examples, 2, self.bits).check()

@@ -186,7 +186,8 @@ def _shares(
             )
     sizes = [sum(leaf.numel() for leaf in leaves(form)) for form in forms]
     return least, [
-        Share(promise.shares, promise.first_clip, size, most, honest, promise.bits) for size in sizes
+        Share(promise.shares, promise.first_clip, size, most, honest, promise.bits)
+        for size in sizes
     ]
 
 
