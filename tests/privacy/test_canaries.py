@@ -329,7 +329,7 @@ def test_in_shares_no_more_is_found_than_is_claimed(name):
 @pytest.mark.parametrize(
     ("name", "breaks"),
     [("all but one", shareless), ("all but one", half_shares), ("all but one", long_uploads),
-     ("a third is honest", for_everybody), ("Skellam", half_shares)],
+     ("a third is honest", for_everybody), ("Skellam", shareless)],
     ids=lambda each: getattr(each, "__name__", each),
 )  # fmt: skip
 def test_in_shares_what_is_broken_is_found(name, breaks, monkeypatch):

@@ -19,7 +19,7 @@ from archipel.data.federation import Federation
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import examine
+from archipel.exchange.anatomy import Message, examine
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.statistics import averages
 from archipel.models.clipped import Clipping, clipping
@@ -33,6 +33,8 @@ from archipel.rng import Ints
 from archipel.tree import Tree, leaves
 from archipel.wire.wire import Wire
 
+Messages = tuple[Message, ...]
+
 _TRIED = 16  # points on which ways to clip are compared
 _MANY = 1024  # parties in a sum between institutions, at most
 _ROUNDS = 8  # that are tried, to see whether each asks the same
@@ -44,7 +46,7 @@ class Protection:
 
     kept: Kept
     inside: Callable[[Boxes], Boxes]  # around the algorithm itself
-    outside: Callable[[Boxes], Boxes]  # around all that is around it
+    outside: Callable[[Boxes, Messages], Boxes]  # around all that is around it, with its messages
     clipping: Clipping | None = None  # of gradients of single records
     least: int = 0  # parties of every sum, where each adds a share of noise
     epsilon0: float = 0.0  # of every report, where these are shuffled
@@ -53,9 +55,17 @@ class Protection:
         """The study's wire, whose sums are not of fewer parties than noise was planned for."""
         how: Any = wire.sum
         if self.epsilon0:
-            found = replace(how, epsilon0=self.epsilon0, clip=self.kept.promise.clip)
+            found = replace(how, epsilon0=self.epsilon0, clip=self.kept.promise.first_clip)
             return replace(wire, sum=found)
         return replace(wire, sum=replace(how, least=self.least)) if self.least else wire
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """Rows of correlated noise that each party uses in a round; empty where it uses none."""
+        if self.kept.promise.unit == "party":
+            return {}
+        each = ((k, use) for k, uses in self.kept.uses.items() for use in uses)
+        return {k: use.draws for k, use in each if use.correlation is not None}
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Setting:
     rounds: int
     most: int  # rounds that a party takes part in, at most
     parties: int | None = None  # of the study, about; `ids` are all of them unless given
+    separation: int = 1  # rounds from one that a party takes part in to the next, at least
     sites: bool = False  # whether it is between institutions: a cohort's size is not known ahead
 
 
@@ -97,7 +108,12 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
-    uses = {k: record.uses_of(asked[k], int(n)) for k, n in zip(asked, sizes, strict=True)}
+    uses = {
+        k: record.uses_of(asked[k], int(n))
+        if promise.correlated is None
+        else record.in_order(boxes.name, promise.correlated, asked[k], int(n), setting.most)
+        for k, n in zip(asked, sizes, strict=True)
+    }
     kept = Kept.planned(promise, "add_or_remove", uses, setting.most)
     return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
 
@@ -123,21 +139,28 @@ def _by_party(
         message.upload
         for message in examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages
     ]
-    studied = (setting.ids.tolist(), setting.cohort, setting.rounds, setting.most)
+    party.check_messages(promise, boxes.name, len(forms))
     if promise.trust == "sum":
         least, shares = _shares(promise, forms, setting, wire)
-        kept = party.planned(promise, len(forms), *studied, shares)
+        kept = party.in_shares(promise, shares, setting.ids.tolist(), setting.most)
         inside = partial(_in_sum, kept=kept, forms=forms, shares=shares, least=least)
         return Protection(kept, inside, _same, least=least)
     if promise.trust == "shuffler":
-        kept = party.planned(promise, len(forms), *studied, reports=_reports(setting, wire))
+        kept = party.in_reports(
+            promise, _reports(setting, wire), len(forms), setting.ids.tolist(), setting.most
+        )
         return Protection(
             kept, partial(_unweighted, kept=kept), _same,
             epsilon0=1 / next(iter(kept.noise.values())),  # the same at every party
         )  # fmt: skip
-    kept = party.planned(promise, len(forms), *studied)
+    kept = party.planned(
+        promise, len(forms), setting.ids.tolist(), setting.cohort, setting.rounds, setting.most,
+        setting.separation,
+    )  # fmt: skip
     return Protection(
-        kept, partial(party.bounded, kept=kept), partial(party.summed, kept=kept, noise=noise)
+        kept,
+        partial(party.bounded, kept=kept),
+        partial(party.summed, kept=kept, noise=noise, cohort=setting.cohort),
     )
 
 
@@ -176,7 +199,8 @@ def _shares(
             )
     sizes = [sum(leaf.numel() for leaf in leaves(form)) for form in forms]
     return least, [
-        Share(promise.shares, promise.clip, size, most, honest, promise.bits) for size in sizes
+        Share(promise.shares, promise.first_clip, size, most, honest, promise.bits)
+        for size in sizes
     ]
 
 
@@ -223,7 +247,7 @@ def _one(setting: Setting, at: int, t: int = 0) -> Any:
     )  # fmt: skip
 
 
-def _same(boxes: Boxes) -> Boxes:
+def _same(boxes: Boxes, messages: Messages) -> Boxes:
     return boxes
 
 

@@ -32,10 +32,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, inf, log, sqrt
+from math import exp, floor, inf, log, sqrt
 
 from archipel.errors import ArchipelError
-from archipel.privacy.release import DiscreteGaussian, Kind, Mechanism, Skellam
+from archipel.privacy.release import DiscreteGaussian, Kind, Mechanism, Release, Skellam
 from archipel.privacy.shares import ROUNDED
 
 BETA = 1e-12
@@ -196,3 +196,26 @@ class Share:
 def _encoding(share: Share, noise: float) -> Encoding:
     known = (share.clip, share.size, share.parties, share.bits)
     return Encoding.fitted(*known, lambda contribution: share.of(noise, contribution))
+
+
+def secure_sum_error(
+    epsilon: float,
+    delta: float,
+    parties: int,
+    moved: float = 1.0,
+    honest: float = 1.0,
+    size: int = 1,
+    bits: int = 32,
+    kind: Kind = "gaussian",
+) -> float:
+    """The deviation of each number of a mean, where all parties add their share of the noise.
+
+    One party's vector of `size` numbers moves by `moved` at most; `honest` is the share of parties
+    whose noise is counted on. Rounding is counted as the most that it can add.
+    """
+    from archipel.privacy.accounting import noise_for
+
+    known = counted(parties, parties - floor(honest * parties + 1e-9))
+    share = Share(kind, moved / 2, size, parties, known, bits)
+    noise = noise_for(epsilon, delta, lambda z: [Release(share.mechanism(z))], neighbours="replace")
+    return sqrt((share.variance(noise) + 0.25) / parties) / share.encoding(noise).scale

@@ -155,18 +155,19 @@ class Charging:
     def __call__(self, t: int, kept: Kept) -> None:
         """Write down what round t is about to cost; refuse what the site's budget does not bear."""
         (k,) = kept.uses
-        releases = kept.releases(k, 1)
         with _one_at_a_time:
-            self._refuse(t, kept, for_records(releases, kept.neighbours))
+            spent = entries(self.site, verified=False)
+            before = sum(each.study == self.study for each in spent)
+            releases = kept.charged(k, before)
+            self._refuse(t, kept, before, for_records(releases, kept.neighbours))
             self.site.audit.append(
                 SPENT, study=self.study, round=t + 1, table=self.table, unit=kept.promise.unit,
                 neighbours=kept.neighbours, delta=float(kept.promise.delta), of=kept.rounds,
                 releases=json.dumps([written(each) for each in releases]),
             )  # fmt: skip
 
-    def _refuse(self, t: int, kept: Kept, releases: Sequence[Release]) -> None:
-        rounds = sum(each.study == self.study for each in entries(self.site, verified=False))
-        if rounds >= kept.rounds:
+    def _refuse(self, t: int, kept: Kept, before: int, releases: Sequence[Release]) -> None:
+        if before >= kept.rounds:
             raise Overspent(
                 f"round {t + 1}: this site's noise was planned for {kept.rounds} rounds of this "
                 "study, which are spent, since some were begun anew; it takes no further part."

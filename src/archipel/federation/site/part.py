@@ -35,8 +35,8 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
         described.algorithm_object, data, model, party=party, seed=about.seed,
         rounds=about.rounds, evaluate_every=about.evaluate_every,
         rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
-        privacy=described.promise, charge=charging, study=study,
-        identities=Acquaintances(site, study),
+        privacy=described.promise, charge=charging, separation=described.round.separation,
+        study=study, identities=Acquaintances(site, study),
     )  # fmt: skip
     path = site.site_studies.folder(study) / "state.safetensors"
     if described.promise is None:
