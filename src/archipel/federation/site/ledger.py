@@ -2,8 +2,9 @@
 """What a site spent of its privacy: of each table, over all studies, in its own audit log.
 
 An entry "spent" is on the disk before a round is computed that releases anything: so a site that is
-killed at any moment may have counted a round that never left, and never the other way round. What
-is released again as it was costs nothing again.
+killed at any moment may have counted a round that has not left, and never the other way round. The
+entry names the round's noise, which is of secrets that were on the disk before: after the kill the
+round is computed with the same noise and is the same entry. Only other noise is charged again.
 
 Of a study that promises nothing an entry "unbounded" is made, and no ε is enough for its table.
 
@@ -50,6 +51,7 @@ class Spent(NamedTuple):
     delta: float  # of the promise
     of: int  # rounds that the promise was planned for
     releases: tuple[Release, ...]  # of this round
+    noise: str = ""  # names the noise of this attempt; empty in entries of older versions
 
     @property
     def by_record(self) -> tuple[Release, ...]:
@@ -81,7 +83,7 @@ def _spent(entry: Entry) -> Spent:
             entry.number, entry.time, str(detail["study"]), int(str(detail["round"])),
             str(detail["table"]), str(detail["unit"]),
             cast(Neighbours, str(detail["neighbours"])), float(str(detail["delta"])),
-            int(str(detail["of"])), releases,
+            int(str(detail["of"])), releases, str(detail.get("noise", "")),
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ArchipelError(
@@ -152,17 +154,25 @@ class Charging:
     study: str
     table: str
 
-    def __call__(self, t: int, kept: Kept) -> None:
-        """Write down what round t is about to cost; refuse what the site's budget does not bear."""
+    def __call__(self, t: int, kept: Kept, noise: bytes) -> None:
+        """Write down what round t is about to cost; refuse what the site's budget does not bear.
+
+        What is there under the name of this noise is the same, and not written again.
+        """
         (k,) = kept.uses
         releases = kept.releases(k, 1)
         with _one_at_a_time:
+            if any(self._is(each, t, noise) for each in entries(self.site, verified=False)):
+                return
             self._refuse(t, kept, for_records(releases, kept.neighbours))
             self.site.audit.append(
                 SPENT, study=self.study, round=t + 1, table=self.table, unit=kept.promise.unit,
                 neighbours=kept.neighbours, delta=float(kept.promise.delta), of=kept.rounds,
-                releases=json.dumps([written(each) for each in releases]),
+                releases=json.dumps([written(each) for each in releases]), noise=noise.hex(),
             )  # fmt: skip
+
+    def _is(self, entry: Spent, t: int, noise: bytes) -> bool:
+        return (entry.study, entry.round, entry.noise) == (self.study, t + 1, noise.hex())
 
     def _refuse(self, t: int, kept: Kept, releases: Sequence[Release]) -> None:
         rounds = sum(each.study == self.study for each in entries(self.site, verified=False))
