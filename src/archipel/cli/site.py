@@ -270,7 +270,7 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
 
 def _spent(site: Site) -> tuple[dict[str, OfStudy], list[OfTable]]:
     """What was spent by study and by table; nothing is loaded to count with where nothing was."""
-    if not any(site.audit.entries("spent", "unbounded")):
+    if not any(site.audit.entries("spent", "unbounded", "reserved")):
         return {}, []
     from archipel.federation.site.statement import spent_by, tables
 

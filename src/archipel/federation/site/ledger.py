@@ -15,7 +15,7 @@ same rows, so both have one account.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from archipel.errors import ArchipelError
 from archipel.federation.audit import Entry, check
 from archipel.federation.site import binding
-from archipel.federation.site.account import Account, for_records
+from archipel.federation.site.account import Account, Planned, for_records
 from archipel.federation.site.policy import Overspent
+from archipel.federation.site.reserved import OVER, RESERVED, Reserved, standing
 from archipel.privacy.release import Neighbours, Release, read, written
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ def _spent(entry: Entry) -> Spent:
 
 
 def account_of(site: Site, study: str, table: str, verified: bool = True) -> Account:
-    """What was spent of a table, and of those in whose place it stands."""
+    """What was spent of a table, and of those in whose place it stands, and what others plan."""
     tables = together(site, table)
-    lines = _lines(site, verified, SPENT, UNBOUNDED)
+    lines = _lines(site, verified, SPENT, UNBOUNDED, RESERVED, *OVER)
     spent = [_spent(each) for each in lines if each.what == SPENT]
     here = [each for each in spent if each.table in tables]
     return Account(
@@ -106,7 +107,24 @@ def account_of(site: Site, study: str, table: str, verified: bool = True) -> Acc
             for each in lines
             if each.what == UNBOUNDED and each.detail["table"] in tables
         ),
+        tuple(_to_come(site, study, standing(lines), here, tables)),
     )
+
+
+def _to_come(
+    site: Site, study: str, reserved: Mapping[str, Reserved], spent: Sequence[Spent],
+    tables: set[str],
+) -> Iterator[Planned]:  # fmt: skip
+    """What others plan of these tables that were approved before a study, if it is one."""
+    mine = reserved.get(study)
+    for each in reserved.values():
+        before = mine is None or each.number < mine.number
+        approved = each.study != study and site.site_studies.has_approved(each.study)
+        if each.table in tables and before and approved:
+            gone = [r for entry in spent if entry.study == each.study for r in entry.by_record]
+            if left := each.left(gone):
+                name = site.site_studies.name(each.study) or each.study[:12]
+                yield Planned(name, left)
 
 
 def together(site: Site, table: str) -> set[str]:
@@ -119,8 +137,8 @@ def together(site: Site, table: str) -> set[str]:
 
 
 def tables(site: Site) -> list[str]:
-    """The tables of which anything was spent, in that order."""
-    found = _lines(site, True, SPENT, UNBOUNDED)
+    """The tables of which anything was spent or reserved, in that order."""
+    found = _lines(site, True, SPENT, UNBOUNDED, RESERVED)
     return list(dict.fromkeys(str(each.detail["table"]) for each in found))
 
 

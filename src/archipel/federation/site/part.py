@@ -14,6 +14,7 @@ from archipel.federation.site import ledger
 from archipel.federation.site.exposure import Rows
 from archipel.federation.site.looking import exposure_at
 from archipel.federation.site.policy import Standing
+from archipel.federation.site.reserved import reserve
 from archipel.store.files import write
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
     charging = ledger.Charging(site, study, ledger.table_of(site, described, data))
     found, policy = exposure_at(site, study, data, rows, charging.table), site.policy
     policy.refuse(found)
+    if found.planned is not None and not site.site_studies.is_over(study):
+        reserve(site, study, charging.table, found.planned)
     path = site.site_studies.folder(study) / "state.safetensors"
     model, party = approval.model_of(described, data), site.site_studies.party(study)
     about = described.study

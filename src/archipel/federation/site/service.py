@@ -86,6 +86,8 @@ class Service:
             goes_on = state in ("open", "running", "stopped")
             if not refused and (goes_on or (state == "done" and site.site_studies.is_open(study))):
                 self.begin(study)
+            elif state == "done":
+                site.over(study)
 
     def begin(self, study: str) -> None:
         """Take part in a study, unless this is under way."""

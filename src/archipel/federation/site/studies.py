@@ -172,14 +172,14 @@ class SiteStudies:
         """Whether this site has begun a round and nothing of it has left."""
         path = self.folder(study) / "state.safetensors"
         with safe_open(path, "numpy") as state:
-            is_begun = "turn.gradients" in state.keys()
+            is_begun = "turn.gradients" in {*state.keys()}
             return is_begun and len(state.get_tensor("turn.gradients")) == 0
 
     def paid(self, study: str) -> int:
         """The round that was charged last, counted from 0, as this site's state says; else -1."""
         path = self.folder(study) / "state.safetensors"
         with safe_open(path, "numpy") as state:
-            name = "paid" if "paid" in state.keys() else "last"  # of an older version
+            name = "paid" if "paid" in {*state.keys()} else "last"  # of an older version
             return int(state.get_tensor(name)[0])
 
     def drop_round(self, study: str) -> None:
@@ -193,6 +193,10 @@ class SiteStudies:
             again = kept["last"].clone()
             again[0] = -1
             write(path, save({**kept, "last": again}))
+
+    def is_over(self, study: str) -> bool:
+        """Whether the site has heard that the study ended."""
+        return (self.folder(study) / "rounds").exists()
 
     def is_open(self, study: str) -> bool:
         """Whether the site took part and has not heard how it ended."""
