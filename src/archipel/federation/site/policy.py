@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from archipel.metrics import Guarded
 
 _FILE = "policy.toml"
+SPENT = "spent (its privacy budget)"  # what a coordinator is told of it
 _EXACT = 15  # digits: as they are
 
 _random = SystemRandom()
