@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.coordinator.server_study import ServerStudy
+from archipel.federation.coordinator.status import status_of
 from archipel.federation.site import binding, ledger
 from archipel.federation.site.account import epsilon_of, for_records
 from archipel.federation.site.exposure import Rows
@@ -33,6 +34,8 @@ from archipel.federation.site.part import party_state_at
 from archipel.federation.site.policy import Overspent, Policy, Withheld
 from archipel.privacy.promise import Privacy
 from archipel.privacy.release import Gaussian, Release
+from archipel.report import budget as report
+from archipel.runs.listing import open_run, read_run
 from archipel.runs.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
@@ -106,17 +109,62 @@ def test_between_sites_it_is_the_simulation_and_every_round_is_in_the_ledger(tmp
     run, sites = asyncio.run(run())
     expected = simulated(text)
     torch.testing.assert_close(run.vector, expected.vector, rtol=1e-6, atol=1e-6)
+    assert_same_ledger(run, sites, expected)
+
+
+def assert_same_ledger(run, sites, expected):
+    """Every site's ledger has, round by round, what the simulation counts for its party."""
+    rounds, kept = expected.done, expected.kept
     for k, site in enumerate(sites):
         found = ledger.entries(site)
-        released = [release for each in found for release in each.releases]
-        assert [each.round for each in found] == [1, 2, 3, 4]
-        assert len({each.table for each in found}) == 1
-        together = sum(each.times for each in released)
-        assert together == sum(each.times for each in expected.kept.releases(k, 4))
-        assert {each.mechanism for each in released} == {Gaussian(1e-9)}
-    told = run.scorecard.privacy
-    assert "names no unit" not in told.guarantee
-    assert (told.promise is None) == (privacy["unit"] == "record")
+        assert [each.round for each in found] == list(range(1, rounds + 1))
+        assert [list(each.releases) for each in found] == [kept.releases(k, 1)] * rounds
+        assert {each.of for each in found} == {kept.rounds}
+        (table,) = {each.table for each in found}
+        (about,) = {(each.unit, each.neighbours, each.delta) for each in found}
+        assert about == (kept.promise.unit, kept.neighbours, kept.promise.delta)
+        spent = epsilon_of(ledger.account_of(site, "", table).others, kept.promise.delta)
+        assert spent == pytest.approx(kept.spent({k: rounds})[k])
+    told, simulated = run.scorecard.privacy, expected.scorecard.privacy
+    assert told.epsilon == simulated.epsilon
+    assert told.promise == replace(simulated.promise, simulated=False)
+    assert "each one's own ledger says what it spent" in told.guarantee
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"unit": "record", "epsilon": 3.0},
+        {"unit": "record", "noise": 0.8},
+        {"unit": "party", "trust": "nobody", "epsilon": 9.0},
+        {"unit": "party", "epsilon": 9.0},
+    ],
+    ids=lambda each: " ".join(map(str, each.values())),
+)
+def test_the_ledgers_of_sites_are_that_of_the_simulation(tmp_path, privacy):
+    """With the noise that is planned, and samples that are drawn; and so is the figure of ε."""
+    changes = {f"privacy.{key}": value for key, value in privacy.items()}
+    text = text_of("fedavg", **{"algorithm.batch_size": 20, "study.rounds": 3, **changes})
+
+    async def run():
+        async with coordinator(tmp_path / "c") as one:
+            digest, sites = await members(one, tmp_path, text, 4)
+            attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
+            run, seen = await one.run(digest), status_of(one)["studies"][digest]
+            await asyncio.gather(*attending)
+            return run, seen, [site for site, _ in sites], one.home.run_of(digest)
+
+    run, seen, sites, folder = asyncio.run(run())
+    expected = simulated(text)
+    assert_same_ledger(run, sites, expected)
+    unit, planned = privacy["unit"], expected.kept.at_most(3)
+    assert seen["epsilon"] == planned
+    assert seen["privacy"] == f"ε ≤ {planned:.3g} of {planned:.3g} by {unit}, as sites plan"
+    for again in (open_run(folder), read_run(folder)):
+        assert again.scorecard.privacy.promise == run.scorecard.privacy.promise
+    (spent, *_), _ = (axes.lines for axes in report.privacy(run).axes)
+    curve = expected.scorecard.privacy.promise.curve
+    assert spent.get_xydata().tolist() == [list(each) for each in curve] and len(curve) == 3
 
 
 @pytest.mark.parametrize("trust", ["server", "nobody"])

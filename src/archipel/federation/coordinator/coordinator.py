@@ -277,7 +277,8 @@ class Coordinator:
     async def run(self, digest: str, watch: Watch | None = None) -> Any:
         """Run an approved study with the sites that approved it, from where it is."""
         self.registry.number(digest)
-        server_study, path = self._server_study(digest, asyncio.get_running_loop())
+        events = asyncio.get_running_loop()  # others are answered while a promise is planned
+        server_study, path = await asyncio.to_thread(self._server_study, digest, events)
         run = server_study.run
         sites = run.data.training
         if Folder.exists(path):

@@ -19,7 +19,7 @@ from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
-from archipel.engines.network.fitting import fitted, keepable, protected
+from archipel.engines.network.fitting import fitted, keepable, protected, told_plan
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.remote import Remote
 from archipel.engines.protection import Protection, protecting
@@ -28,7 +28,7 @@ from archipel.federation.coordinator.sites import Sites
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
 from archipel.models.model import Model
-from archipel.privacy.promise import Privacy
+from archipel.privacy.promise import Kept, Privacy
 from archipel.runs.beginning import Beginning
 from archipel.runs.loop import Loop
 from archipel.runs.participation import Cohort
@@ -137,7 +137,7 @@ class ServerStudy:
         network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
         self.answers = Answers(network, self.judged, silence, patience.limit, metric)
-        kept = None if kept_by is None else kept_by.kept
+        kept = _planned(options.get("privacy"), *at, begun.seed, options)
         self.engine = Remote(network, self.answers, events, metric, patience, kept)
         (self.run,) = begun.runs(self.engine, {})
         self.run.uploaded = network.points  # grows with the uploads
@@ -208,6 +208,24 @@ def _protection(
         promise, algorithm, fed, model, range(fed.training), seed=seed, rounds=rounds, wire=wire,
         parties=fed.training, noise=protecting(),
     )  # fmt: skip
+
+
+def _planned(
+    promise: Privacy | None,
+    algorithm: ServerAlgorithm,
+    fed: Federation,
+    model: Model,
+    seed: int,
+    options: Options,
+) -> Kept | None:
+    """What sites plan to spend, where that is known here; found before anybody looks."""
+    if promise is None:
+        return None
+    rounds, wire = options.get("rounds", 100), options.get("wire")
+    kept = told_plan(promise, algorithm, fed, model, seed=seed, rounds=rounds, wire=wire)
+    if kept is not None:
+        kept.at_most(1)
+    return kept
 
 
 def _metric(fed: Federation, model: Model, options: Options) -> str:
