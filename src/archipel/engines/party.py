@@ -317,8 +317,7 @@ class LocalParty:
     def _secrets_for(self, purpose: bytes) -> list[bytes]:
         """32 bytes of each party."""
         if self.secrets is None:
-            drawn = bytearray(os.urandom(32 * len(self.ids)))
-            self.secrets = torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
+            self.secrets = drawn_secrets(len(self.ids))
         keys = [row.numpy().tobytes() for row in self.secrets]
         return [blake2b(purpose, key=key, digest_size=32).digest() for key in keys]
 
@@ -519,6 +518,12 @@ class LocalParty:
 
     def _keys(self, purpose: str) -> Keys:
         return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
+
+
+def drawn_secrets(parties: int) -> Tensor:
+    """32 bytes of the operating system's for each party, `[m, 32]`."""
+    drawn = bytearray(os.urandom(32 * parties))
+    return torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
 
 
 def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:
