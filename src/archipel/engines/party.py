@@ -67,9 +67,12 @@ class LocalParty:
     within: Subspace | None = None  # what training is restricted to, of each party
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     clipping: Clipping | None = None  # how gradients of single examples are clipped, where they are
+    bound: Tensor | None = None  # [..., 1] norm of an upload at most, where the server says it
+    fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
+    _order: Ints | None = field(default=None, init=False)  # of each party's points, one by one
 
     def __post_init__(self) -> None:
         starts = self.data.offsets[self.ids].numpy()
@@ -223,6 +226,25 @@ class LocalParty:
         real = torch.from_numpy(weights).to(self.model.dtype)
         self._use(torch.from_numpy(rows), real)
         return Batch(torch.from_numpy(rows), real, torch.full((len(self.ids),), draw))
+
+    def dealt(self, parts: Ints, at: Ints, draw: int) -> Batch:
+        """Part `at[i]` of party i's points, of `parts[i]`, in an order that is drawn once; or none.
+
+        From `parts[i]` on there is no such part, and no point.
+        """
+        if self._order is None:
+            keys = rng.keys(rng.key(self.seed, 0, "order of records"), self.ids)
+            self._order = rng.shuffles(keys, self._sizes)
+        ends = np.minimum(np.stack([at, at + 1]), parts) * self._sizes // parts
+        lengths = ends[1] - ends[0]
+        first = np.cumsum(self._sizes) - self._sizes
+        column = np.arange(max(1, int(lengths.max())))
+        inside = column < lengths[:, None]
+        place = np.where(inside, first[:, None] + ends[0][:, None] + column, 0)
+        rows = torch.from_numpy(self._starts[:, None] + np.where(inside, self._order[place], 0))
+        weights = torch.from_numpy(inside).to(self.model.dtype)
+        self._use(rows, weights)
+        return Batch(rows, weights, torch.full((len(self.ids),), draw))
 
     def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector:
         """The sum of the gradients of single points in a batch, each clipped to a norm."""

@@ -306,6 +306,7 @@ def _promise(run: Run, kept: Kept) -> Promise:
         not run.between_sites,
         found_in(kept.releases(worst, rounds), neighbours=kept.neighbours) if rounds else 0.01,
         tuple(kept.curve(worst, rounds)) if rounds else (),
+        kept.correlated(worst),
     )
 
 

@@ -93,7 +93,8 @@ class SiteAttendance:
         sites, presence = self._sites, self._sites.presence
         (who, needed), eligible = sites.policy(), sites.eligible
         sites.wait_for(min(needed, len(eligible)))
-        sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible))
+        awake = who.awake(eligible, self._run.participation)
+        sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible), awake)
         missing = {int(k): presence.cause(int(k)) for k in sampled[~here]}
         outcome = Outcome(sampled[:0])
         if int(here.sum()) >= max(1, needed):
@@ -206,7 +207,7 @@ def _protection(
         return None
     return protected(
         promise, algorithm, fed, model, range(fed.training), seed=seed, rounds=rounds, wire=wire,
-        parties=fed.training, noise=protecting(),
+        parties=fed.training, noise=protecting(), separation=options.get("separation", 1),
     )  # fmt: skip
 
 

@@ -45,13 +45,30 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
     )
     if cost is None:
         yield (
-            f"noise of {promise.noise:g} times the clip {promise.clip:g}, {_WHOM[promise.unit]}, "
+            f"noise of {promise.noise:g} times {promise.clip_in_words}, {_WHOM[promise.unit]}, "
             f"{from_whom}; what that promises is known when a table is bound"
         )
     else:
         yield (
             f"(ε, δ) = ({cost:.3g}, {promise.delta:g}) {_WHOM[promise.unit]}, {from_whom}. "
             + in_words(cost, promise.delta, promise.unit, found)
+        )
+    if promise.correlated is not None:
+        yield (
+            f"noise is correlated over rounds ({promise.correlated}): a part of it is taken back "
+            "later. "
+            + (
+                "Your records are used in an order that is drawn once; each attempt of a round "
+                "uses noise up, and when it is used up this site takes no further part"
+                if promise.unit == "record"
+                else f"It is the coordinator's, and enough if it asks you once in "
+                f"{study.round.separation} rounds at most"
+            )
+        )
+    if promise.adaptive:
+        yield (
+            "the clip follows the uploads: yours says, besides, whether it was longer than the "
+            "clip, which is counted in this promise"
         )
     if exposure.account.unbounded:
         yield (
