@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel import rng
-from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Vector
+from archipel.aggregation.others import Trial
+from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Others, Vector
 from archipel.data.federation import Federation
 from archipel.engines.batches import Batches, Table, poisson
 from archipel.errors import ArchipelError
@@ -69,6 +70,8 @@ class LocalParty:
     clipping: Clipping | None = None  # how gradients of single examples are clipped, where they are
     bound: Tensor | None = None  # [..., 1] norm of an upload at most, where the server says it
     fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
+    acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
+    cohort: int = 1  # parties that the round began with, where all are on this machine
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
@@ -86,6 +89,12 @@ class LocalParty:
         self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @property
+    def others(self) -> Others:
+        """Of one party; a protocol runs for each of a stack."""
+        (number,) = self.ids.tolist()
+        return self.acquainted(number)
 
     @property
     def blueprint(self) -> Blueprint:

@@ -288,6 +288,10 @@ class Simulated(Section):
     speed_spread: Annotated[
         float, Field(description="standard deviation over parties of log(speed)")
     ] = 0.0
+    protocols: Annotated[
+        bool | None,
+        Field(description="whether wire.sum runs its protocol; else the same integers are added"),
+    ] = None
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Algorithm
+from archipel.aggregation.others import Between, Identities, Simulated, session_of
+from archipel.core import Algorithm, Others
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
@@ -70,6 +71,8 @@ class PartyState:
         privacy: Privacy | None = None,
         charge: Callable[[int, Kept, bytes], None] | None = None,
         separation: int = 1,
+        study: str = "",
+        identities: Identities | None = None,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds.
 
@@ -77,7 +80,9 @@ class PartyState:
         protects people is drawn from the seed, as in a simulation. `charge` keeps this state, and
         writes down what round t costs by what keeps `privacy`, once for each name of a noise; or
         it raises: then nothing is computed. After a round the party sits out the next
-        `separation` - 1.
+        `separation` - 1. `study` and `identities` are for protocols between parties: what names the
+        study at both ends, and the keys that parties know each other by, those of a simulation
+        unless given.
         """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
@@ -94,6 +99,7 @@ class PartyState:
                 noise=simulated(seed), separation=separation,
             )  # fmt: skip
         self._charge, self._separation = charge, separation
+        self._study, self._identities = study, identities or Simulated(party, seed)
         self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection)
         if self.boxes.peer and separation > 1:
             raise ArchipelError(
@@ -266,6 +272,7 @@ class PartyState:
             at = 0
             turn.me = self._me(turn.round, self.own.buffers)
             turn.me.secrets = turn.secrets
+            turn.me.acquainted = partial(self._others, turn.attempt)
         assert turn.me is not None
         while True:
             said, turn.me.heard = self._said(at, turn.inbox[at]), cache(partial(turn.heard, at))
@@ -283,6 +290,13 @@ class PartyState:
             at += 1  # again: it was sent before the restart
         turn.secrets, turn.hides = turn.me.secrets, turn.hides or turn.me.hides
         self._put(turn, turn.talk, turn.me)
+
+    def _others(self, attempt: int, number: int) -> Others:
+        """What this party knows of the others, in an attempt of the server's."""
+        rules, session = self._rules, session_of(self._study, attempt)
+        return Between(
+            number, self._identities, session, lambda: 0 if rules is None else rules.least
+        )
 
     def _put(self, turn: Turn, talk: Talk, me: LocalParty) -> None:
         """Keep what the algorithm said as the next upload; with the last, the own state."""

@@ -9,7 +9,7 @@ loop runs in a thread of its own; the engine and its letters in the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -129,6 +129,7 @@ class ServerStudy:
     ) -> None:
         """`sites` are those of `fed`, which is their shadow; they may need a scale first."""
         self._study = study
+        self.members: Callable[[], bytes] = bytes  # who the sites are, as sites are told
         begun = Beginning(algorithm, fed, model, options)
         metric = _metric(fed, model, options)
         at = (algorithm, fed, model)
@@ -158,6 +159,8 @@ class ServerStudy:
         """Answer a letter of a site that has this number."""
         if letter.kind in ("away", "scale", "sums"):
             return self.sites.answer(party, letter)
+        if letter.kind == "members":
+            return Letter("known", {"study": self._study, "members": self.members()})
         self.sites.presence.seen(party)
         scale = self.sites.scale
         if letter.kind == "next" and scale is not None and not scale.is_(letter):
