@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from store import postgres
 
-# a busy machine is not a failure; a run that failed fails again (HYPOTHESIS_SEARCH=1 looks elsewhere)
+# a busy machine is no failure, and what failed fails again; HYPOTHESIS_SEARCH=1 looks elsewhere
 settings.register_profile(
     "archipel", deadline=None, derandomize="HYPOTHESIS_SEARCH" not in os.environ
 )
