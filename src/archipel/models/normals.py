@@ -105,7 +105,7 @@ class Normals:
         np.log(r, out=r)
         r *= squares
         np.sqrt(r, out=r)
-        t[..., :half] = angles[..., :half]
+        t[:] = angles[..., : t.shape[-1]]
         t *= np.pi * 2.0 ** (1 - 4 * width)
         np.cos(t, out=c)
         c *= r
