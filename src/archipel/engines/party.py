@@ -314,16 +314,8 @@ class LocalParty:
         for at in range(0, len(order), self.block):
             chosen = order[at : at + self.block]
             part, who = torch.from_numpy(chosen), party[chosen]
-            ends.append(
-                private.descend(
-                    self.clipping,
-                    rows[part],
-                    taken.some(who),
-                    rule.some(part),
-                    Normals(key, self.ids[who]),
-                    size,
-                )  # fmt: skip
-            )
+            some, how, noise = taken.some(who), rule.some(part), Normals(key, self.ids[who])
+            ends.append(private.descend(self.clipping, rows[part], some, how, noise, size))
         end = torch.cat(ends) if len(ends) > 1 else ends[0]
         if bool((order != np.arange(len(order))).any()):
             end = end[torch.from_numpy(np.argsort(order))]
