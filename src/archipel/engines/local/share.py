@@ -7,7 +7,7 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, OneByOne, Way
+from archipel.privacy.correlated import begun_anew, kept_on
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
 
@@ -64,6 +65,7 @@ class Job:
     own_statistics: bool  # whether every party keeps BatchNorm's statistics for itself
     most: int  # parties of a round, at most
     clipping: Clipping | None  # of gradients of single points, where they are private
+    rows: Mapping[int, int]  # of correlated noise, which a party uses in a round; empty: none
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -138,6 +140,8 @@ class Share:
             before = block.me.gradients
             talk = self._advance(block, number)
             last = number == len(self._job.anatomy.messages) - 1
+            if number == 0 and not last:
+                self._use_up(block.ids)  # what is left if the round is broken off
             upload, own = talk.said if last else (talk.said, None)
             total["bytes"] += self._add(block, number, upload)
             if last:
@@ -324,6 +328,8 @@ class Share:
         ids, lead = block.ids[alive], self._job.lead(len(block.ids))
         kept = stacked_leaves("the own state", own, self._job.anatomy.own, lead)
         memory = self._memory.kept
+        if len(self._job.anatomy.messages) < 2:
+            self._use_up(block.ids[~alive])
         if self._before is not None:
             self._before.append((ids, tree_map(lambda store: store[ids], memory.by_party)))
         for store, rows in zip(leaves(memory.own), kept, strict=True):
@@ -334,11 +340,26 @@ class Share:
             memory.buffers[ids] = rows[alive]
         memory.visited[ids] = 1
 
+    def _use_up(self, ids: Ints) -> None:
+        """Noise of these parties that may have left is not used again, whatever becomes of it."""
+        kept, rows = self._memory.kept, self._job.rows
+        if not rows or not len(ids):
+            return
+        used = torch.tensor([rows[k] for k in ids.tolist()])
+        used = used.view(-1, *[1] * (1 + (self._job.sweep is not None)))
+        after = begun_anew(kept.own_of(ids), used)
+        for store, found in zip(leaves(kept.own), leaves(after), strict=True):
+            store[ids] = found
+        kept.visited[ids] = 1
+
     def _undo(self) -> Json:
-        """Put back what the parties kept before the round."""
-        for ids, rows in self._before or ():
-            for store, before in zip(leaves(self._memory.kept.by_party), leaves(rows), strict=True):
-                store[ids] = before
+        """Put back what the parties kept before the round, but for noise, which was used."""
+        kept = self._memory.kept
+        for ids, before in self._before or ():
+            now = tree_map(lambda store, ids=ids: store[ids], kept.by_party)
+            back = leaves(kept_on(before, now))
+            for store, rows in zip(leaves(kept.by_party), back, strict=True):
+                store[ids] = rows
         return {}
 
     # -- evaluation --------------------------------------------------------------------------------
