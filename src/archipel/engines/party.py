@@ -30,7 +30,7 @@ from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
 from archipel.models.normals import Normals
 from archipel.privacy import grid
-from archipel.privacy.sources import Keystream
+from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Private, Work, checked_batch_size, work_of
 from archipel.training.optimisers import SGD
@@ -346,6 +346,12 @@ class LocalParty:
         noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self.ids)
         drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
+
+    def source(self, purpose: str) -> Source:
+        """Words for integer noise that protects people; in a simulation they are of the seed."""
+        if self.private:
+            return self._source(purpose)
+        return Simulated(self.seed, self.round, self.ids, purpose)
 
     def _source(self, purpose: str) -> Keystream:
         """A stream of the round's secrets for each party."""

@@ -46,6 +46,7 @@ from archipel.privacy.release import (
     Poisson,
     Pure,
     Release,
+    Skellam,
 )
 
 Array = NDArray[np.float64]
@@ -189,6 +190,8 @@ def curves(release: Release, neighbours: Neighbours) -> tuple[Curve, Curve]:
             curve = partial(discrete_gaussian_delta, sigma, far * ceil(contribution))
         case Pure(epsilon):
             curve = partial(pure_delta, far * epsilon)
+        case Skellam():
+            raise AssertionError("it has no curve of its own: see losses.has_losses")
     rate = release.rate
     if release.sampling is None:
         return curve, curve

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from math import ceil, inf, isfinite
+from math import ceil, inf, isfinite, sqrt
 from operator import index
 from typing import Any, Literal
 
 from archipel.errors import ArchipelError, unknown
 
 Neighbours = Literal["add_or_remove", "replace"]
+Kind = Literal["gaussian", "skellam"]  # of integer noise that is added in shares
 DISTANCE = {"add_or_remove": 1, "replace": 2}  # contributions between two neighbours
 
 
@@ -63,25 +64,53 @@ class Laplace:
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """Discrete Gaussian noise on a sum of vectors of whole numbers: steps of a grid."""
+    """Discrete Gaussian noise on a sum of vectors of whole numbers: steps of a grid.
 
-    sigma: float  # its parameter, in steps
+    Or the sum of several such, a share of each party that is counted on.
+    """
+
+    sigma: float  # parameter of one share, in steps
     contribution: float = 1.0  # largest l2 norm of a contribution, in steps, after rounding
     dimensions: int = 1
+    shares: int = 1
 
     def __post_init__(self) -> None:
         _from_zero("sigma", self.sigma)
-        _whole("dimensions", self.dimensions, 1)
-        if not (isfinite(self.contribution) and self.contribution > 0):
-            raise ArchipelError(
-                f"contribution = {self.contribution!r}: give a finite number above 0, in steps."
-            )
+        _in_steps(self.contribution, self.dimensions, self.shares)
 
     @property
     def noise(self) -> float:
         """z, as Gaussian noise has it; one number moves by whole steps."""
         largest = self.contribution if self.dimensions > 1 else ceil(self.contribution)
-        return self.sigma / largest
+        return self.sigma * sqrt(self.shares) / largest
+
+
+@dataclass(frozen=True)
+class Skellam:
+    """Skellam noise on a sum of vectors of whole numbers, or the sum of several shares of it."""
+
+    variance: float  # of one share, in steps
+    contribution: float = 1.0  # largest l2 norm of a contribution, in steps, after rounding
+    dimensions: int = 1
+    shares: int = 1
+
+    def __post_init__(self) -> None:
+        _from_zero("variance", self.variance)
+        _in_steps(self.contribution, self.dimensions, self.shares)
+
+    @property
+    def noise(self) -> float:
+        """Its deviation over the largest contribution."""
+        return sqrt(self.variance * self.shares) / self.contribution
+
+
+def _in_steps(contribution: float, dimensions: int, shares: int) -> None:
+    _whole("dimensions", dimensions, 1)
+    _whole("shares", shares, 1)
+    if not (isfinite(contribution) and contribution > 0):
+        raise ArchipelError(
+            f"contribution = {contribution!r}: give a finite number above 0, in steps."
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +154,7 @@ class FixedSize:
         return self.sampled / self.among
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | Pure
+Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Pure
 Sampling = Poisson | FixedSize
 
 
@@ -154,6 +183,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
     "discrete_gaussian": DiscreteGaussian,
+    "skellam": Skellam,
     "pure": Pure,
 }
 SAMPLINGS: dict[str, type[Sampling]] = {"poisson": Poisson, "fixed_size": FixedSize}
