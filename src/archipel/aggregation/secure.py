@@ -95,8 +95,8 @@ class SecureSum:
 
     def fewest(self, parties: int) -> int:
         """How many of a round's parties have to stay, by what is foreseen for it."""
-        _, t, complete = self.neighbours(parties)
-        stay = t if complete else ceil((1 - self.dropouts) * parties)
+        near = self.neighbours(parties)
+        stay = near.threshold if near.complete else ceil((1 - self.dropouts) * parties)
         return max(self.least, stay)
 
     def colluders(self, parties: int) -> int:

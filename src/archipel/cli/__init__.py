@@ -13,6 +13,7 @@ import sys
 import typer
 
 from archipel.cli import coordinator, later, peer, privacy, site
+from archipel.cli.average import average
 from archipel.cli.compare import compare
 from archipel.cli.data import data
 from archipel.cli.demo import demo
@@ -46,6 +47,7 @@ app.command()(resume)
 app.command()(export)
 app.command()(predict)
 app.command()(rehearse)
+app.command()(average)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(site.app, name="site")

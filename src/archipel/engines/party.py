@@ -347,11 +347,15 @@ class LocalParty:
         drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
 
-    def source(self, purpose: str) -> Source:
-        """Words for integer noise that protects people; in a simulation they are of the seed."""
-        if self.private:
-            return self._source(purpose)
-        return Simulated(self.seed, self.round, self.ids, purpose)
+    def source(self, purpose: str, at: int | None = None) -> Source:
+        """Words for integer noise that protects people, of all parties or of one of them.
+
+        In a simulation they are of the seed.
+        """
+        some = slice(None) if at is None else slice(at, at + 1)
+        if not self.private:
+            return Simulated(self.seed, self.round, self.ids[some], purpose)
+        return Keystream(*self._secrets_for(purpose.encode() + self.heard())[some])
 
     def _source(self, purpose: str) -> Keystream:
         """A stream of the round's secrets for each party."""
