@@ -26,6 +26,7 @@ from archipel.privacy.curves import Array, gaussian_delta
 from archipel.privacy.losses import SLACK, has_losses, losses
 from archipel.privacy.release import (
     DISTANCE,
+    Binomial,
     DiscreteGaussian,
     FixedSize,
     Gaussian,
@@ -42,6 +43,7 @@ from archipel.privacy.renyi import renyi_delta, renyi_epsilon
 
 __all__ = [
     "Accountant",
+    "Binomial",
     "DiscreteGaussian",
     "FixedSize",
     "Gaussian",
