@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import fcntl
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import Identity, verify
@@ -71,11 +72,21 @@ class Board:
     entries: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.path is not None and self.path.exists():
-            for each, line in read(self.path):
-                self.entries.append(each)
-                self.lines.append(line)
-        self._file = self.path.open("ab") if self.path is not None else None
+        self._file = self._opened(self.path) if self.path is not None else None
+
+    def _opened(self, path: Path) -> BinaryIO:
+        """The file, for this process alone, with what it has."""
+        try:
+            file = path.open("ab")
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ArchipelError(f"'{path}': another process writes to it; wait for it.") from None
+        except OSError as error:
+            raise ArchipelError(f"'{path}' cannot be written ({error.strerror}).") from error
+        for each, line in read(path):
+            self.entries.append(each)
+            self.lines.append(line)
+        return file
 
     @property
     def head(self) -> str:

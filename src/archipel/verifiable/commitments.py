@@ -20,6 +20,7 @@ from archipel.verifiable.equations import Equation
 from archipel.verifiable.group import (
     BASE,
     BLINDING,
+    ORDER,
     POINT,
     SCALAR,
     Point,
@@ -55,7 +56,7 @@ class Zero(NamedTuple):
         nonce = drawn()
         first = nonce * BLINDING
         challenge = _zero_challenge(transcript, blinding * BLINDING, first)
-        return cls(first, nonce + challenge * blinding)
+        return cls(first, (nonce + challenge * blinding) % ORDER)
 
     def equation(self, transcript: Transcript, point: Point) -> Equation:
         """What holds if `point` is a commitment to 0."""
@@ -91,7 +92,7 @@ class Shared(NamedTuple):
         nonce = drawn()
         secret, first, second = key * other, nonce * BASE, nonce * other
         challenge = _shared_challenge(transcript, key * BASE, other, secret, first, second)
-        return cls(secret, first, second, nonce + challenge * key)
+        return cls(secret, first, second, (nonce + challenge * key) % ORDER)
 
     def equations(self, transcript: Transcript, mine: Point, other: Point) -> list[Equation]:
         secret, first, second, answer = self

@@ -67,19 +67,30 @@ def prove(
     """Prove <a, b> of vectors whose commitment and product the transcript fixes already."""
     u = transcript.challenge("u") * INNER
     L, R = [], []
+    c, e = 1, 1  # the paper's generators are c g and e h: one multiple less of each
     while len(a) > 1:
         half = len(a) // 2
         (a0, a1), (b0, b1) = (a[:half], a[half:]), (b[:half], b[half:])
         (g0, g1), (h0, h1) = (g[:half], g[half:]), (h[:half], h[half:])
-        L.append(total([*a0, *b1, dot(a0, b1)], [*g1, *h0, u]))
-        R.append(total([*a1, *b0, dot(a1, b0)], [*g0, *h1, u]))
+        L.append(_mixed(c, a0, g1, e, b1, h0, u))
+        R.append(_mixed(c, a1, g0, e, b0, h1, u))
         x, inverse = _challenge(transcript, L[-1], R[-1])
         a = [(x * p + inverse * q) % ORDER for p, q in zip(a0, a1, strict=True)]
         b = [(inverse * p + x * q) % ORDER for p, q in zip(b0, b1, strict=True)]
         if half > 1:  # the last generators are not used
-            g = [inverse * p + x * q for p, q in zip(g0, g1, strict=True)]
-            h = [x * p + inverse * q for p, q in zip(h0, h1, strict=True)]
+            square, other = x * x % ORDER, inverse * inverse % ORDER
+            g = [p + square * q for p, q in zip(g0, g1, strict=True)]  # x^-1 g0 + x g1
+            h = [p + other * q for p, q in zip(h0, h1, strict=True)]  # x h0 + x^-1 h1
+            c, e = c * inverse % ORDER, e * x % ORDER
     return Argument(tuple(L), tuple(R), a[0], b[0])
+
+
+def _mixed(
+    c: int, a: list[int], g: list[Point], e: int, b: list[int], h: list[Point], u: Point
+) -> Point:
+    """Σ a_i c g_i + Σ b_i e h_i + <a, b> u."""
+    scalars = [*(c * each for each in a), *(e * each for each in b), dot(a, b)]
+    return total(scalars, [*g, *h, u])
 
 
 def verify(

@@ -29,7 +29,7 @@ from math import ceil, exp, inf, lgamma, log1p, sqrt
 from typing import NamedTuple
 
 from archipel.errors import ArchipelError
-from archipel.privacy.accounting import Binomial, Release, epsilon
+from archipel.privacy.accounting import Binomial, Release
 from archipel.privacy.accounting import delta as delta_of
 from archipel.privacy.analytic import mu_of
 from archipel.privacy.checks import check_delta, positive
@@ -60,16 +60,10 @@ class Noise(NamedTuple):
     def variance(self) -> float:
         return sum(weight**2 for weight in self.weights) / 4
 
-    def release(self, steps: int, honest: int) -> Binomial:
-        """What the noise of honest parties is, where a value is of so many steps."""
-        return Binomial(self.coins * honest, -(-steps * self.multiplier // self.unit))
-
-
-def spent(noise: Noise, steps: int, honest: int, moved: int, delta: float) -> float:
-    """ε of a sum with the noise of so many honest parties, one of which moves `moved` numbers."""
-    if honest < 1 or delta <= 0:
-        return inf
-    return epsilon([Release(noise.release(steps, honest), times=moved)], delta)
+    def release(self, steps: int, honest: int, moved: int) -> Release:
+        """The noise of honest parties, where one moves so many numbers by so many steps each."""
+        units = -(-steps * self.multiplier // self.unit)
+        return Release(Binomial(self.coins * honest, units), times=moved)
 
 
 @cache
@@ -106,10 +100,12 @@ def planned(
 
 
 def _delta(noise: Noise, steps: int, honest: int, moved: int, epsilon: float) -> float:
-    release = noise.release(steps, honest)
+    release = noise.release(steps, honest, moved)
     if moved == 1:
-        return float(binomial_delta(release.coins, release.contribution, epsilon))
-    return delta_of([Release(release, times=moved)], epsilon)
+        mechanism = release.mechanism
+        assert isinstance(mechanism, Binomial)
+        return float(binomial_delta(mechanism.coins, mechanism.contribution, epsilon))
+    return delta_of([release], epsilon)
 
 
 def _grids(steps: int) -> Iterator[tuple[int, int]]:

@@ -151,7 +151,7 @@ class Party:
         before = self.kept.get(about)
         mine = self.kept[about] = [(point, drawn()) for point in points]
         committed = tuple(commitment(*pair) for pair in mine)
-        if before is not None and self.name in run.earlier:
+        if before is not None and terms.data and self.name in run.earlier:
             transcript = Transcript("same", run.session, self.name)
             pairs = zip(mine, before, strict=True)
             return committed, None, tuple(Zero.prove(transcript, r - q) for (_, r), (_, q) in pairs)

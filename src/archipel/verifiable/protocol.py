@@ -44,6 +44,13 @@ def run(
     if len(size) != 1:
         raise ArchipelError(f"values of {sorted(size)} numbers: every party has as many.")
     board = Board(Identity.create(), Path(bulletin) if bulletin is not None else None)
+    data = str(terms.get("data", ""))
+    if data and any(each.body["terms"]["data"] == data for each in board.entries if each.what == "run"):
+        board.close()
+        raise ArchipelError(
+            f"data = {data!r}: '{bulletin}' has a run on it, and these parties do not have what "
+            "they committed to there; call it another name, or use `among` with the same parties."
+        )
     roster = {party.name: party.identity.public.hex() for party in parties}
     try:
         among(parties, board, agreed(roster, secrets.token_hex(16), size=size.pop(), **terms),

@@ -14,8 +14,9 @@ from math import floor, inf, isfinite, sqrt
 from typing import Any
 
 from archipel.errors import ArchipelError
+from archipel.privacy.accounting import Release, epsilon
 from archipel.verifiable.bits import padded, weights_to
-from archipel.verifiable.noise import Noise, disconnected, neighbours_for, planned, spent
+from archipel.verifiable.noise import Noise, disconnected, neighbours_for, planned
 
 MOST_PARTIES, MOST_NUMBERS, MOST_STEPS = 100_000, 1024, 1 << 32
 
@@ -105,11 +106,17 @@ class Terms:
         """How many of those that stayed are honest at least: all who are not, stayed."""
         return there - (len(self.parties) - floor(self.honest * len(self.parties) + 1e-9))
 
+    def release(self, there: int) -> Release | None:
+        """The sum over those that stayed, as accountants see it; None if it has no noise."""
+        honest = self.honest_among(there)
+        if honest < 1:
+            return None
+        return self.noise.release(self.steps, honest, 2 if self.one_hot else self.size)
+
     def spent(self, there: int) -> float:
         """ε at delta of the sum over those that stayed."""
-        left = self.delta - self.alone(there)
-        moved = 2 if self.one_hot else self.size
-        return spent(self.noise, self.steps, self.honest_among(there), moved, left)
+        release, left = self.release(there), self.delta - self.alone(there)
+        return epsilon([release], left) if release is not None and left > 0 else inf
 
     def alone(self, there: int) -> float:
         """The probability that pairwise terms leave some honest parties alone: a part of delta."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from archipel.errors import ArchipelError
+from archipel.privacy.accounting import Release, epsilon
 from archipel.verifiable import bits
 from archipel.verifiable.bulletin import START, Entry, Fault, chained, read
 from archipel.verifiable.commitments import opened
@@ -37,6 +39,7 @@ class Outcome:
     """What a run's entries show."""
 
     data: str
+    keeper: str  # Ed25519 public key, in hexadecimal
     parties: int  # that were asked
     counted: tuple[str, ...]  # whose values are in the mean
     dropped: tuple[str, ...]
@@ -46,6 +49,8 @@ class Outcome:
     delta: float
     honest: float
     faults: tuple[Fault, ...]
+    release: Release | None  # of the sum, as accountants see it
+    alone: float  # part of delta for a graph that leaves honest parties alone
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,19 @@ class Verdict:
     @property
     def right(self) -> bool:
         return not self.faults and not any(each.faults for each in self.outcomes)
+
+    @property
+    def together(self) -> dict[str, float]:
+        """ε of all runs on the same data, at the largest delta, where there are several."""
+        found = {}
+        for data in dict.fromkeys(each.data for each in self.outcomes):
+            runs = [each for each in self.outcomes if each.data == data]
+            releases = [each.release for each in runs if each.release is not None]
+            left = max(each.delta for each in runs) - sum(each.alone for each in runs)
+            if len(runs) > 1:
+                right = len(releases) == len(runs) and left > 0
+                found[data] = epsilon(releases, left) if right else inf
+        return found
 
 
 def verify(path: Path, head: str | None = None) -> Verdict:
@@ -107,6 +125,7 @@ def runs_of(entries: Sequence[Entry], lines: Sequence[bytes], faults: list[Fault
             remember(earlier, runs[-1:])
             try:
                 runs.append(Run.begin(said, line, earlier))
+                _same_scale(runs)
             except ArchipelError as error:
                 faults.append(Fault("", "malformed", str(error)))
                 break
@@ -118,9 +137,21 @@ def runs_of(entries: Sequence[Entry], lines: Sequence[bytes], faults: list[Fault
     return runs
 
 
+def _same_scale(runs: Sequence[Run]) -> None:
+    """A fault of the keeper's where runs on the same data cannot be compared."""
+    last = runs[-1]
+    for run in runs[:-1]:
+        if run.terms.data == last.terms.data != "" and same_data(run.terms) != same_data(last.terms):
+            detail = f"data {last.terms.data!r} is on another scale than in an earlier run"
+            last.faults.append(Fault("", "changed data", detail))
+            return
+
+
 def remember(earlier: Earlier, runs: Sequence[Run]) -> None:
-    """Keep the last commitments of every party to the same data."""
+    """Keep the last commitments of every party to the same data, where it has a name."""
     for run in runs:
+        if not run.terms.data:
+            continue
         known = earlier.setdefault(same_data(run.terms), {})
         for name, said in run.committed.items():
             known[name] = said.values
@@ -140,6 +171,7 @@ def outcome(run: Run) -> Outcome:
         sums = _sums(run)
     return Outcome(
         terms.data,
+        run.keeper.hex(),
         len(terms.parties),
         counted,
         tuple(name for name in terms.parties if name not in run.published),
@@ -149,6 +181,8 @@ def outcome(run: Run) -> Outcome:
         terms.delta,
         terms.honest,
         tuple(dict.fromkeys(faults)),
+        terms.release(len(counted)),
+        terms.alone(len(counted)),
     )
 
 
@@ -266,9 +300,11 @@ def in_plain(verdict: Verdict) -> dict[str, Any]:
         "entries": verdict.entries,
         "head": verdict.head,
         "faults": told(verdict.faults),
+        "together": verdict.together,
         "runs": [
             {
                 "data": each.data,
+                "keeper": each.keeper,
                 "parties": each.parties,
                 "counted": len(each.counted),
                 "dropped": list(each.dropped),
