@@ -28,7 +28,7 @@ def ranged(values, top, **said):
     blindings = [drawn() for _ in values]
     points = [commitment(*pair) for pair in zip(values, blindings, strict=True)]
     weights = weights_to(top)
-    rows = [Row([0] * (i * len(weights)) + weights, point) for i, point in enumerate(points)]
+    rows = [Row(weights, point, i * len(weights)) for i, point in enumerate(points)]
     told = bits.commit([bit for value in values for bit in bits_of(value, top)])
     proof = bits.prove(transcript(**said), told, rows, blindings)
     return told.point, rows, len(told.values), proof

@@ -53,8 +53,9 @@ MOST = 1 << 16  # bits of one proof
 class Row(NamedTuple):
     """A statement: the bits times the weights are what the commitment holds."""
 
-    weights: Sequence[int]  # [n], or fewer: the rest count 0
+    weights: Sequence[int]  # of some bits; the others count 0
     point: Point  # V
+    start: int = 0  # the first of these bits
 
 
 class Bits(NamedTuple):
@@ -211,6 +212,7 @@ def _state(transcript: Transcript, point: Point, rows: Sequence[Row], size: int)
     transcript.points("generators", BASE, BLINDING, G[0], H[0])
     transcript.points("A", point)
     for row in rows:
+        transcript.say("start", row.start.to_bytes(8, "big"))
         transcript.scalars("weights", row.weights)
         transcript.points("V", row.point)
 
@@ -227,7 +229,6 @@ def _row_powers(z: int, rows: int) -> list[int]:
 def _omega(rows: Sequence[Row], z: int, size: int) -> list[int]:
     omega = [0] * size
     for power, row in zip(_row_powers(z, len(rows)), rows, strict=True):
-        for i, weight in enumerate(row.weights):
-            if weight:
-                omega[i] = (omega[i] + power * weight) % ORDER
+        for i, weight in enumerate(row.weights, row.start):
+            omega[i] = (omega[i] + power * weight) % ORDER
     return omega

@@ -43,7 +43,10 @@ class Run:
     committed: dict[str, Commit] = field(default_factory=dict)
     shares: dict[str, bytes] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)  # disputes: the party, and with whom
+    active: frozenset[str] = frozenset()  # who may publish
+    beacon: bytes = b""  # what all coins come from: every share that was revealed
     published: dict[str, Publish] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()  # who may publish, and did not
     corrected: dict[tuple[str, str], Correct] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
@@ -80,22 +83,6 @@ class Run:
                     found[other].add(name)
         return {name: {each: i for i, each in enumerate(sorted(of))} for name, of in found.items()}
 
-    @property
-    def active(self) -> list[str]:
-        """Who may publish."""
-        return [name for name in self.shares if name not in self.lost]
-
-    @property
-    def missing(self) -> list[str]:
-        """Who may, and did not."""
-        return [name for name in self.active if name not in self.published]
-
-    @property
-    def beacon(self) -> bytes:
-        """What all coins come from: every share that was revealed."""
-        parts = [f"{name}\0".encode() + self.shares[name] for name in sorted(self.shares)]
-        return sha256(b"archipel beacon\0" + self.session + b"".join(parts)).digest()
-
     def pair(self, name: str, other: str) -> tuple[Point, ...]:
         """A party's commitments to its terms with another."""
         return self.committed[name].pairs[self._places[name][other]]
@@ -127,6 +114,13 @@ class Run:
             self.seen = sha256(line).hexdigest()
             self.ended = says == "end"
             self.phase = self.phase if self.ended else after
+            if self.phase == "publish":
+                self.active = frozenset(self.shares) - frozenset(self.lost)
+                parts = [f"{name}\0".encode() + self.shares[name] for name in sorted(self.shares)]
+                told = b"archipel beacon\0" + self.session + b"".join(parts)
+                self.beacon = sha256(told).digest()
+            elif self.phase == "correct":
+                self.missing = self.active - frozenset(self.published)
 
     def _refused(self, said: Entry) -> Fault | None:
         name, key = said.by, self.terms.parties.get(said.by)
@@ -174,8 +168,7 @@ class Run:
 
     def missing_neighbours(self, name: str) -> list[str]:
         """Whose terms its published value holds in vain."""
-        gone = set(self.missing)
-        return [each for each in self._places[name] if each in gone]
+        return [each for each in self._places[name] if each in self.missing]
 
     def _once(self, right: bool, name: str) -> None:
         if not right:

@@ -62,12 +62,12 @@ def argument_bytes(size: int) -> int:
 
 
 def prove(
-    transcript: Transcript, g: list[Point], h: list[Point], a: list[int], b: list[int]
+    transcript: Transcript, g: list[Point], h: list[Point], a: list[int], b: list[int], e: int = 1
 ) -> Argument:
-    """Prove <a, b> of vectors whose commitment and product the transcript fixes already."""
+    """Prove <a, b> of vectors on g and e h, whose commitment and product are in the transcript."""
     u = transcript.challenge("u") * INNER
     L, R = [], []
-    c, e = 1, 1  # the paper's generators are c g and e h: one multiple less of each
+    c = 1  # the paper's generators are c g and e h: one multiple less of each
     while len(a) > 1:
         half = len(a) // 2
         (a0, a1), (b0, b1) = (a[:half], a[half:]), (b[:half], b[half:])

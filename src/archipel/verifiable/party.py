@@ -37,7 +37,7 @@ from random import SystemRandom
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import Identity
 from archipel.verifiable import bits
-from archipel.verifiable.bits import Bits, Row, bits_of
+from archipel.verifiable.bits import Bits, Row, bits_of, weights_to
 from archipel.verifiable.bulletin import Entry, entry
 from archipel.verifiable.commitments import Shared, Zero, commitment
 from archipel.verifiable.following import Run, dispute_transcript, pairwise, same_data
@@ -116,10 +116,9 @@ class Party:
         assert mine.noise is not None
         transcript = Transcript("noise", run.session, self.name)
         proof = bits.prove(transcript, mine.noise, rows, blindings)
-        active = set(run.active)
         sums = [(terms.multiplier * x, terms.multiplier * r) for x, r in self.kept[same_data(terms)]]
         for other in run.neighbours(self.name):
-            if other in active:
+            if other in run.active:
                 sums = [(x + a, r + b) for (x, r), (a, b) in zip(sums, mine.terms[other])]
         said = Publish(
             tuple(commitment(*pair) for pair in zip(noise, blindings)),
@@ -172,10 +171,9 @@ class Party:
         """What the coins make of the bits."""
         noise = self._drawn[run.session].noise
         assert noise is not None
-        found = []
+        rest, found = iter(noise.values), []
         for weights, constant in noise_weights(run, self.name):
-            signed = zip(weights, noise.values, strict=False)
-            found.append(constant + sum(weight * bit for weight, bit in signed))
+            found.append(constant + sum(weight * next(rest) for weight in weights))
         return found
 
     def _enough(self, run: Run, there: int) -> None:
@@ -202,20 +200,23 @@ def opposite(run: Run, name: str, other: str) -> bool:
 
 def value_rows(terms: Terms, values: Sequence[Point]) -> list[Row]:
     """What is proved of values: each is in range, and a histogram's add up to 1."""
-    rows = [Row(weights, point) for weights, point in zip(terms.value_weights, values, strict=True)]
+    own = weights_to(terms.steps)
+    rows = [Row(own, point, i * len(own)) for i, point in enumerate(values)]
     return [*rows, Row([1] * terms.size, BASE)] if terms.one_hot else rows
 
 
 def noise_weights(run: Run, name: str) -> list[tuple[list[int], int]]:
-    """For each number, the bits' weights after the coins, and the constant."""
-    rows = run.terms.noise_weights
-    coins = coins_of(run.beacon, run.session, name, len(rows[-1]))
-    return [turned(row, coins[: len(row)]) for row in rows]
+    """For each number, its bits' weights after the coins, and the constant."""
+    own, size = run.terms.noise.weights, run.terms.size
+    coins = coins_of(run.beacon, run.session, name, size * len(own))
+    return [turned(own, coins[i : i + len(own)]) for i in range(0, len(coins), len(own))]
 
 
 def noise_rows(run: Run, name: str, noise: Sequence[Point]) -> list[Row]:
     """What is proved of noise: it is what the coins make of the bits."""
     return [
-        Row([weight % ORDER for weight in weights], point + -constant * BASE)
-        for (weights, constant), point in zip(noise_weights(run, name), noise, strict=True)
+        Row([w % ORDER for w in weights], point + -constant * BASE, i * len(weights))
+        for i, ((weights, constant), point) in enumerate(
+            zip(noise_weights(run, name), noise, strict=True)
+        )
     ]

@@ -75,8 +75,7 @@ def among(parties: Sequence[Party], board: Board, terms: Terms, dropping: Absent
             board.announce("phase", phase=phase)
             run.take(board.entries[-1], board.lines[-1])
         there = [party for party in there if dropping.get(party.name) != phase]
-        answers = [said for party in there for said in _answers(party, run)]
-        for said in answers:
+        for said in [said for party in there for said in answers(party, run)]:
             board.add(said)
             run.take(board.entries[-1], board.lines[-1])
     board.announce("end")
@@ -84,7 +83,7 @@ def among(parties: Sequence[Party], board: Board, terms: Terms, dropping: Absent
     return run
 
 
-def _answers(party: Party, run: Run) -> list[Entry]:
+def answers(party: Party, run: Run) -> list[Entry]:
     """What a party says in this phase, if it is in."""
     match run.phase:
         case "join":

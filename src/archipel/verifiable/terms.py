@@ -15,7 +15,7 @@ from typing import Any
 
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import Release, epsilon
-from archipel.verifiable.bits import padded, weights_to
+from archipel.verifiable.bits import padded
 from archipel.verifiable.noise import Noise, disconnected, neighbours_for, planned
 
 MOST_PARTIES, MOST_NUMBERS, MOST_STEPS = 100_000, 1024, 1 << 32
@@ -76,12 +76,6 @@ class Terms:
         return [round((value - self.low) / span * self.steps) for value in values]
 
     @property
-    def value_weights(self) -> list[list[int]]:
-        """For each number, the weights of all bits of the values' proof."""
-        own = weights_to(self.steps)
-        return _blocks(own, self.size)
-
-    @property
     def value_bits(self) -> int:
         return padded(self.size * self.steps.bit_length())
 
@@ -90,11 +84,6 @@ class Terms:
     @cached_property
     def noise(self) -> Noise:
         return Noise(self.multiplier, self.unit, self.coins)
-
-    @property
-    def noise_weights(self) -> list[list[int]]:
-        """For each number, the weights of all bits of the noise's proof."""
-        return _blocks(self.noise.weights, self.size)
 
     @property
     def noise_bits(self) -> int:
@@ -200,9 +189,3 @@ def agreed(
         parties, float(low), float(high), steps, size, one_hot, *noise, k,
         float(epsilon), float(delta), float(honest), data, nonce,
     )  # fmt: skip
-
-
-def _blocks(weights: list[int], count: int) -> list[list[int]]:
-    """Row q has the weights in its own block of bits."""
-    width = len(weights)
-    return [[0] * (q * width) + weights for q in range(count)]

@@ -244,8 +244,7 @@ def _noise_claim(run: Run, name: str) -> Claim:
 def _sum_claim(run: Run, name: str) -> Claim:
     """That its published value is the sum of what it committed to."""
     said, multiplier = run.published[name], run.terms.multiplier
-    active = set(run.active)
-    pairs = [run.pair(name, other) for other in run.neighbours(name) if other in active]
+    pairs = [run.pair(name, other) for other in run.neighbours(name) if other in run.active]
     equations = [
         Equation(
             [multiplier, 1, *[1] * len(pairs), -value, -blinding],
@@ -264,10 +263,9 @@ NEVER = Equation([1], [BASE])
 def _uncancelled(run: Run) -> list[Fault]:
     """Neighbours whose terms do not cancel, though nobody disputed it; terms left uncorrected."""
     faults = []
-    active = set(run.active)
-    for name in run.active:
+    for name in sorted(run.active):
         for other in run.neighbours(name):
-            if name < other and other in active and not opposite(run, name, other):
+            if name < other and other in run.active and not opposite(run, name, other):
                 detail = f"{name} and {other} committed to terms that do not cancel, one of them"
                 kind = "pairwise terms do not cancel"
                 faults += [Fault(name, kind, detail), Fault(other, kind, detail)]
