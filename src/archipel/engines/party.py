@@ -230,7 +230,7 @@ class LocalParty:
         """
         purpose, most = f"sample {draw}", int(self._sizes.max(initial=0))
         if self.private:
-            words = self._source(purpose).words(np.full(len(self.ids), most))
+            words = self.source(purpose).words(np.full(len(self.ids), most))
             words = words.reshape(len(self.ids), most)
         else:
             words = rng.words(self._keys(purpose), most)
@@ -342,7 +342,7 @@ class LocalParty:
         inner = self._inner(values)
         if self.private:
             rows = values.double().reshape(-1, len(self.ids), *inner)
-            return grid.gaussian(rows, 1.0, self._source(purpose)).view(values.shape).to(values)
+            return grid.gaussian(rows, 1.0, self.source(purpose)).view(values.shape).to(values)
         noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self.ids)
         drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
@@ -356,10 +356,6 @@ class LocalParty:
         if not self.private:
             return Simulated(self.seed, self.round, self.ids[some], purpose)
         return Keystream(*self._secrets_for(purpose.encode() + self.heard())[some])
-
-    def _source(self, purpose: str) -> Keystream:
-        """A stream of the round's secrets for each party."""
-        return Keystream(*self._secrets_for(purpose.encode() + self.heard()))
 
     def examples(self, batch: Batch | None = None) -> Examples:
         if batch is None:
