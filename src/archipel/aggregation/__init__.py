@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from archipel.aggregation.gopa import Gopa
 from archipel.aggregation.secure import SecureSum
+from archipel.aggregation.shuffled import ShuffledSum
 
 RULES: dict[str, type] = {}
 SUMS: dict[str, type] = {  # besides "plain", which adds up what arrives
     "gopa": Gopa,
     "secure": SecureSum,
+    "shuffled": ShuffledSum,
 }

@@ -141,6 +141,22 @@ class Pure:
 
 
 @dataclass(frozen=True)
+class Shuffled:
+    """Reports of which nobody knows whose is which, each ε0-private where one is replaced."""
+
+    epsilon0: float
+    reports: int  # of honest participants
+    values: int | None = None  # k, of k-ary randomised response; None: any randomiser
+    stays: bool = False  # whether there is a report of a participant that is removed, too
+
+    def __post_init__(self) -> None:
+        _from_zero("epsilon0", self.epsilon0)
+        _whole("reports", self.reports, 1)
+        if self.values is not None:
+            _whole("values", self.values, 2)
+
+
+@dataclass(frozen=True)
 class Poisson:
     """Each participant comes with probability `rate`, on its own; the adversary knows not who."""
 
@@ -171,7 +187,7 @@ class FixedSize:
         return self.sampled / self.among
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Binomial | Pure
+Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Binomial | Pure | Shuffled
 Sampling = Poisson | FixedSize
 
 
@@ -203,6 +219,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "skellam": Skellam,
     "binomial": Binomial,
     "pure": Pure,
+    "shuffled": Shuffled,
 }
 SAMPLINGS: dict[str, type[Sampling]] = {"poisson": Poisson, "fixed_size": FixedSize}
 
@@ -262,10 +279,15 @@ def together(releases: Iterable[Release]) -> tuple[Release, ...]:
 def _silent(mechanism: Mechanism) -> bool:
     if isinstance(mechanism, Pure):
         return mechanism.epsilon == 0
+    if isinstance(mechanism, Shuffled):
+        return mechanism.epsilon0 == 0
     return mechanism.noise == inf
 
 
 def bare(release: Release) -> bool:
     """Whether it leaves without any noise."""
-    mechanism = release.mechanism
-    return mechanism.epsilon == inf if isinstance(mechanism, Pure) else mechanism.noise == 0
+    match release.mechanism:
+        case Pure(epsilon) | Shuffled(epsilon):
+            return epsilon == inf
+        case other:
+            return other.noise == 0

@@ -38,6 +38,7 @@ from archipel.privacy.release import (
     Neighbours,
     Pure,
     Release,
+    Shuffled,
     Skellam,
 )
 from archipel.privacy.shares import gaussian_rdp, in_l1, skellam_rdp
@@ -98,6 +99,8 @@ def _one(release: Release, far: int, orders: Array) -> Array:
             return np.full_like(orders, inf)
         case Pure(epsilon):
             return _pure(far * epsilon, release.rate, orders)
+        case Shuffled(epsilon0):  # without what shuffling adds
+            return _pure(epsilon0, release.rate, orders)
 
 
 def _gaussian(noise: float, release: Release, far: int, orders: Array) -> Array:
