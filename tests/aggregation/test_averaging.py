@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 from archipel.aggregation import averaging
 from archipel.aggregation.averaging import Question, estimate, member, simulated, together
-from archipel.aggregation.gopa import Terms
+from archipel.aggregation.gopa import NoiseTerms
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.privacy.analytic import mu_of
 from archipel.privacy.sources import Simulated
@@ -29,7 +29,7 @@ def members(question, values, seed=0):
 
 def words_of(question, plan, values, there, seed=0):
     """The sum of values and noise of those who are there, as integers."""
-    terms = Terms(plan.form, plan.independent, plan.pairwise)
+    terms = NoiseTerms(plan.form, plan.independent, plan.pairwise)
     rows = [
         terms.steps(torch.from_numpy(values[j]))
         + terms.noise(Simulated(seed, 0, [j], "average"), values.shape[1])
@@ -152,12 +152,14 @@ def test_the_mean_has_the_deviation_that_is_promised():
 
 def test_a_persons_contribution_needs_less_noise_than_a_whole_party():
     party = Question(("a", "b"), (0.0, 0.0), (100.0, 10.0), 1.0, honest=1.0)
-    person = Question(("a", "b"), (0.0, 0.0), (100.0, 10.0), 1.0, honest=1.0, contribution=(1, 1))
+    person = Question(("a", "b"), (0.0, 0.0), (100.0, 10.0), 1.0, honest=1.0, contribution=(1, 20))
+    deviations = [each.deviation(each.plan(10), 10) for each in (party, person)]
 
-    assert party.moved == pytest.approx(sqrt(2))
-    assert person.moved == pytest.approx(sqrt(0.01**2 + 0.1**2))
-    ratio = party.plan(10).independent / person.plan(10).independent
-    assert ratio == pytest.approx(party.moved / person.moved, rel=1e-6)
+    assert (deviations[0] / deviations[1]).tolist() == pytest.approx([100.0, 1.0])
+    assert deviations[1][0] == pytest.approx(sqrt(2) / (10 * mu_of(1.0, 1e-5)), rel=1e-6)
+    values = np.random.default_rng(8).random((10, 2)) * [100, 10]
+    x = np.stack([person.scaled(row, "bonn") for row in values])
+    assert person.mean(x.sum(axis=0), 10) == pytest.approx(values.mean(axis=0))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 import archipel as ar
-from archipel.aggregation.gopa import Gopa, Terms, picked
+from archipel.aggregation.gopa import Gopa, NoiseTerms, picked
 from archipel.conformance import _problem
 from archipel.core import Each
 from archipel.engines.local.engine import LocalEngine
@@ -168,7 +168,7 @@ def test_picks_are_uniform():
 
 def published(form, runs, values, graph, independent, pairwise):
     """What parties on a fixed graph publish, in steps `[runs, n]`, drawn as the sum draws it."""
-    terms, n = Terms(form, independent, pairwise), len(values)
+    terms, n = NoiseTerms(form, independent, pairwise), len(values)
     words = np.array([terms.steps(torch.full((runs,), float(x))) for x in values])
     for j in range(n):
         words[j] += terms.noise(Simulated(0, 0, [j], "independent"), runs)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from archipel.aggregation.gopa import Steps, Terms, picked
+from archipel.aggregation.gopa import Steps, NoiseTerms, picked
 from archipel.aggregation.keys import KEY, KeyPair, Session, digest, hkdf
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.exchange.talk import Talk
@@ -87,7 +87,7 @@ class Question:
                 )
 
     def plan(self, parties: int) -> gopa.Plan:
-        """The noise for so many parties, in ranges."""
+        """The noise for so many parties, in units."""
         return gopa.planned(
             self.epsilon, self.delta, parties, honest=self.honest, dropouts=self.dropouts,
             neighbours=self.neighbours, form=self.form, moved=self.moved, size=len(self.names),
@@ -95,21 +95,21 @@ class Question:
 
     @property
     def moved(self) -> float:
-        """How far all numbers together move in ranges, if a party is another; or one person is."""
-        if self.contribution is None:
-            return sqrt(len(self.names))
-        return float(np.linalg.norm(np.minimum(np.array(self.contribution) / self.width, 1)))
+        """How far all numbers together move, in units: if a party is another, or one person is."""
+        return sqrt(len(self.names))
+
+    @property
+    def unit(self) -> Numbers:
+        """What noise is measured in, of each number: how far it moves."""
+        width = np.array(self.high) - np.array(self.low)
+        return width if self.contribution is None else np.minimum(self.contribution, width)
 
     def least(self, parties: int) -> int:
         """Parties that have to publish."""
         return max(2, parties - ceil(self.dropouts * parties - 1e-9))
 
-    @property
-    def width(self) -> Numbers:
-        return np.array(self.high) - np.array(self.low)
-
     def scaled(self, values: Sequence[float] | Numbers, whose: str) -> Numbers:
-        """One party's numbers, as shares of their ranges; one beyond its range is refused."""
+        """One party's numbers above their ranges' ends, in units; one beyond is refused."""
         found = np.asarray(values, np.float64)
         if found.shape != (len(self.names),):
             raise ArchipelError(
@@ -122,15 +122,15 @@ class Question:
                     f"values of {whose}: {name} is not in its range of {low:g} to {high:g}; agree "
                     "on a wider range with all others before anybody publishes."
                 )
-        return np.asarray((found - np.array(self.low)) / self.width)
+        return np.asarray((found - np.array(self.low)) / self.unit)
 
     def mean(self, total: Numbers, parties: int) -> Numbers:
-        """Of a sum of shares of ranges."""
-        return np.asarray(np.array(self.low) + self.width * total / parties)
+        """Of a sum in units."""
+        return np.asarray(np.array(self.low) + self.unit * total / parties)
 
     def deviation(self, plan: gopa.Plan, parties: int) -> Numbers:
         """Of the mean of so many that published."""
-        return np.asarray(self.width * plan.independent / sqrt(parties))
+        return np.asarray(self.unit * plan.independent / sqrt(parties))
 
 
 class Sum(NamedTuple):
@@ -143,12 +143,12 @@ class Sum(NamedTuple):
 def member(
     question: Question, plan: gopa.Plan, mine: int, x: Numbers, secret: bytes, source: Source
 ) -> Member:
-    """One of n parties, with its numbers in shares of their ranges.
+    """One of n parties, with its numbers in units.
 
     `secret` is 32 bytes that are used for this run alone; `source` has its noise.
     """
     n, size = plan.parties, len(x)
-    terms = Terms(plan.form, plan.independent, plan.pairwise)
+    terms = NoiseTerms(plan.form, plan.independent, plan.pairwise)
     pair, self_ = KeyPair(hkdf(secret, b"", b"key")), np.arange(n) == mine
 
     told = yield pair.public  # 1
@@ -243,20 +243,20 @@ def together(
 
 def estimate(question: Question, plan: gopa.Plan, found: Sum) -> Numbers:
     """The mean that a sum of integers stands for."""
-    terms = Terms(plan.form, plan.independent, plan.pairwise)
+    terms = NoiseTerms(plan.form, plan.independent, plan.pairwise)
     return question.mean(terms.numbers(found.words), len(found.there))
 
 
 def simulated(
     question: Question, plan: gopa.Plan, values: Numbers, source: Source, repetitions: int = 1
 ) -> Numbers:
-    """Estimates `[repetitions, d]` of the mean of values `[n, d]`, in ranges, as the whole gives.
+    """Estimates `[repetitions, d]` of the mean of values `[n, d]`, in units, as the whole gives.
 
     Pairwise terms cancel to the last bit, so they are not drawn. `source` is of n parties.
     """
     from archipel.privacy.noise import discrete_gaussian
 
-    terms, (n, d) = Terms(plan.form, plan.independent, plan.pairwise), values.shape
+    terms, (n, d) = NoiseTerms(plan.form, plan.independent, plan.pairwise), values.shape
     drawn = discrete_gaussian(source, plan.independent / terms.step, repetitions * d)
     words = terms.steps(torch.from_numpy(values.reshape(-1)), n).reshape(n, d)
     total = words.sum(axis=0, dtype=np.uint64) + drawn.view(np.uint64).sum(

@@ -51,10 +51,10 @@ _PLAIN = 2.0**-32  # the grid's step, where there is no noise
 
 
 @dataclass(frozen=True)
-class Terms:
+class NoiseTerms:
     """What a party adds to its value: of a grid, noise and pairwise terms.
 
-    >>> terms = Terms("modular", independent=0.0, pairwise=0.0)
+    >>> terms = NoiseTerms("modular", independent=0.0, pairwise=0.0)
     >>> one, other = terms.steps(torch.tensor([0.25])), terms.steps(torch.tensor([1.0]))
     >>> terms.join(one, plus=[bytes(32)])
     >>> terms.join(other, minus=[bytes(32)])
@@ -140,13 +140,13 @@ class Gopa:
         )
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> NoiseTerms:
         if self.form == "gaussian" and not (self.independent and self.pairwise):
             raise ArchipelError(
                 'wire.sum: form = "gaussian" hides nothing without noise; give independent and '
                 'pairwise, or take form = "modular".'
             )
-        return Terms(self.form, self.independent, self.pairwise)
+        return NoiseTerms(self.form, self.independent, self.pairwise)
 
     def least(self, parties: int) -> int:
         """Parties that have to publish."""

@@ -23,9 +23,11 @@ Bytes = NDArray[np.uint8]
 class Routes:
     """Who holds shares of whom, among those who shared."""
 
-    def __init__(self, shared: Sequence[int], held_by: Tensor, sealed: Tensor) -> None:
-        """A row of each: those who hold its shares, and what is sealed for them."""
-        self.shared = list(shared)
+    def __init__(self, shared: Sequence[int], held_by: Tensor, sealed: Tensor, masked: int) -> None:
+        """A row of each: those who hold its shares, the first of whom it masks with; what is sealed
+        for them.
+        """
+        self.shared, self._masked = list(shared), masked
         self._held_by = dict(zip(self.shared, held_by.tolist(), strict=True))
         self._sealed = sealed.numpy()
         self._of: dict[int, list[tuple[int, int]]] = {u: [] for u in self.shared}
@@ -33,6 +35,17 @@ class Routes:
             for row, u in enumerate(self._held_by[v]):
                 if u in self._of:
                     self._of[u].append((at, row))
+
+    def check(self, there: Sequence[int], threshold: int) -> None:
+        """Give the round up where too few are left who hold somebody's shares."""
+        here = set(there)
+        for v, held_by in self._held_by.items():
+            left = len(here.intersection(held_by))
+            if left < threshold:
+                raise BelowQuorum(
+                    f"wire.sum: {left} of those who hold shares of party {v}'s keys are left, and "
+                    f"{threshold} are needed."
+                )
 
     def incoming(self) -> tuple[Tensor, Tensor]:
         """For each who shared: of whom it holds shares, and these, sealed for it."""
@@ -97,8 +110,9 @@ class Routes:
 
     def _partners(self, v: int) -> Iterator[int]:
         """Who masks with v: those it has drawn, and those who have drawn it."""
-        drawn = {self.shared[at] for at, _ in self._of[v]}
-        yield from sorted((drawn | ({*self._held_by[v]} & self._of.keys())) - {v})
+        drew = {self.shared[at] for at, row in self._of[v] if row < self._masked}
+        drawn = {*self._held_by[v][: self._masked]} & self._of.keys()
+        yield from sorted((drew | drawn) - {v})
 
 
 def _wrong(party: int) -> ArchipelError:

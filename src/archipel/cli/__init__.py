@@ -24,6 +24,7 @@ from archipel.cli.rehearse import rehearse
 from archipel.cli.run import resume, run
 from archipel.cli.runs import export, report, runs
 from archipel.cli.tune_bytes import tune_bytes
+from archipel.cli.verify import verify
 from archipel.errors import ArchipelError, one_line
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ app.command()(export)
 app.command()(predict)
 app.command()(rehearse)
 app.command()(average)
+app.command()(verify)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(site.app, name="site")

@@ -145,7 +145,8 @@ def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -
         x = np.stack([question.scaled(file.values[name], name) for name in names])
     else:
         names = [f"party {k}" for k in range(parties)]
-        x = generator(seed, "numbers").random((parties, len(question.names)))
+        low, high = np.array(question.low), np.array(question.high)
+        x = generator(seed, "numbers").random((parties, len(low))) * (high - low) / question.unit
     plan = question.plan(len(names))
     if whole:
         keys = generator(seed, "keys")
@@ -160,7 +161,7 @@ def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -
         source = Simulated(seed, 0, range(len(names)), "average")
         estimate = averaging.simulated(question, plan, x, source)[0]
     told = _told(question, estimate, tuple(names), len(names), "simulation")
-    values = np.array(question.low) + question.width * x
+    values = np.array(question.low) + question.unit * x
     return told | {"exact": _exact(question, values)}
 
 
@@ -195,8 +196,8 @@ def _told(
         "how": how,
         "estimate": by_name(estimate),
         "deviation": by_name(deviation),
-        "deviation_by_a_trusted_curator": by_name(question.width * gopa.curator_error(*aside)),
-        "deviation_by_everybody_alone": by_name(question.width * gopa.local_error(*aside)),
+        "deviation_by_a_trusted_curator": by_name(question.unit * gopa.curator_error(*aside)),
+        "deviation_by_everybody_alone": by_name(question.unit * gopa.local_error(*aside)),
         "parties": n,
         "vanished": asked - n,
         "protected": "party" if question.contribution is None else "person",

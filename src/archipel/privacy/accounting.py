@@ -28,6 +28,7 @@ from archipel.privacy.curves import Array, gaussian_delta
 from archipel.privacy.losses import SLACK, has_losses, losses
 from archipel.privacy.release import (
     DISTANCE,
+    Binomial,
     DiscreteGaussian,
     FixedSize,
     Gaussian,
@@ -47,6 +48,7 @@ from archipel.privacy.shares import as_gaussian
 
 __all__ = [
     "Accountant",
+    "Binomial",
     "DiscreteGaussian",
     "FixedSize",
     "Gaussian",

@@ -114,6 +114,23 @@ def _in_steps(contribution: float, dimensions: int, shares: int) -> None:
 
 
 @dataclass(frozen=True)
+class Binomial:
+    """The number of heads of fair coins, added to a sum of whole numbers: steps of a grid."""
+
+    coins: int
+    contribution: int = 1  # largest contribution, in steps
+
+    def __post_init__(self) -> None:
+        _whole("coins", self.coins, 1)
+        _whole("contribution", self.contribution, 1)
+
+    @property
+    def noise(self) -> float:
+        """z, as Gaussian noise has it."""
+        return self.coins**0.5 / 2 / self.contribution
+
+
+@dataclass(frozen=True)
 class Pure:
     """Anything that is epsilon-differentially private when one is added or removed."""
 
@@ -170,7 +187,7 @@ class FixedSize:
         return self.sampled / self.among
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Pure | Shuffled
+Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Binomial | Pure | Shuffled
 Sampling = Poisson | FixedSize
 
 
@@ -200,6 +217,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "laplace": Laplace,
     "discrete_gaussian": DiscreteGaussian,
     "skellam": Skellam,
+    "binomial": Binomial,
     "pure": Pure,
     "shuffled": Shuffled,
 }
