@@ -90,7 +90,7 @@ def _name_ends(axes: Axes, ends: list[tuple[float, Line]]) -> None:
         places[i] = min(places[i], most)
     for (_, line), place in zip(ends, places, strict=True):
         colour = _LOOKS[line.model.name]["color"]
-        at = {"xycoords": "axes fraction", "annotation_clip": False}
+        at: dict[str, Any] = {"xycoords": "axes fraction", "annotation_clip": False}
         axes.annotate(
             line.model.name, (1.03, place), va="bottom", color=colour, weight="bold", **at
         )

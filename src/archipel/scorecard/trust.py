@@ -88,7 +88,7 @@ def _sigma(epsilon: float, delta: float) -> float:
 
 def _central(x: Array, budget: Budget, times: int) -> Array:
     sigma = _sigma(budget.epsilon, budget.delta)
-    return (x.sum() + _noise(1, sigma, budget, "central", times)[0]) / len(x)
+    return np.asarray((x.sum() + _noise(1, sigma, budget, "central", times)[0]) / len(x))
 
 
 def _local(x: Array, budget: Budget, times: int) -> Array:
