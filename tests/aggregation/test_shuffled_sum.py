@@ -225,7 +225,7 @@ def test_sites_with_their_own_keys_a_coordinator_and_a_shuffler(tmp_path):
     run = asyncio.run(rehearse(path, 4, tmp_path))
 
     assert run.done == 2
-    assert [cohort.arrived.tolist() for cohort in run.participation] == [[0, 1, 2, 3]] * 2
+    assert all(not cohort.missing for cohort in run.participation)
     assert len((tmp_path / "shuffler" / "answered").read_text().split()) == 2
     assert len(ShufflerFolder(tmp_path / "shuffler").members) == 4
     assert run.scorecard.privacy.promise.trust == "shuffler"
