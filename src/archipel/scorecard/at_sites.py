@@ -19,6 +19,8 @@ def at_sites(promise: Privacy) -> str:
         if promise.epsilon is None
         else f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) at most"
     )
+    if promise.correlated is not None:
+        much += f", with noise that is correlated over rounds ({promise.correlated})"
     return (
         f"{much}, for every record of a site, whoever sees what left it: each site finds its own "
         "noise and keeps account of what it spent. Not covered: metrics on test points, sums for "

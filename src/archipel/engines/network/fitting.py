@@ -60,10 +60,11 @@ def fitted(
     boxes = statistics.joined(inside, model)
     with planning.threads(1):
         at = (me, model.w.clone(), parties, min(parties, _COHORT))
-        around, anatomy = (wire or Wire()).fitted(boxes, *at)
+        wire = wire or Wire()
+        around, anatomy = (wire if kept_by is None else kept_by.on(wire)).fitted(boxes, *at)
         boxes = around(boxes)
         if kept_by is not None:
-            boxes = kept_by.outside(boxes)
+            boxes = kept_by.outside(boxes, anatomy.messages)
             seen = examine(boxes, *at)
             anatomy = seen._replace(summed=anatomy.summed, wire=anatomy.wire, mixed=anatomy.mixed)
     if not statistics.keep_own(bare, model):
@@ -83,15 +84,20 @@ def protected(
     wire: Wire | None,
     parties: int,
     noise: by_party.Noise,
+    separation: int = 1,
 ) -> Protection:
     """What keeps a promise between institutions, planned for some parties of `data`.
 
     Who is asked in a round follows from the study's seed, which all know: no sample hides anybody,
-    and a party may be in every round. `noise` is the server's.
+    and a party may be in every round, or in one of `separation` that follow each other. `noise` is
+    the server's.
     """
     if rounds is None:
         raise Refused("a promise of privacy holds for a number of rounds: give rounds.")
-    setting = Setting(data, model, seed, np.array(ids), len(ids), rounds, rounds, parties)
+    most = -(-rounds // separation)
+    setting = Setting(
+        data, model, seed, np.array(ids), len(ids), rounds, most, parties, separation, sites=True
+    )
     return protection(promise, Boxes(algorithm), setting, wire or Wire(), noise)
 
 

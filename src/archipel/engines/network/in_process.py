@@ -106,7 +106,7 @@ def _party(
     mine, copied = data.select(np.array([k])), copy.deepcopy(model)
     told = {"private": False, **options}
     return PartyState(
-        algorithm, mine, copied, party=k, wire=wire, parties=data.training, **told
+        algorithm, mine, copied, party=k, wire=wire, parties=data.training, study="twin", **told
     )  # fmt: skip
 
 

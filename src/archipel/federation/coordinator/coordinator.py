@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -382,6 +383,7 @@ class Coordinator:
             server_study = ServerStudy(
                 algorithm, fed, model, options, digest, sites, events, self._silence, scale
             )
+            server_study.members = functools.partial(self._members, digest)
         server_study.sites.revoked = self._revoked
         run = server_study.run
         run.study, run.environment = study, recording.environment(study)
@@ -391,6 +393,12 @@ class Coordinator:
     def _revoked(self) -> dict[str, str]:
         """The sites that were shut out, and why."""
         return {each.name: each.reason or "" for each in self.registry.sites() if each.revoked}
+
+    def _members(self, digest: str) -> bytes:
+        """Numbers, names and keys of a study's sites, for those that add up among themselves."""
+        told = {d.site: d.identity.hex() for d in self.registry.decisions(digest)}
+        numbered = enumerate(self.registry.party_states(digest))
+        return json.dumps([[k, site, told[site]] for k, site in numbered if site in told]).encode()
 
     def _roster(self, study: Study, digest: str) -> roster.Signed:
         """Who takes part in a study between peers: those who approved when it first started."""

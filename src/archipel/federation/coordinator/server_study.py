@@ -9,7 +9,7 @@ loop runs in a thread of its own; the engine and its letters in the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -93,7 +93,8 @@ class SiteAttendance:
         sites, presence = self._sites, self._sites.presence
         (who, needed), eligible = sites.policy(), sites.eligible
         sites.wait_for(min(needed, len(eligible)))
-        sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible))
+        awake = who.awake(eligible, self._run.participation)
+        sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible), awake)
         missing = {int(k): presence.cause(int(k)) for k in sampled[~here]}
         outcome = Outcome(sampled[:0])
         if int(here.sum()) >= max(1, needed):
@@ -128,6 +129,7 @@ class ServerStudy:
     ) -> None:
         """`sites` are those of `fed`, which is their shadow; they may need a scale first."""
         self._study = study
+        self.members: Callable[[], bytes] = bytes  # who the sites are, as sites are told
         begun = Beginning(algorithm, fed, model, options)
         metric = _metric(fed, model, options)
         at = (algorithm, fed, model)
@@ -157,6 +159,8 @@ class ServerStudy:
         """Answer a letter of a site that has this number."""
         if letter.kind in ("away", "scale", "sums"):
             return self.sites.answer(party, letter)
+        if letter.kind == "members":
+            return Letter("known", {"study": self._study, "members": self.members()})
         self.sites.presence.seen(party)
         scale = self.sites.scale
         if letter.kind == "next" and scale is not None and not scale.is_(letter):
@@ -206,7 +210,7 @@ def _protection(
         return None
     return protected(
         promise, algorithm, fed, model, range(fed.training), seed=seed, rounds=rounds, wire=wire,
-        parties=fed.training, noise=protecting(),
+        parties=fed.training, noise=protecting(), separation=options.get("separation", 1),
     )  # fmt: skip
 
 

@@ -178,11 +178,13 @@ class Charging:
         What is there under the name of this noise is the same, and not written again.
         """
         (k,) = kept.uses
-        releases = kept.releases(k, 1)
         with _one_at_a_time:
-            if any(self._is(each, t, noise) for each in entries(self.site, verified=False)):
+            spent = entries(self.site, verified=False)
+            if any(self._is(each, t, noise) for each in spent):
                 return
-            self._refuse(t, kept, for_records(releases, kept.neighbours))
+            before = sum(each.study == self.study for each in spent)
+            releases = kept.charged(k, before)
+            self._refuse(t, kept, before, for_records(releases, kept.neighbours))
             self.site.audit.append(
                 SPENT, study=self.study, round=t + 1, table=self.table, unit=kept.promise.unit,
                 neighbours=kept.neighbours, delta=float(kept.promise.delta), of=kept.rounds,
@@ -192,9 +194,8 @@ class Charging:
     def _is(self, entry: Spent, t: int, noise: bytes) -> bool:
         return (entry.study, entry.round, entry.noise) == (self.study, t + 1, noise.hex())
 
-    def _refuse(self, t: int, kept: Kept, releases: Sequence[Release]) -> None:
-        rounds = sum(each.study == self.study for each in entries(self.site, verified=False))
-        if rounds >= kept.rounds:
+    def _refuse(self, t: int, kept: Kept, before: int, releases: Sequence[Release]) -> None:
+        if before >= kept.rounds:
             raise Overspent(
                 f"round {t + 1}: this site's noise was planned for {kept.rounds} rounds of this "
                 "study, which are spent, since some were begun anew; it takes no further part."

@@ -83,8 +83,8 @@ def _protection(study: Study, data: Federation, model: Model, n: int | None) -> 
     how: Any = {"seed": about.seed, "rounds": about.rounds, "wire": study.wire_object}
     if n is None:
         return keepable(*parts, data, model, **how)
-    noise = simulated(about.seed)
-    return protected(*parts, of_size(data, n), model, [0], **how, parties=8, noise=noise)
+    how |= {"noise": simulated(about.seed), "separation": study.round.separation}
+    return protected(*parts, of_size(data, n), model, [0], **how, parties=8)
 
 
 def review_at(

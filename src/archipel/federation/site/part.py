@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save
 from archipel.engines.network.party_state import PartyState
 from archipel.federation import approval
 from archipel.federation.site import ledger
+from archipel.federation.site.acquaintances import Acquaintances
 from archipel.federation.site.exposure import Rows
 from archipel.federation.site.looking import exposure_at
 from archipel.federation.site.policy import Standing
@@ -46,7 +47,8 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
         described.algorithm_object, data, model, party=party, seed=about.seed,
         rounds=about.rounds, evaluate_every=about.evaluate_every,
         rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
-        privacy=described.promise, charge=charge,
+        privacy=described.promise, charge=charge, separation=described.round.separation,
+        study=study, identities=Acquaintances(site, study),
     )  # fmt: skip
     if described.promise is None:
         charging.unbounded()

@@ -292,6 +292,10 @@ class Standing:
     def scores(self) -> int:
         return self._now().scores
 
+    @property
+    def least(self) -> int:
+        return self._now().least_sites
+
     def check_upload(self, records: int, rows: int) -> None:
         self._now().check_upload(records, rows)
 

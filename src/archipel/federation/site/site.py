@@ -377,6 +377,7 @@ class Site:
 
         from archipel.engines.network.party_loop import PartyLoop
         from archipel.federation import scale
+        from archipel.federation.site.acquaintances import Acquaintances
         from archipel.federation.site.part import party_state_at
 
         await self.place(link, study)
@@ -393,6 +394,7 @@ class Site:
             counts=self.tells_counts(study),
             scale=scale.name_at(path.with_name("scale.safetensors")),
             log=lambda theirs: self.exchange(theirs, say),
+            meet=lambda: Acquaintances(self, study).meet(link, say),
         )  # fmt: skip
         rounds = await attendance.run()
         self.site_studies.end(study, rounds)
