@@ -25,7 +25,7 @@ def no_study(privacy, **sections):
     [
         (no_study({**RECORD, "epsilon": 0}), f"privacy.epsilon = 0: {FINITE}."),
         (no_study({**RECORD, "epsilon": -1.5}), f"privacy.epsilon = -1.5: {FINITE}."),
-        (no_study({**RECORD, "clip": 0}), f"privacy.clip = 0: {FINITE}."),
+        (no_study({**RECORD, "clip": 0}), f"privacy.clip = 0: {FINITE}"),
         (no_study({**RECORD, "delta": 0}), "privacy.delta = 0: give a number between 0 and 1."),
         (no_study({**RECORD, "delta": 1.0}), "privacy.delta = 1: give a number between 0 and 1."),
         (no_study({"unit": "record", "noise": 0}), f"privacy.noise = 0: {FINITE}."),

@@ -134,12 +134,14 @@ def told_plan(
     seed: int,
     rounds: int,
     wire: Wire | None,
+    separation: int = 1,
 ) -> Kept | None:
     """What all sites plan, as far as it can be told elsewhere: from how many records they told.
 
     By party it depends on nobody's records. None where a site did not tell, or cannot keep it.
     """
-    how: Any = {"seed": seed, "rounds": rounds, "wire": wire, "noise": simulated(seed)}
+    how: Any = {"seed": seed, "rounds": rounds, "wire": wire, "separation": separation}
+    how |= {"noise": simulated(seed)}
     if promise.unit == "party":
         there = range(shadow.training)
         return protected(
