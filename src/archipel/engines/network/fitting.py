@@ -143,10 +143,8 @@ def told_plan(
     how: Any = {"seed": seed, "rounds": rounds, "wire": wire, "separation": separation}
     how |= {"noise": simulated(seed)}
     if promise.unit == "party":
-        there = range(shadow.training)
-        return protected(
-            promise, algorithm, shadow, model, there, **how, parties=len(there)
-        ).kept  # fmt: skip
+        ids = range(shadow.training)
+        return protected(promise, algorithm, shadow, model, ids, **how, parties=len(ids)).kept
     there = torch.nonzero(shadow.n[: shadow.training] > 0)[:, 0].tolist()
     told = {k: shadow.about.counts[k] for k in there}
     sizes = {counts[0] for counts in told.values() if counts is not None}
