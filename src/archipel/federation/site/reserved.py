@@ -93,7 +93,8 @@ def _without(planned: Iterable[Release], spent: Iterable[Release]) -> tuple[Rele
 
     Gaussian noise on what nobody is sampled for adds up by 1 / z^2, however it is divided.
 
-    >>> _without([Release(Gaussian(1.0), None, 5)], [Release(Gaussian(1.0)), Release(Gaussian(0.5))])
+    >>> half = Release(Gaussian(0.5))
+    >>> _without([Release(Gaussian(1.0), None, 5)], [Release(Gaussian(1.0)), half])
     ()
     >>> _without([Release(Gaussian(1.0), None, 5)], [Release(Gaussian(1.0))])
     (Release(mechanism=Gaussian(noise=0.5), sampling=None, times=1),)
