@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel import rng
-from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Vector
+from archipel.aggregation.others import Trial
+from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Others, Vector
 from archipel.data.federation import Federation
 from archipel.engines.batches import Batches, Table, poisson, poissons
 from archipel.errors import ArchipelError
@@ -70,9 +71,14 @@ class LocalParty:
     within: Subspace | None = None  # what training is restricted to, of each party
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     clipping: Clipping | None = None  # how gradients of single examples are clipped, where they are
+    bound: Tensor | None = None  # [..., 1] norm of an upload at most, where the server says it
+    fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
+    acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
+    cohort: int = 1  # parties that the round began with, where all are on this machine
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
+    _order: Ints | None = field(default=None, init=False)  # of each party's points, one by one
 
     def __post_init__(self) -> None:
         starts = self.data.offsets[self.ids].numpy()
@@ -86,6 +92,12 @@ class LocalParty:
         self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @property
+    def others(self) -> Others:
+        """Of one party; a protocol runs for each of a stack."""
+        (number,) = self.ids.tolist()
+        return self.acquainted(number)
 
     @property
     def blueprint(self) -> Blueprint:
@@ -226,6 +238,25 @@ class LocalParty:
         real = torch.from_numpy(weights).to(self.model.dtype)
         self._use(torch.from_numpy(rows), real)
         return Batch(torch.from_numpy(rows), real, torch.full((len(self.ids),), draw))
+
+    def dealt(self, parts: Ints, at: Ints, draw: int) -> Batch:
+        """Part `at[i]` of party i's points, of `parts[i]`, in an order that is drawn once; or none.
+
+        From `parts[i]` on there is no such part, and no point.
+        """
+        if self._order is None:
+            keys = rng.keys(rng.key(self.seed, 0, "order of records"), self.ids)
+            self._order = rng.shuffles(keys, self._sizes)
+        ends = np.minimum(np.stack([at, at + 1]), parts) * self._sizes // parts
+        lengths = ends[1] - ends[0]
+        first = np.cumsum(self._sizes) - self._sizes
+        column = np.arange(max(1, int(lengths.max())))
+        inside = column < lengths[:, None]
+        place = np.where(inside, first[:, None] + ends[0][:, None] + column, 0)
+        rows = torch.from_numpy(self._starts[:, None] + np.where(inside, self._order[place], 0))
+        weights = torch.from_numpy(inside).to(self.model.dtype)
+        self._use(rows, weights)
+        return Batch(rows, weights, torch.full((len(self.ids),), draw))
 
     def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector:
         """The sum of the gradients of single points in a batch, each clipped to a norm."""
@@ -385,8 +416,7 @@ class LocalParty:
     def _secrets_for(self, purpose: bytes) -> list[bytes]:
         """32 bytes of each party."""
         if self.secrets is None:
-            drawn = bytearray(os.urandom(32 * len(self.ids)))
-            self.secrets = torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
+            self.secrets = drawn_secrets(len(self.ids))
         keys = [row.numpy().tobytes() for row in self.secrets]
         return [blake2b(purpose, key=key, digest_size=32).digest() for key in keys]
 
@@ -587,6 +617,12 @@ class LocalParty:
 
     def _keys(self, purpose: str) -> Keys:
         return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
+
+
+def drawn_secrets(parties: int) -> Tensor:
+    """32 bytes of the operating system's for each party, `[m, 32]`."""
+    drawn = bytearray(os.urandom(32 * parties))
+    return torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
 
 
 def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from threading import Lock, get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +77,30 @@ _FUNCTIONS: dict[object, Activation] = {
 }
 
 
+_one_at_a_time = Lock()
+
+
+class _Tracer(fx.Tracer):
+    """Traces what its own thread calls: for all others, who compute meanwhile, nothing changes.
+
+    While it traces, torch has every module of the process ask the tracer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
 def trace(module: nn.Module, model: Model) -> list[Layer] | None:
     """Return the module as a chain of layers, or None where it is anything else."""
     spans, start = {}, 0
@@ -83,7 +108,8 @@ def trace(module: nn.Module, model: Model) -> list[Layer] | None:
         spans["net." + name], start = slice(start, start + size), start + size
     module = nn.Sequential(OrderedDict(net=module))  # so that a lone layer is a chain, too
     try:
-        graph = fx.symbolic_trace(module).graph
+        with _one_at_a_time:
+            graph = _Tracer().trace(module)
     except Exception:  # a forward pass that depends on values cannot be traced: not a chain
         return None
     layers: list[Layer] = []
