@@ -26,6 +26,8 @@ that an algorithm brings along pass a model freely (`outputs`, `features`). The 
 Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
 Departures: Algorithm 1 divides by the lot size L, which is q n here as well, and never by the size
 of the sample that was drawn, which would tell it.
+
+One file, since what passes the door, what it counts and what it refuses make one promise.
 """
 
 from __future__ import annotations
