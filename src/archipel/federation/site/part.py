@@ -34,7 +34,7 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
         described.algorithm_object, data, model, party=party, seed=about.seed,
         rounds=about.rounds, evaluate_every=about.evaluate_every,
         rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
-        privacy=described.promise, charge=charging, separation=described.round.separation,
+        privacy=described.promise, charge=charging, separation=described.round.separation or 1,
     )  # fmt: skip
     path = site.site_studies.folder(study) / "state.safetensors"
     if described.promise is None:
