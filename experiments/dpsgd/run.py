@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -90,10 +90,29 @@ class Part:
     sample: float | int = 1.0
     fraction: float = 0.1  # of the training points, to choose by
     metric: str = "accuracy"
+    trials: int = 0  # seeds by which rates are compared, and the choice is not private; 0: it is
 
 
-def record(clip: float, delta: float = DELTA) -> Callable[[float], Privacy]:
-    return lambda budget: Privacy("record", epsilon=budget, delta=delta, clip=clip)
+def record(
+    clip: float, delta: float = DELTA, correlated: str | None = None
+) -> Callable[[float], Privacy]:
+    return lambda budget: Privacy(
+        "record", epsilon=budget, delta=delta, clip=clip, correlated=correlated
+    )
+
+
+def writer(clip: float | Literal["adaptive"]) -> Callable[[float], Privacy]:
+    return lambda budget: Privacy("party", epsilon=budget, delta=1e-3, clip=clip)
+
+
+def dealt(correlated: str | None) -> Part:
+    """Four hospitals with an epoch of ten batches in a round."""
+    return Part(
+        lambda: ar.load("heart_disease"), lambda: None,
+        lambda lr: ar.FedAvg(lr, local_epochs=1, batch_size=0.1), 20,
+        (0.25, 1.0, 4.0, 16.0), (0.01, 0.03, 0.1, 0.3), record(1.0, 1e-3, correlated),
+        fraction=0.25, metric="auc", trials=3,
+    )  # fmt: skip
 
 
 MOMENTUM = ar.SGD(momentum=0.9)
@@ -101,6 +120,11 @@ HOSPITALS = Part(
     lambda: ar.load("heart_disease"), lambda: None,
     lambda lr: ar.FedAvg(lr, local_steps=1, batch_size=None), 20,
     (0.25, 1.0, 4.0, 16.0, inf), (0.3,), record(1.0, 1e-3), metric="auc",
+)  # fmt: skip
+WRITERS = Part(
+    femnist, lambda: zeros(COMPONENTS, 62),
+    lambda lr: ar.FedAvg(lr, local_epochs=1, batch_size=20), 20,
+    (0.5, 1.0, 2.0, 4.0, 8.0, inf), (0.3,), writer(1.0),
 )  # fmt: skip
 PARTS = {
     "central": Part(
@@ -115,14 +139,16 @@ PARTS = {
         ),
         80, (0.5, 2.0, 8.0, inf), (1.0, 4.0), record(0.1),
     ),
-    "femnist": Part(
-        femnist, lambda: zeros(COMPONENTS, 62),
-        lambda lr: ar.FedAvg(lr, local_epochs=1, batch_size=20), 20,
-        (0.5, 1.0, 2.0, 4.0, 8.0, inf), (0.3,),
-        lambda budget: Privacy("party", epsilon=budget, delta=1e-3, clip=1.0),
-    ),
+    "femnist": WRITERS,
+    "femnist-wide": replace(WRITERS, promise=writer(10.0)),
+    "femnist-adaptive": replace(WRITERS, promise=writer("adaptive")),
     "heart": HOSPITALS,
     "heart-faster": replace(HOSPITALS, rates=(1.0,)),
+    "noise-none": replace(dealt(None), epsilons=(inf,)),
+    "noise-independent": dealt("banded:1"),
+    "noise-poisson": dealt(None),
+    "noise-banded": dealt("banded"),
+    "noise-tree": dealt("tree"),
 }  # fmt: skip
 
 
@@ -136,10 +162,20 @@ def learnt(part: Part, fed: ar.Federation, budget: float, lr: float, seed: int) 
 
 
 def chosen(part: Part, fed: ar.Federation, budget: float) -> tuple[float, dict[str, float]]:
-    """A learning rate, likelier the more validation points it gets right; and all of them."""
+    """A learning rate, likelier the more validation points it gets right; and all of them.
+
+    Without privacy for the choice, the one with the best mean score of some seeds.
+    """
     if len(part.rates) == 1:
         return part.rates[0], {}
     tried = fed.validation(part.fraction)
+    if part.trials:
+        scores = {
+            lr: float(np.mean([learnt(part, tried, budget, lr, 90 + i).metrics[part.metric]
+                               for i in range(part.trials)]))
+            for lr in part.rates
+        }  # fmt: skip
+        return max(scores, key=scores.__getitem__), {f"{lr:g}": s for lr, s in scores.items()}
     found = {lr: learnt(part, tried, budget, lr, 99).metrics[part.metric] for lr in part.rates}
     points = int(tried.n_test.sum())
     right = [points * found[lr] for lr in part.rates]
@@ -179,7 +215,7 @@ def measured(part: Part, seeds: int) -> dict[str, Any]:
             assert kept is not None
             one["noise"] = [min(kept.noise.values()), max(kept.noise.values())]
             one["spent"] = cost(runs[0], 1)
-            if tried:  # a point trains in every trial, or helps to choose
+            if tried and not part.trials:  # a point trains in every trial, or helps to choose
                 one["with choice"] = max(
                     cost(runs[0], len(tried) + 1), cost(runs[0], 1, [Release(Pure(CHOICE))])
                 )

@@ -95,8 +95,8 @@ def _show(told: dict[str, Any], clip: str) -> None:
         if told["trust"] == "nobody"
         else f"every {told['unit']}, where the server is trusted",
         "epsilon, delta": f"{told['epsilon']:.4g}, {told['delta']:g}",
-        "noise": f"{noise} times {clip}, "
-        + (f"correlated ({kind})" if (kind := told["correlated"]) else "independent"),
+        "noise": f"{noise} times {clip}",
+        **({"correlated": f"over rounds, {kind}"} if (kind := told["correlated"]) else {}),
         "rounds": f"{told['rounds']}, of which {told['counted']} count for a party at most",
         "samples": told["sampling"],
         "neighbours": told["neighbours"].replace("_", " "),
