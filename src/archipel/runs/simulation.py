@@ -69,6 +69,7 @@ class Options(TypedDict, total=False):
     away: Mapping[str, str]  # party -> rounds, such as {"Cleveland": "11-20"}
     speed: float
     speed_spread: float
+    protocols: bool  # whether sums are made by their protocol; False: the same integers added up
 
 
 def simulate(
@@ -207,6 +208,7 @@ def build(
         sweep=settings,
         device=options.get("device", "cpu"),
         wire=options.get("wire"),
+        protocols=bool(options.get("protocols")),
         privacy=options.get("privacy"),
         rounds=begun.rounds,
         most=begun.most,

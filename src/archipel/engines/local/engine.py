@@ -69,6 +69,7 @@ class LocalEngine:
         sweep: Mapping[str, Sequence[float]] | None = None,
         device: str = CPU,
         wire: Wire | None = None,
+        protocols: bool = False,
         cohort: int | None = None,
         privacy: Privacy | None = None,
         rounds: int = 1,
@@ -78,6 +79,9 @@ class LocalEngine:
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
+        With `protocols`, sums that nobody can look into are made as between institutions; without,
+        the same integers are added up as they are.
+
         Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and in one
         of `separation` that follow each other; they ask `drawn` parties each, all as likely.
         """
@@ -86,6 +90,7 @@ class LocalEngine:
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
+        self._protocols = protocols
         self.peer = bare.peer
         if topology is not None and not self.peer:
             raise ArchipelError(
@@ -276,6 +281,7 @@ class LocalEngine:
                 "places": share,
                 "effort": effort[share].tolist(),
                 "answers": None if answers is None else answers[share].tolist(),
+                "cohort": len(ids),
             }
             for share in shares(cost, len(self.pool))
         ]
@@ -451,7 +457,8 @@ class LocalEngine:
             boxes = statistics.joined(bare, self.model, self._joined)
             parties = len(self._eligible)
             at = (me, self.model.w.clone(), parties, self._cohort)
-            around, found = self._wire.fitted(boxes, *at)
+            wire = self._wire if self.protection is None else self.protection.on(self._wire)
+            around, found = wire.fitted(boxes, *at, exact=not self._protocols)
             if self.protection is not None:
                 outside, inner, messages = self.protection.outside, around, found.messages
                 around = lambda each: outside(inner(each), messages)  # noqa: E731

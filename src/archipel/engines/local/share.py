@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.aggregation.others import Simulated
 from archipel.core import Vector
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
@@ -157,7 +159,7 @@ class Share:
             Block(
                 ids[at],
                 places[at],
-                self._party(ids[at], message["t"], effort[at]),
+                self._party(ids[at], message["t"], effort[at], message.get("cohort", 1)),
                 None if answers is None else answers[at],
             )
             for at in each_block(list(range(len(ids))), self._job.plan.block)
@@ -223,9 +225,9 @@ class Share:
         sums: dict[Ask, list[Tensor]] = {}
         for ask in self._memory.returned.sums[number]:
             n = _first_setting(block.me.n, block.me.lead)
-            n = n if ask == "mean by examples" else torch.ones_like(n)
             n = n if whole else n[alive]
-            sums[ask] = [n.to(tensor.dtype) @ tensor for tensor in tensors]
+            times = n if ask == "mean by examples" else None
+            sums[ask] = [_added(tensor, times) for tensor in tensors]
         return sums
 
     # -- rounds without a server -----------------------------------------------------------------
@@ -286,7 +288,7 @@ class Share:
 
     # -- states of the parties ---------------------------------------------------------------------
 
-    def _party(self, ids: Ints, t: int, effort: Any) -> LocalParty:
+    def _party(self, ids: Ints, t: int, effort: Any, cohort: int = 1) -> LocalParty:
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
@@ -308,6 +310,8 @@ class Share:
             job.draws,
             job.separable,
             clipping=job.clipping,
+            acquainted=partial(Simulated, seed=job.seed),
+            cohort=cohort,
         )
 
     def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:
@@ -422,6 +426,15 @@ def stacked_leaves(
             f"{what} of {lead[-1]} parties has shapes {got}, but one party's had {wanted}: "
             "keep the shape from round to round, and name the last dimension in every reduction."
         ) from None
+
+
+def _added(rows: Tensor, n: Tensor | None) -> Tensor:
+    """Rows `[..., m, p]` added up, n times each; integers to the last bit."""
+    if rows.is_floating_point():
+        times = rows.new_ones(rows.shape[-2]) if n is None else n.to(rows.dtype)
+        return times @ rows
+    weighted = rows if n is None else rows * n.to(rows.dtype).unsqueeze(-1)
+    return weighted.sum(dim=-2, dtype=rows.dtype)
 
 
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:
