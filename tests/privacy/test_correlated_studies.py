@@ -109,9 +109,15 @@ def test_without_noise_it_is_descent_along_the_order_whatever_rounds_are_missed(
 
 
 @pytest.mark.parametrize(
-    "algorithm", [ar.FedAvg(0.1, local_steps=3, batch_size=None), ar.FedSGD(0.1)], ids=str
+    "algorithm",
+    [
+        ar.FedAvg(0.1, local_steps=3, batch_size=None, optimiser=ar.SGD(momentum=0.5)),
+        ar.FedSGD(0.1),
+    ],
+    ids=lambda each: type(each).__name__,
 )
 def test_one_coefficient_is_independent_noise(algorithm):
+    """Step by step: plain steps that an engine takes at once have other noise."""
     data, model = classification(4, 4, 3, 2), network(4, 3)
     for unit in ("record", "party"):
         found = [

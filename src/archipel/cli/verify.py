@@ -58,9 +58,7 @@ def verify(bulletin: BulletinFile, head: Head = None, as_json: o.Json = False) -
 
 def _told(outcome: Outcome, run: str) -> list[str]:
     """An outcome, line by line."""
-    lines = [
-        f"{each.party or 'The keeper'}: {each.kind}: {each.detail}." for each in outcome.faults
-    ]
+    lines = [f"{each.party or 'The keeper'}: {each.kind}: {each.detail}." for each in outcome.faults]
     if outcome.mean is None:
         return [*lines, f"{run} has no verified mean: it must be repeated without those named."]
     mean = ", ".join(f"{each:.6g}" for each in outcome.mean)

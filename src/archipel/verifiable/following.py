@@ -153,9 +153,7 @@ class Run:
                 share = Reveal.read(said.body).share
                 if sha256(share).digest() != self.committed[name].share:
                     self.faults.append(
-                        Fault(
-                            name, "wrong noise", "its share of the coins is not the committed one"
-                        )
+                        Fault(name, "wrong noise", "its share of the coins is not the committed one")
                     )
                     return
                 self.shares[name] = share

@@ -221,7 +221,9 @@ def _combined(matrix: Matrix, by_row: list[int]) -> list[int]:
     """Σ_t ρ^t Π_t, in limbs of 16 bits that numpy adds up."""
     limbs = np.array([[value >> 16 * k & 0xFFFF for k in range(16)] for value in by_row], np.int64)
     sums = matrix.T.astype(np.int64) @ limbs  # [n, 16]
-    return [sum(limb << 16 * k for k, limb in enumerate(row)) % ORDER for row in sums.tolist()]
+    return [
+        sum(limb << 16 * k for k, limb in enumerate(row)) % ORDER for row in sums.tolist()
+    ]
 
 
 def _tops(bound: int) -> list[int]:

@@ -116,9 +116,7 @@ class Party:
         assert mine.noise is not None
         transcript = Transcript("noise", run.session, self.name)
         proof = bits.prove(transcript, mine.noise, rows, blindings)
-        sums = [
-            (terms.multiplier * x, terms.multiplier * r) for x, r in self.kept[same_data(terms)]
-        ]
+        sums = [(terms.multiplier * x, terms.multiplier * r) for x, r in self.kept[same_data(terms)]]
         for other in run.neighbours(self.name):
             if other in run.active:
                 sums = [(x + a, r + b) for (x, r), (a, b) in zip(sums, mine.terms[other])]

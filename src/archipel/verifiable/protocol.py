@@ -45,9 +45,7 @@ def run(
         raise ArchipelError(f"values of {sorted(size)} numbers: every party has as many.")
     board = Board(Identity.create(), Path(bulletin) if bulletin is not None else None)
     data = str(terms.get("data", ""))
-    if data and any(
-        each.body["terms"]["data"] == data for each in board.entries if each.what == "run"
-    ):
+    if data and any(each.body["terms"]["data"] == data for each in board.entries if each.what == "run"):
         board.close()
         raise ArchipelError(
             f"data = {data!r}: '{bulletin}' has a run on it, and these parties do not have what "

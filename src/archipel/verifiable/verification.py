@@ -141,9 +141,7 @@ def _same_scale(runs: Sequence[Run]) -> None:
     """A fault of the keeper's where runs on the same data cannot be compared."""
     last = runs[-1]
     for run in runs[:-1]:
-        if run.terms.data == last.terms.data != "" and same_data(run.terms) != same_data(
-            last.terms
-        ):
+        if run.terms.data == last.terms.data != "" and same_data(run.terms) != same_data(last.terms):
             detail = f"data {last.terms.data!r} is on another scale than in an earlier run"
             last.faults.append(Fault("", "changed data", detail))
             return
