@@ -16,8 +16,10 @@ TITLES = {
     "femnist": "FEMNIST, by writer",
     "heart": "Heart disease, four hospitals, by record",
     "heart-faster": "Heart disease, a larger rate",
-    "femnist-wide": "FEMNIST, by writer, a clip of 10",
-    "femnist-adaptive": "FEMNIST, by writer, an adaptive clip",
+    "clip-0.1": "FEMNIST at 7 x 7, by writer, a clip of 0.1",
+    "clip-1": "FEMNIST at 7 x 7, by writer, a clip of 1",
+    "clip-10": "FEMNIST at 7 x 7, by writer, a clip of 10",
+    "clip-adaptive": "FEMNIST at 7 x 7, by writer, an adaptive clip from 1",
 }
 NOISES = {
     "noise-poisson": "independent, Poisson samples",
@@ -26,8 +28,7 @@ NOISES = {
     "noise-independent": "independent, no sampling",
 }
 COLOURS = {"central": BLUE, "federated": ORANGE, "femnist": GREEN, "heart": PURPLE,
-           "heart-faster": SKY, "femnist-wide": GREY, "femnist-adaptive": INK,
-           "noise-poisson": BLUE, "noise-banded": ORANGE, "noise-tree": GREEN,
+           "heart-faster": SKY, "noise-poisson": BLUE, "noise-banded": ORANGE, "noise-tree": GREEN,
            "noise-independent": PURPLE}  # fmt: skip
 TARGETS = ((0.5, 0.90), (2.0, 0.95), (8.0, 0.97))  # epsilon, accuracy: to reach
 AIMS = ((1.2, 0.95), (3.0, 0.98))
@@ -113,7 +114,7 @@ def figures(done: dict[str, Any]) -> dict[str, Figure]:
     """Accuracy, or AUC, against epsilon; dotted without privacy. Kinds of noise by themselves."""
     noises = {name: done[name] for name in NOISES if name in done}
     drawn = {"noise.png": noise_figure(noises, done.get("noise-none"))} if noises else {}
-    done = {name: part for name, part in done.items() if name in TITLES}
+    done = {name: part for name, part in done.items() if name in COLOURS and name in TITLES}
     if not done:
         return drawn
     figure = Figure(figsize=(8.4, 5.2), layout="constrained")
