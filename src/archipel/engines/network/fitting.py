@@ -143,9 +143,9 @@ def told_plan(
     how: Any = {"seed": seed, "rounds": rounds, "wire": wire, "noise": simulated(seed)}
     how["separation"] = separation
     if promise.unit == "party":
-        there = range(shadow.training)
+        everybody = range(shadow.training)
         return protected(
-            promise, algorithm, shadow, model, there, **how, parties=len(there)
+            promise, algorithm, shadow, model, everybody, **how, parties=len(everybody)
         ).kept  # fmt: skip
     there = torch.nonzero(shadow.n[: shadow.training] > 0)[:, 0].tolist()
     told = {k: shadow.about.counts[k] for k in there}
