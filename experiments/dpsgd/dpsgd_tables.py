@@ -20,6 +20,8 @@ TITLES = {
     "clip-1": "FEMNIST at 7 x 7, by writer, a clip of 1",
     "clip-10": "FEMNIST at 7 x 7, by writer, a clip of 10",
     "clip-adaptive": "FEMNIST at 7 x 7, by writer, an adaptive clip from 1",
+    "clip-adaptive-0.1": "FEMNIST at 7 x 7, by writer, an adaptive clip from 0.1",
+    "clip-adaptive-10": "FEMNIST at 7 x 7, by writer, an adaptive clip from 10",
 }
 NOISES = {
     "noise-poisson": "independent, Poisson samples",

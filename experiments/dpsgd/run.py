@@ -108,8 +108,8 @@ def record(
     )
 
 
-def writer(clip: float | Literal["adaptive"]) -> Callable[[float], Privacy]:
-    return lambda budget: Privacy("party", epsilon=budget, delta=1e-3, clip=clip)
+def writer(clip: float | Literal["adaptive"], start: float = 1.0) -> Callable[[float], Privacy]:
+    return lambda budget: Privacy("party", epsilon=budget, delta=1e-3, clip=clip, clip_start=start)
 
 
 def dealt(correlated: str | None) -> Part:
@@ -135,11 +135,11 @@ WRITERS = Part(
 )  # fmt: skip
 
 
-def clipped(clip: float | Literal["adaptive"]) -> Part:
+def clipped(clip: float | Literal["adaptive"], start: float = 1.0) -> Part:
     """The same at 7 x 7 points, with a larger rate."""
     return replace(
         WRITERS, data=coarse, model=lambda: zeros(49, 62), epsilons=(2.0, 8.0), rates=(1.0,),
-        promise=writer(clip),
+        promise=writer(clip, start),
     )  # fmt: skip
 
 
@@ -168,6 +168,8 @@ PARTS = {
     "clip-1": clipped(1.0),
     "clip-10": clipped(10.0),
     "clip-adaptive": clipped("adaptive"),
+    "clip-adaptive-0.1": clipped("adaptive", 0.1),
+    "clip-adaptive-10": clipped("adaptive", 10.0),
 }  # fmt: skip
 
 
