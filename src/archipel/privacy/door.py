@@ -40,7 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.core import Batch, Blueprint, Descent, LocalWork, Vector
+from archipel.core import Batch, Blueprint, Descent, LocalWork, Others, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
@@ -69,6 +69,8 @@ class Inside(Protocol):
 
     @property
     def blueprint(self) -> Blueprint: ...
+    @property
+    def others(self) -> Others: ...  # keys, and nothing of records
     @property
     def sizes(self) -> NDArray[np.int64]: ...  # [m] training records
     def sampled(self, rates: Floats, draw: int) -> Batch: ...
@@ -153,6 +155,10 @@ class Door:
     @property
     def within(self) -> Subspace | None:
         return self._me.within
+
+    @property
+    def others(self) -> Others:
+        return self._me.others
 
     # -- gradients ---------------------------------------------------------------------------------
 
