@@ -153,9 +153,9 @@ class Roster:
         return self._rows[party][2 * KEY : ADVERTISED]
 
 
-def check_count(found: int, others: Others, what: str) -> None:
+def check_count(found: int, others: Others, what: str, least: int = 2) -> None:
     """Refuse a sum of too few: of one party it is that party's upload."""
-    least = max(2, others.least)
+    least = max(least, others.least)
     if found < least and not others.trial:
         raise refuse(f"{found} parties {what}, and this party wants at least {least} in a sum")
 
@@ -203,10 +203,11 @@ def check_sharing(
 
 
 def check_survivors(
-    survivors: Sequence[int], held_by: Sequence[int], threshold: int, mine: int, others: Others
-) -> None:
+    survivors: Sequence[int], held_by: Sequence[int], threshold: int, mine: int, others: Others,
+    least: int = 2,
+) -> None:  # fmt: skip
     """Refuse a sum of too few, without this party, or that too few of its neighbours are in."""
-    check_count(len(survivors), others, "stayed")
+    check_count(len(survivors), others, "stayed", least)
     if mine not in survivors:
         raise refuse("the server says that this party did not stay, which answers it")
     left = len({*held_by} & {*survivors})

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class SecureSum:
     examples: int = 65_536  # of one party, at most, where uploads are weighted by them
     colluding: float = 0.1  # share of the parties that may be on the server's side
     dropouts: float = 0.1  # share of the parties that a round of many may lose
+    least: int = 2  # parties of a sum, at the fewest: with fewer nothing is unmasked
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0.5 < self.threshold <= 1:
@@ -81,12 +82,25 @@ class SecureSum:
         for field in ("colluding", "dropouts"):
             if not 0 <= (share := getattr(self, field)) < 0.5:
                 raise ArchipelError(f"{field} = {share:g}: give a share from 0 to below 0.5.")
+        if self.least < 2:
+            raise ArchipelError(
+                f"least = {self.least}: a sum of one is its upload; give 2 or more."
+            )
         if self.examples < 1:
             raise ArchipelError(f"examples = {self.examples}: give a number from 1.")
         Grid(self.range, self.examples, 2, self.bits).check()
 
     def coding(self, parties: int) -> Coding:
         return Grid(self.range, self.examples, parties, self.bits)
+
+    def fewest(self, parties: int) -> int:
+        """How many of a round's parties have to stay, by what is foreseen for it."""
+        near = self.neighbours(parties)
+        stay = near.threshold if near.complete else ceil((1 - self.dropouts) * parties)
+        return max(self.least, stay)
+
+    def colluders(self, parties: int) -> int:
+        return floor(self.colluding * parties)
 
     def neighbours(self, n: int, trial: bool = False) -> Neighbours:
         """Degree k and threshold t among n parties, which nobody tells anybody."""
@@ -150,7 +164,7 @@ class SecureSum:
 
         # Round 3: consistency check
         survivors = read_ids(reply, "stayed", shared)
-        check_survivors(survivors, held_by, t, mine, others)
+        check_survivors(survivors, held_by, t, mine, others, self.least)
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
         signers = read_ids(reply[0], "signed who stayed")
@@ -183,12 +197,15 @@ class SecureSum:
 
         # Round 1: to each the shares that it holds
         shared, (held_by, sealed) = uploads.present, uploads.stack()
+        least = 2 if trial else max(self.least, 2)
+        _enough(len(shared), least, "shared keys")
         routes = Routes(shared.tolist(), held_by, sealed, near.masked)
         routes.check(shared.tolist(), t)
         uploads = yield Each((shared.expand(len(shared), -1), *routes.incoming()))
 
         # Round 2: the masked sum of those who stayed
         survivors, total = uploads.present, uploads.total().clone()
+        _enough(len(survivors), least, "sent what they masked")
         routes.check(survivors.tolist(), t)
         uploads = yield survivors
 
@@ -206,6 +223,11 @@ class SecureSum:
 
 
 _SECRETS = ("channel key", "mask key", "own mask", "draws")
+
+
+def _enough(there: int, needed: int, what: str) -> None:
+    if there < needed:
+        raise BelowQuorum(f"wire.sum: {there} parties {what}, and {needed} are needed.")
 
 
 def _bytes(tensor: Tensor) -> bytes:

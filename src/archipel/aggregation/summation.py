@@ -27,6 +27,7 @@ from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
+from archipel.privacy.sources import Source
 from archipel.tree import Tree, fill, leaves, tree_map
 
 
@@ -68,6 +69,21 @@ class Exact:
     def total(self, uploads: Any, form: Terms) -> Total:
         code = self._coding(uploads.cohort)
         return Total(code.decode(uploads.total(), form), uploads.present)
+
+
+@runtime_checkable
+class Hiding(OfIntegers, Protocol):
+    """One that shows nobody a single upload, nor a sum of few: noise may come in shares."""
+
+    @property
+    def least(self) -> int:
+        """Parties of a sum, at the fewest: all who are in it see to that."""
+
+    def fewest(self, parties: int) -> int:
+        """Of so many parties of a round, the fewest that a sum has to be of."""
+
+    def colluders(self, parties: int) -> int:
+        """Of so many, the most that are on the server's side."""
 
 
 class Summed(Around):
@@ -171,6 +187,11 @@ class _One:
     def secret(self, purpose: str) -> Tensor:
         setting = "".join(f", setting {a}" for a in self._at[:-1])  # no key for two of them
         found: Tensor = self._me.secret(purpose + setting)[self._at]
+        return found
+
+    def source(self, purpose: str) -> Source:
+        """Noise of one party; alike across a sweep in a simulation, as all noise is."""
+        found: Source = self._me.source(purpose, self._at[-1])
         return found
 
 
