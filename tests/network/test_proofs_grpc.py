@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import archipel as ar
+import wire.examples  # noqa: F401 - has Python find the parts
 from archipel.aggregation.secure import SecureSum
 from archipel.engines.engine import Cause
 from archipel.engines.network.presence import Adjourned
@@ -197,9 +198,7 @@ async def ended(task):
     assert task.cancelled()
 
 
-@pytest.mark.parametrize(
-    ("answered", "says_so"), [(1, True), (2, False), (3, True), (4, True)]
-)
+@pytest.mark.parametrize(("answered", "says_so"), [(1, True), (2, False), (3, True), (4, True)])
 def test_a_site_that_stops_between_two_messages_does_not_stop_a_secure_sum(
     tmp_path, answered, says_so
 ):
