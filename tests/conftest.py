@@ -1,5 +1,9 @@
 """What every test runs under."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: test processes share the cores
+
 import pytest
 from hypothesis import settings
 

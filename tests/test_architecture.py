@@ -38,6 +38,7 @@ LAYERS = [
         "models.stacked",
         "models.recorded",
         "models.clipped",
+        "models.private",
         "wire",
         "privacy.door",
         "privacy.noisy_sum",

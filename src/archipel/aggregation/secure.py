@@ -137,7 +137,7 @@ class SecureSum:
         shared = read_ids(reply[0], "shared their keys", roster.ids)
         senders = read_ids(reply[1], "shared with this party", shared)
         check_sharing(shared, senders, held_by, t, complete, mine, others)
-        contents = dict(zip(senders, map(_bytes, reply[2]), strict=False))
+        contents, room = dict(zip(senders, map(_bytes, reply[2]), strict=False)), len(reply[2])
 
         # Round 2: masked input
         words = self.coding(len(roster.ids)).encode(x, ())
@@ -158,11 +158,11 @@ class SecureSum:
         check_survivors(survivors, held_by, t, mine, others, self.least)
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
-        signers = read_ids(reply[0], "signed who stayed", survivors)
+        signers = read_ids(reply[0], "signed who stayed")
         agree = [
             v
             for v, signature in zip(signers, map(_bytes, reply[1]), strict=False)
-            if v in held_by and others.signed(v, signature, statement)
+            if v in held_by and v in survivors and others.signed(v, signature, statement)
         ]
         if len(agree) < t:
             raise refuse(
@@ -177,32 +177,33 @@ class SecureSum:
             key = keys.channel.agree(roster.channel(v), session, "shares", (v, mine))
             of_key, of_mask = _halves(unseal(key, contents[v]))
             told.append(of_mask if v in survivors else of_key)
-        return rows_of(told, 1 + shamir.SHARE)
+        return rows_of(told + [b""] * (room - len(told)), 1 + shamir.SHARE)
 
     def server(self, uploads: Any, form: Terms, number: int) -> Generator[Any, Any, Total]:
         trial = isinstance(uploads, Probe)
 
         # Round 0: everybody's keys
         asked, advertised = uploads.present, uploads.stack()
-        _enough(len(asked), 2, "advertised keys")
-        _, t, complete = self.neighbours(len(asked), trial)
+        self._check_count(len(asked), trial)
+        _, t, _ = self.neighbours(len(asked), trial)
         bare = Session(uploads.session, uploads.round, number)
         uploads = yield asked, advertised
 
         # Round 1: to each the shares that it holds
         shared, (held_by, sealed) = uploads.present, uploads.stack()
-        least = 2 if trial else max(self.least, t if complete else 2)
-        _enough(len(shared), least, "shared keys")
         routes = Routes(shared.tolist(), held_by, sealed)
+        routes.check(shared.tolist(), t)
         uploads = yield Each((shared.expand(len(shared), -1), *routes.incoming()))
 
         # Round 2: the masked sum of those who stayed
         survivors, total = uploads.present, uploads.total().clone()
-        _enough(len(survivors), least, "sent what they masked")
+        routes.check(survivors.tolist(), t)
+        self._check_count(len(survivors), trial)
         uploads = yield survivors
 
         # Round 3: to each what those signed who hold its shares
         signed = uploads.stack().numpy()
+        routes.check(uploads.present.tolist(), t)
         uploads = yield Each(routes.signatures(uploads.present.tolist(), signed))
 
         # Round 4: the sum
@@ -212,13 +213,15 @@ class SecureSum:
             routes.unmask(_words(total), told, survivors.tolist(), t, roster)
         return Total(self.coding(len(asked)).decode(total, form), survivors)
 
+    def _check_count(self, found: int, trial: bool) -> None:
+        """Give the round up where a sum would be of too few."""
+        if found < 2:
+            raise BelowQuorum("wire.sum: a sum of one party is what that party sent.")
+        if found < self.least and not trial:
+            raise BelowQuorum(f"wire.sum: {found} parties are left, and {self.least} are needed.")
+
 
 _SECRETS = ("channel key", "mask key", "own mask", "draws")
-
-
-def _enough(there: int, needed: int, what: str) -> None:
-    if there < needed:
-        raise BelowQuorum(f"wire.sum: {there} parties {what}, and {needed} are needed.")
 
 
 def _bytes(tensor: Tensor) -> bytes:

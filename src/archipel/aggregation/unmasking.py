@@ -34,6 +34,17 @@ class Routes:
                 if u in self._of:
                     self._of[u].append((at, row))
 
+    def check(self, there: Sequence[int], threshold: int) -> None:
+        """Give the round up where too few are left who hold somebody's shares."""
+        here = set(there)
+        for v, held_by in self._held_by.items():
+            left = len(here.intersection(held_by))
+            if left < threshold:
+                raise BelowQuorum(
+                    f"wire.sum: {left} of those who hold shares of party {v}'s keys are left, and "
+                    f"{threshold} are needed."
+                )
+
     def incoming(self) -> tuple[Tensor, Tensor]:
         """For each who shared: of whom it holds shares, and these, sealed for it."""
         most = max(map(len, self._of.values()))

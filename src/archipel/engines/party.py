@@ -22,15 +22,18 @@ from archipel import rng
 from archipel.aggregation.others import Trial
 from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Others, Vector
 from archipel.data.federation import Federation
-from archipel.engines.batches import Batches, Table, poisson
+from archipel.engines.batches import Batches, Table, poisson, poissons
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
+from archipel.models import private
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
+from archipel.models.normals import Normals
 from archipel.privacy import grid
 from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
-from archipel.training.descent import Work, checked_batch_size, work_of
+from archipel.training.descent import Private, Work, checked_batch_size, work_of
+from archipel.training.optimisers import SGD
 from archipel.training.schedules import rate
 from archipel.training.subspace import Subspace
 
@@ -68,10 +71,11 @@ class LocalParty:
     within: Subspace | None = None  # what training is restricted to, of each party
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     clipping: Clipping | None = None  # how gradients of single examples are clipped, where they are
-    acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
-    cohort: int = 1  # parties that the round began with, where all are on this machine
     bound: Tensor | None = None  # [..., 1] norm of an upload at most, where the server says it
     fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
+    acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
+    cohort: int = 1  # parties that the round began with, where all are on this machine
+    left: frozenset[int] = frozenset()  # which of the m were lost since, by their places
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
@@ -265,6 +269,80 @@ class LocalParty:
             out.append(self.clipping.clipped(rows[at], points, clip).sum)
         return self._stack(torch.cat(out))
 
+    def fuses(self, work: Work, only: Tensor | None) -> bool:
+        """Whether private steps are taken at once: where they are plain, in a simulation.
+
+        Between institutions noise lies on a grid, and is drawn for every step.
+        """
+        plain = isinstance(work.optimiser, SGD) and work.optimiser.plain
+        free = only is None and self.within is None and self.clipping is not None
+        return plain and free and not self.private
+
+    def descend_privately(
+        self,
+        w: Vector,
+        work: Work,
+        sampling: Private,
+        shift: Vector | None,
+        pull: float | Tensor,
+        towards: Vector | None,
+    ) -> Vector:
+        """DP-SGD (`models.private`)."""
+        assert self.clipping is not None
+        counts, eta = self._counts(work), rate(work.lr, self.round)
+        order = np.argsort(-np.repeat(counts, self._repeat), kind="stable")
+        party = np.arange(len(order)) // self._repeat
+        taken = self._sampled(sampling, counts)
+        rows, lr = self._rows(w), self._setting(eta)
+        pulled = isinstance(pull, Tensor) or pull != 0.0
+        centre = rows if towards is None else self._rows(towards)
+        expected = np.maximum(sampling.rates * self._sizes, 1e-300)[party, None]  # q n
+        step = lr / torch.from_numpy(expected).to(rows.dtype)
+        deviations = torch.from_numpy(sampling.deviations)[party, None].to(rows.dtype)
+        noisy = bool((deviations > 0).all())
+        rule = private.Rule(
+            sampling.clip,
+            lr,
+            step,
+            step * deviations if noisy else None,
+            None if shift is None else self._rows(shift),
+            self._setting(pull),
+            centre if pulled else None,
+        )
+        key = rng.key(self.seed, self.round, f"noise descent {sampling.first}")
+        size = private.window(self.clipping, work.batch_size)
+        ends = []
+        for at in range(0, len(order), self.block):
+            chosen = order[at : at + self.block]
+            part, who = torch.from_numpy(chosen), party[chosen]
+            ends.append(
+                private.descend(
+                    self.clipping,
+                    rows[part],
+                    taken.some(who),
+                    rule.some(part),
+                    Normals(key, self.ids[who]),
+                    size,
+                )  # fmt: skip
+            )
+        end = torch.cat(ends) if len(ends) > 1 else ends[0]
+        if bool((order != np.arange(len(order))).any()):
+            end = end[torch.from_numpy(np.argsort(order))]
+        return self._stack(end)
+
+    def _sampled(self, sampling: Private, counts: Ints) -> private.Samples:
+        """The samples of all steps, as `sampled` draws them."""
+        total = int(counts.max(initial=0))
+        keys = [self._keys(f"sample {sampling.first + t}") for t in range(total)]
+        rows, lengths = poissons(self._starts, self._sizes, sampling.rates, counts, keys)
+        self._use(torch.from_numpy(rows), torch.ones(len(rows)))
+        self.spent += lengths.sum(axis=1) * self._repeat
+        seeds = None
+        if self.draws:
+            draws = sampling.first + np.arange(total)
+            seeds = rng.subkeys(self._keys("layers")[:, None], draws[None])
+        return private.Samples(self.data.x, self.data.y, rows, lengths, counts, seeds)
+
     def noised(self, values: Tensor, purpose: str) -> Tensor:
         """The same with standard normal noise that protects people: on a grid (`privacy.grid`).
 
@@ -274,9 +352,8 @@ class LocalParty:
         if self.private:
             rows = values.double().reshape(-1, len(self.ids), *inner)
             return grid.gaussian(rows, 1.0, self._source(purpose)).view(values.shape).to(values)
-        drawn = torch.empty(len(self.ids), *inner, dtype=values.dtype)
-        for row, key in zip(drawn, self._keys(f"noise {purpose}"), strict=True):
-            row.normal_(generator=torch.Generator().manual_seed(int(key) >> 1))
+        noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self.ids)
+        drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
 
     def source(self, purpose: str) -> Source:
@@ -354,8 +431,7 @@ class LocalParty:
     def _secrets_for(self, purpose: bytes) -> list[bytes]:
         """32 bytes of each party."""
         if self.secrets is None:
-            drawn = bytearray(os.urandom(32 * len(self.ids)))
-            self.secrets = torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
+            self.secrets = drawn_secrets(len(self.ids))
         keys = [row.numpy().tobytes() for row in self.secrets]
         return [blake2b(purpose, key=key, digest_size=32).digest() for key in keys]
 
@@ -556,6 +632,12 @@ class LocalParty:
 
     def _keys(self, purpose: str) -> Keys:
         return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
+
+
+def drawn_secrets(parties: int) -> Tensor:
+    """32 bytes of the operating system's for each party, `[m, 32]`."""
+    drawn = bytearray(os.urandom(32 * parties))
+    return torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
 
 
 def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:

@@ -31,7 +31,7 @@ from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.peer.peer import PeerSite
 from archipel.federation.site import binding
-from archipel.federation.site.policy import Policy
+from archipel.federation.site.policy import SPENT, Overspent, Policy
 from archipel.federation.site.service import data_of
 from archipel.federation.site.site import Site
 from archipel.runs.run import Run
@@ -176,7 +176,11 @@ async def _site(given: dict[str, Any]) -> None:
         await site.tell(link)
         if given["table"]:
             data = await data_of(site, link, digest)
-        await site.attend(link, digest, data)
+        try:
+            await site.attend(link, digest, data)
+        except Overspent:
+            await site.away(link, digest, SPENT)
+            raise
     await link.close()
 
 

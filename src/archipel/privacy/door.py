@@ -44,7 +44,8 @@ from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.talk import Talk
 from archipel.privacy.correlated import State, Strategy, Toeplitz, Tree, add_toeplitz
-from archipel.training.descent import checked_batch_size, descend
+from archipel.training.descent import Private, Work, checked_batch_size, descend, work_of
+from archipel.training.schedules import rate
 from archipel.tree import Tree as States
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ class Inside(Protocol):
     def dealt(self, parts: Ints, at: Ints, draw: int) -> Batch: ...
     def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector: ...
     def noised(self, values: Tensor, purpose: str) -> Tensor: ...  # + N(0, I), protecting
+    def fuses(self, work: Work, only: Tensor | None) -> bool: ...
+    def descend_privately(
+        self,
+        w: Vector,
+        work: Work,
+        private: Private,
+        shift: Vector | None,
+        pull: float | Tensor,
+        towards: Vector | None,
+    ) -> Vector: ...
     def steps(self, work: LocalWork) -> Tensor: ...
     def outputs(self, w: Vector, x: Tensor) -> Tensor: ...
     def features(self, w: Vector, x: Tensor) -> Tensor: ...
@@ -248,7 +259,40 @@ class Door:
         only: Tensor | None = None,
         aside: bool = False,
     ) -> Descent:
-        return descend(self, w, work, shift, pull, towards, only)
+        fused = self._fused(w, work, shift, pull, towards, only)
+        return descend(self, w, work, shift, pull, towards, only) if fused is None else fused
+
+    def _fused(
+        self,
+        w: Vector,
+        work: LocalWork,
+        shift: Vector | None,
+        pull: float | Tensor,
+        towards: Vector | None,
+        only: Tensor | None,
+    ) -> Descent | None:
+        """The same by an engine that takes these steps at once; None where it does not.
+
+        Samples have the numbers that they would have one by one. They are used up in there: no
+        batch of this door is one of them.
+        """
+        task, me = work_of(work), self._me
+        steps, size = me.steps(work), task.batch_size
+        rates, first = rates_of(size, me.sizes), len(self._samples)
+        private = Private(first, rates, self._noised.clip, self._deviations)
+        if self._orders is not None or not me.fuses(task, only):
+            return None
+        taken = steps.reshape(-1, len(me.sizes))[0].long().numpy()
+        draws, most = self._used.get(size, Used(np.zeros(len(taken), np.int64), 0))
+        self._use(size, Used(draws + taken, max(most, 1)))
+        total = int(taken.max(initial=0))
+        nothing = torch.zeros(len(taken), 0)
+        gone = _Sample(size, Batch(nothing.long(), nothing, nothing), rates, taken < 0)
+        self._samples += [gone] * total
+        self._gradients += [1] * total
+        self._noises += total
+        end = me.descend_privately(w, task, private, shift, pull, towards)
+        return Descent(end, steps, steps * rate(task.lr, me.round))
 
     def steps(self, work: LocalWork) -> Tensor:
         return self._me.steps(work)

@@ -41,6 +41,9 @@ class _Blank:
     def noised(self, values: Tensor, purpose: str) -> Tensor:
         return values
 
+    def fuses(self, work: object, only: object) -> bool:
+        return False
+
 
 class _Counted(Around):
     """An algorithm behind the door, which remembers what the last round asked."""

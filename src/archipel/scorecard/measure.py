@@ -329,7 +329,7 @@ def _guarantee(promise: Promise) -> str:
     drawn = (
         " Noise was drawn from the seed, as in every simulation: this run itself protects nobody."
         if promise.simulated
-        else ""
+        else " As sites plan it, by what they told: each one's own ledger says what it spent."
     )
     return (
         f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "

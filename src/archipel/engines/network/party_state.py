@@ -7,8 +7,10 @@ or the site was killed, starts from the same state and gives the same upload. An
 sent before is sent again, not computed again.
 
 Where a study promises privacy, a round's noise is of the round's secrets: what is sent again has
-the noise that it had. What a round costs is charged before anything of it is computed, and again
-where it is answered with other noise. One file, since every letter finds the same state here.
+the noise that it had. The secrets are on the disk, and what the round costs is charged, before
+anything of it is computed: under a name of that noise, so that a round which is computed again with
+the same noise is the same charge, and one with other noise another. One file, since every letter
+finds the same state here.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from archipel.engines.network.fitting import fitted, numbered, protected
 from archipel.engines.network.scoring import Answer, Learnt, Rules, Test
 from archipel.engines.network.transport import Refused
 from archipel.engines.network.turn import Arrays, Own, Turn, same, tree
-from archipel.engines.party import LocalParty
+from archipel.engines.party import LocalParty, drawn_secrets
 from archipel.engines.protection import Protection, simulated
 from archipel.errors import ArchipelError
 from archipel.exchange import statistics
@@ -67,19 +69,20 @@ class PartyState:
         parties: int | None = None,
         private: bool = True,
         privacy: Privacy | None = None,
-        charge: Callable[[int, Kept], None] | None = None,
+        charge: Callable[[int, Kept, bytes], None] | None = None,
+        separation: int = 1,
         study: str = "",
         identities: Identities | None = None,
-        separation: int = 1,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds.
 
         `parties` are those of the study, where that is known. Without `private`, noise that
-        protects people is drawn from the seed, as in a simulation. `charge` writes down what round
-        t costs by what keeps `privacy`, or raises: then nothing is computed. After a round the
-        party sits out the next `separation` - 1. `study` and `identities` are for protocols between
-        parties: what names the study at both ends, and the keys that parties know each other by,
-        those of a simulation unless given.
+        protects people is drawn from the seed, as in a simulation. `charge` keeps this state, and
+        writes down what round t costs by what keeps `privacy`, once for each name of a noise; or
+        it raises: then nothing is computed. After a round the party sits out the next
+        `separation` - 1. `study` and `identities` are for protocols between parties: what names the
+        study at both ends, and the keys that parties know each other by, those of a simulation
+        unless given.
         """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
@@ -113,6 +116,7 @@ class PartyState:
         self._rounds = rounds
         self._last = -1  # round that was worked on; earlier ones are over
         self._again = 0  # messages that were answered anew, to another letter
+        self.paid = -1  # the round that was charged last
         self._every, self._rules = evaluate_every, rules
         self._scored = 0, b""  # the round after which a model was scored, and the letter's name
         self.answer: Answer | None = None  # what was said to that letter
@@ -170,12 +174,14 @@ class PartyState:
         if number < len(turn.inbox) and not same(turn.inbox[number], arrays):
             self._anew(t, number, may=number > 0 and not turn.hides and not self._rows)
             turn = turn.until(number)  # done again, with other parties
-        self.turn, turn.attempt = turn, attempt
-        if number == len(turn.inbox):
+        is_next = number == len(turn.inbox)
+        if is_next:
             self._said(number, arrays)
-            if not turn.charged:
-                self._pay(t)
-                turn.charged = True
+        if self._shown and turn.attempt != attempt:
+            turn.charged = b""  # others may have seen a mean of the attempt before
+        self.turn, turn.attempt = turn, attempt
+        self._pay(turn, number, arrays)
+        if is_next:
             turn.inbox.append(arrays)
             try:
                 self._advance(turn)
@@ -206,10 +212,22 @@ class PartyState:
             )
         self._last = t
 
-    def _pay(self, t: int) -> None:
-        """Have it written down what fresh noise in round t costs."""
-        if self.kept is not None and self._charge is not None:
-            self._charge(t, self.kept)
+    def _pay(self, turn: Turn, number: int, arrays: Arrays) -> None:
+        """Have it written down what the noise costs with which a letter is answered."""
+        if self.kept is None or self._charge is None or turn.charged:
+            return
+        if turn.secrets is None:
+            turn.secrets = drawn_secrets(1)
+        name = turn.noise(number, arrays, self._shown)
+        self._charge(turn.round, self.kept, name)
+        turn.charged, self.paid = name, turn.round
+
+    @property
+    def _shown(self) -> bool:
+        """Whether the server adds the noise, and means with it are seen before a round is done."""
+        promise = None if self.kept is None else self.kept.promise
+        by_server = promise is not None and (promise.unit, promise.trust) == ("party", "server")
+        return by_server and len(self.anatomy.messages) > 1
 
     @property
     def kept(self) -> Kept | None:
@@ -326,10 +344,8 @@ class PartyState:
         heard = sha256()
         self.me = me = self._me(t, self.own.buffers, checked)
         me.heard = lambda: heard.digest()  # after other words, other noise
-        if self.secrets is not None and self.secrets[0] != t:
-            self.secrets = None
-        if self.secrets is None or len(leaves(self.anatomy.mixed)) > 1:
-            self._pay(t)
+        self.draw(t)
+        self._pay_alone(t)
         me.secrets, me.used = None if self.secrets is None else self.secrets[1], self._used
         try:
             state = self.boxes.party(me, self.own.state)
@@ -339,6 +355,31 @@ class PartyState:
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
         self.secrets = None
         return self._kept(me, state), self._told_gradients(me)
+
+    def draw(self, t: int) -> None:
+        """Have secrets for round t without a server, where its noise is promised.
+
+        They must be on the disk before the round is charged.
+        """
+        if self.secrets is not None and self.secrets[0] != t:
+            self.secrets = None
+        if self.secrets is None and self.kept is not None:
+            self.secrets = t, drawn_secrets(1)
+
+    def _pay_alone(self, t: int) -> None:
+        """Pay for a round without a server, whose noise is that of its secrets.
+
+        Where several vectors are mixed, the later ones may be made of other words than before, and
+        then have other noise.
+        """
+        if self.kept is None or self._charge is None:
+            return
+        assert self.secrets is not None
+        name = sha256(b"noise" + self.secrets[1].numpy().tobytes())
+        if len(leaves(self.anatomy.mixed)) > 1:
+            name.update(drawn_secrets(1).numpy().tobytes())
+        self._charge(t, self.kept, name.digest())
+        self.paid = t
 
     def _kept(self, me: LocalParty, own: Tree) -> Own:
         """What the party keeps after a round, with statistics where they are its own."""
@@ -481,6 +522,7 @@ class PartyState:
         """The own state and the open round, as tensors by name."""
         found = {"own.trained": torch.tensor([int(self.own.trained)])}
         found["last"] = torch.tensor([self._last, self._again])
+        found["paid"] = torch.tensor([self.paid])
         found["scored"] = torch.tensor([self._scored[0], self._scores])
         found["scored.name"] = torch.tensor(list(self._scored[1]), dtype=torch.uint8)
         if self.answer is not None:
@@ -502,6 +544,7 @@ class PartyState:
         if "secrets" in state:
             self.secrets = int(state["secrets.round"]), state["secrets"].clone()
         self._last, self._again = state["last"].tolist()
+        self.paid = int(state["paid"]) if "paid" in state else self._last  # of an older version
         scored, self._scores = state["scored"].tolist()
         self._scored = scored, state["scored.name"].numpy().tobytes()
         self.answer = None

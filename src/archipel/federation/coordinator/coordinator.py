@@ -24,7 +24,7 @@ from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.presence import Adjourned
 from archipel.engines.network.transport import POLL, Refused
-from archipel.errors import ArchipelError, DatabaseAway, RunFailed
+from archipel.errors import ArchipelError, BudgetSpent, DatabaseAway, RunFailed
 from archipel.exchange.boxes import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.anchors import Anchors
@@ -139,6 +139,8 @@ class Coordinator:
             self._say(f"{name}: {why}; it goes on from its last round")
         except DatabaseAway as error:
             self._say(f"{name}: {error}")  # and it goes on when the database is back
+        except BudgetSpent as error:
+            self._say(f"{name}: stopped: {error}")
         except Exception as error:
             self._say(f"{name}: failed: {_why(error, name)}")
             with suppress(DatabaseAway):
@@ -276,7 +278,8 @@ class Coordinator:
     async def run(self, digest: str, watch: Watch | None = None) -> Any:
         """Run an approved study with the sites that approved it, from where it is."""
         self.registry.number(digest)
-        server_study, path = self._server_study(digest, asyncio.get_running_loop())
+        events = asyncio.get_running_loop()  # others are answered while a promise is planned
+        server_study, path = await asyncio.to_thread(self._server_study, digest, events)
         run = server_study.run
         sites = run.data.training
         if Folder.exists(path):
@@ -309,6 +312,10 @@ class Coordinator:
                 if not ended:
                     await asyncio.to_thread(server_study.loop.go, self._seeing(digest, watch), None)
             except (Adjourned, DatabaseAway):
+                raise
+            except BudgetSpent as error:  # it may go on, and what it has is kept
+                self.registry.set_state(digest, "stopped", str(error))
+                self.audit.append("stopped", study=digest, reason=str(error))
                 raise
             except Exception as error:
                 why = _why(error, run.data.about.name)

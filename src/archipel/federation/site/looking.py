@@ -45,7 +45,9 @@ def exposure_at(
 
 def _account(site: Site, digest: str, study: Study, table: str = "") -> Account:
     table = table or ledger.table_of(site, study)
-    return ledger.account_of(site, digest, table) if table else NOTHING
+    found = ledger.account_of(site, digest, table) if table else NOTHING
+    over = site.site_studies.is_over(digest)  # it plans nothing more, so nobody else is in its way
+    return found._replace(planned=()) if over else found
 
 
 def _look(

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from archipel.federation.site.account import epsilon_of
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.exposure import Exposure
 from archipel.privacy.meaning import FALSE_ALARMS, found_in, in_words
+from archipel.privacy.release import Release
 from archipel.study.file import Study
 
 _WHOM = {
@@ -80,13 +81,20 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
             "this table was used in a study that promised nothing, so of all studies together "
             "nothing is promised"
         )
-    elif exposure.planned is not None and exposure.account.others:
-        before = exposure.account.without_own
-        yield (
-            f"of this table other studies have spent ε = {before.epsilon(promise.delta):.3g}; with "
-            f"all of this one it is {before.epsilon(promise.delta, exposure.planned):.3g}"
-        )
+    elif exposure.planned is not None and (exposure.account.others or exposure.account.planned):
+        yield _together(exposure, exposure.planned, promise.delta)
     yield f"not covered: {', '.join(_uncovered(study, exposure))}"
+
+
+def _together(exposure: Exposure, planned: Sequence[Release], delta: float) -> str:
+    """What this study costs with all others on the table: those that were, and are approved."""
+    account = exposure.account.without_own
+    said = f"of this table other studies have spent ε = {account.epsilon(delta):.3g}"
+    if to_come := account.to_come:
+        names = ", ".join(each.study for each in account.planned)
+        whole = account.epsilon(delta, to_come)
+        said += f", {whole:.3g} with what those that you approved still plan ({names})"
+    return f"{said}; with all of this one it is {account.epsilon(delta, [*to_come, *planned]):.3g}"
 
 
 def _uncovered(study: Study, exposure: Exposure) -> Iterator[str]:
