@@ -36,9 +36,10 @@ from archipel.aggregation import shamir
 from archipel.aggregation.coding import Coding, Grid, Terms
 from archipel.aggregation.keys import SEAL, Session, seal, unseal
 from archipel.aggregation.masks import Words, mask
-from archipel.aggregation.neighbours import COMPLETE, Neighbours, of_all, of_some
+from archipel.aggregation.neighbours import COMPLETE, Neighbours, drawn, of_all, of_some
 from archipel.aggregation.roster import (
-    PAIR,
+    HELD,
+    Held,
     OwnKeys,
     Roster,
     check_sharing,
@@ -94,8 +95,8 @@ class SecureSum:
 
     def fewest(self, parties: int) -> int:
         """How many of a round's parties have to stay, by what is foreseen for it."""
-        _, t, complete = self.neighbours(parties)
-        stay = t if complete else ceil((1 - self.dropouts) * parties)
+        near = self.neighbours(parties)
+        stay = near.threshold if near.complete else ceil((1 - self.dropouts) * parties)
         return max(self.least, stay)
 
     def colluders(self, parties: int) -> int:
@@ -109,7 +110,8 @@ class SecureSum:
         elif k is None:
             found = of_some(n, self.colluding, self.dropouts)
         else:
-            found = Neighbours(k, (k + ceil(self.colluding * k)) // 2 + 1, False)
+            removed = int(self.colluding * n) + int(self.dropouts * n)
+            found = Neighbours(k, (k + ceil(self.colluding * k)) // 2 + 1, drawn(n, k, removed))
         if self.threshold is None:
             return found
         return found._replace(threshold=ceil(self.threshold * found.degree))
@@ -127,21 +129,28 @@ class SecureSum:
         session = roster.session
 
         # Round 1: share keys, with everybody or with those that this party draws
-        k, t, complete = self.neighbours(len(roster.ids), others.trial)
+        near = self.neighbours(len(roster.ids), others.trial)
+        k, t, masked, complete = near
         held_by = roster.ids if complete else keys.draw(roster.ids, mine, k, session)
+        roster.check_signed({*held_by} - {mine}, others)
         sealed = [
-            seal(keys.channel.agree(roster.channel(v), session, "shares", (mine, v)), both)
-            for v, both in zip(held_by, keys.shared(k, t, session), strict=True)
+            seal(keys.channel.agree(roster.channel(v), session, "shares", (mine, v)), content)
+            for v, content in zip(held_by, keys.shared(near, session), strict=True)
         ]
-        reply = yield torch.tensor(held_by), rows_of(sealed, PAIR + SEAL)
+        reply = yield torch.tensor(held_by), rows_of(sealed, HELD + SEAL)
         shared = read_ids(reply[0], "shared their keys", roster.ids)
         senders = read_ids(reply[1], "shared with this party", shared)
         check_sharing(shared, senders, held_by, t, complete, mine, others)
-        contents, room = dict(zip(senders, map(_bytes, reply[2]), strict=False)), len(reply[2])
+        held, room = dict[int, Held](), len(reply[2])
+        for v, content in zip(senders, reply[2], strict=False):
+            key = keys.channel.agree(roster.channel(v), session, "shares", (v, mine))
+            held[v] = Held(unseal(key, _bytes(content)))
 
-        # Round 2: masked input
+        # Round 2: masked input, with those that this party drew first and those who drew it so
         words = self.coding(len(roster.ids)).encode(x, ())
-        partners = ({*senders} | ({*held_by} & {*shared})) - {mine}
+        drew = {v for v in senders if held[v].masks}
+        partners = (drew | ({*held_by[:masked]} & {*shared})) - {mine}
+        roster.check_signed(partners - {*held_by}, others)
         pairs = {
             v: keys.masks.agree(roster.masks(v), session, "mask", sorted((mine, v)))
             for v in partners
@@ -159,24 +168,19 @@ class SecureSum:
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
         signers = read_ids(reply[0], "signed who stayed")
-        agree = [
-            v
-            for v, signature in zip(signers, map(_bytes, reply[1]), strict=False)
-            if v in held_by and v in survivors and others.signed(v, signature, statement)
-        ]
-        if len(agree) < t:
+        agreeing = 0
+        for v, signature in zip(signers, reply[1], strict=False):
+            if agreeing < t and v in held_by and v in survivors:
+                agreeing += others.signed(v, _bytes(signature), statement)
+        if agreeing < t:
             raise refuse(
-                f"{len(agree)} of this party's neighbours signed the same set of those who stayed, "
+                f"{agreeing} of this party's neighbours signed the same set of those who stayed, "
                 f"and {t} are needed: the server may have told others something else"
             )
 
         # Round 4: unmask. One share of each leaves: of who stayed that of its own mask, of who was
         # lost that of its key.
-        told = []
-        for v in senders:
-            key = keys.channel.agree(roster.channel(v), session, "shares", (v, mine))
-            of_key, of_mask = _halves(unseal(key, contents[v]))
-            told.append(of_mask if v in survivors else of_key)
+        told = [held[v].of_mask if v in survivors else held[v].of_key for v in senders]
         return rows_of(told + [b""] * (room - len(told)), 1 + shamir.SHARE)
 
     def server(self, uploads: Any, form: Terms, number: int) -> Generator[Any, Any, Total]:
@@ -184,21 +188,25 @@ class SecureSum:
 
         # Round 0: everybody's keys
         asked, advertised = uploads.present, uploads.stack()
-        self._check_count(len(asked), trial)
-        _, t, _ = self.neighbours(len(asked), trial)
+        if len(asked) < 2:
+            raise BelowQuorum("wire.sum: a sum of one party is what that party sent.")
+        near = self.neighbours(len(asked), trial)
+        t = near.threshold
         bare = Session(uploads.session, uploads.round, number)
         uploads = yield asked, advertised
 
         # Round 1: to each the shares that it holds
         shared, (held_by, sealed) = uploads.present, uploads.stack()
-        routes = Routes(shared.tolist(), held_by, sealed)
+        least = 2 if trial else max(self.least, 2)
+        _enough(len(shared), least, "shared keys")
+        routes = Routes(shared.tolist(), held_by, sealed, near.masked)
         routes.check(shared.tolist(), t)
         uploads = yield Each((shared.expand(len(shared), -1), *routes.incoming()))
 
         # Round 2: the masked sum of those who stayed
         survivors, total = uploads.present, uploads.total().clone()
+        _enough(len(survivors), least, "sent what they masked")
         routes.check(survivors.tolist(), t)
-        self._check_count(len(survivors), trial)
         uploads = yield survivors
 
         # Round 3: to each what those signed who hold its shares
@@ -213,15 +221,13 @@ class SecureSum:
             routes.unmask(_words(total), told, survivors.tolist(), t, roster)
         return Total(self.coding(len(asked)).decode(total, form), survivors)
 
-    def _check_count(self, found: int, trial: bool) -> None:
-        """Give the round up where a sum would be of too few."""
-        if found < 2:
-            raise BelowQuorum("wire.sum: a sum of one party is what that party sent.")
-        if found < self.least and not trial:
-            raise BelowQuorum(f"wire.sum: {found} parties are left, and {self.least} are needed.")
-
 
 _SECRETS = ("channel key", "mask key", "own mask", "draws")
+
+
+def _enough(there: int, needed: int, what: str) -> None:
+    if there < needed:
+        raise BelowQuorum(f"wire.sum: {there} parties {what}, and {needed} are needed.")
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -232,10 +238,3 @@ def _words(integers: Tensor) -> Words:
     """Integers as words modulo 2^b, of the same memory."""
     found: Words = integers.numpy().view("u4" if integers.dtype == torch.int32 else "u8")
     return found
-
-
-def _halves(both: bytes | None) -> tuple[bytes, bytes]:
-    """The two shares that were sealed together, as they are told; none where they do not open."""
-    if both is None or len(both) != PAIR:
-        return b"", b""
-    return b"\1" + both[: shamir.SHARE], b"\1" + both[shamir.SHARE :]

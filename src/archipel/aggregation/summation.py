@@ -27,6 +27,7 @@ from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
+from archipel.privacy.sources import Source
 from archipel.tree import Tree, fill, leaves, tree_map
 
 
@@ -186,6 +187,11 @@ class _One:
     def secret(self, purpose: str) -> Tensor:
         setting = "".join(f", setting {a}" for a in self._at[:-1])  # no key for two of them
         found: Tensor = self._me.secret(purpose + setting)[self._at]
+        return found
+
+    def source(self, purpose: str) -> Source:
+        """Noise of one party; alike across a sweep in a simulation, as all noise is."""
+        found: Source = self._me.source(purpose, self._at[-1])
         return found
 
 

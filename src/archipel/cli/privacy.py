@@ -12,6 +12,7 @@ from rich.table import Table
 
 from archipel.cli import options as o
 from archipel.cli.ledger import ledger
+from archipel.cli.picture import picture
 
 if TYPE_CHECKING:
     from archipel.privacy.promise import Kept
@@ -24,6 +25,7 @@ StudyFile = Annotated[
 ]
 
 app.command()(ledger)
+app.command()(picture)
 
 
 @app.command()
@@ -115,6 +117,7 @@ def _shares(kept: Kept, k: int) -> dict[str, Any]:
 _PROMISED = {
     "server": "every {unit}, where the server is trusted",
     "sum": "every {unit}, where sums alone are seen, the server's included",
+    "shuffler": "every {unit}, where the shuffler does not work with the server",
     "nobody": "every {unit}, and nobody is trusted",
 }
 

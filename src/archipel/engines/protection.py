@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from archipel import rng
+from archipel.aggregation.shuffled import ShuffledSum
 from archipel.aggregation.summation import Hiding
 from archipel.data.federation import Federation
 from archipel.engines.party import LocalParty
@@ -25,7 +26,7 @@ from archipel.models.clipped import Clipping, clipping
 from archipel.models.model import Model
 from archipel.privacy import grid, party, record
 from archipel.privacy.encoding import Share, counted
-from archipel.privacy.noisy_sum import SharedNoise
+from archipel.privacy.noisy_sum import SharedNoise, Unweighted
 from archipel.privacy.promise import Kept, Privacy
 from archipel.privacy.sources import System
 from archipel.rng import Ints
@@ -48,10 +49,14 @@ class Protection:
     outside: Callable[[Boxes, Messages], Boxes]  # around all that is around it, with its messages
     clipping: Clipping | None = None  # of gradients of single records
     least: int = 0  # parties of every sum, where each adds a share of noise
+    epsilon0: float = 0.0  # of every report, where these are shuffled
 
     def on(self, wire: Wire) -> Wire:
         """The study's wire, whose sums are not of fewer parties than noise was planned for."""
         how: Any = wire.sum
+        if self.epsilon0:
+            found = replace(how, epsilon0=self.epsilon0, clip=self.kept.promise.first_clip)
+            return replace(wire, sum=found)
         return replace(wire, sum=replace(how, least=self.least)) if self.least else wire
 
     @property
@@ -117,7 +122,7 @@ def _by_party(
     promise: Privacy, boxes: Boxes, setting: Setting, wire: Wire, noise: party.Noise
 ) -> Protection:
     for field, value in (("rule", wire.rule), ("sum", wire.sum)):
-        if value is not None and not (field == "sum" and promise.trust == "sum"):
+        if value is not None and not (field == "sum" and promise.trust in ("sum", "shuffler")):
             raise ArchipelError(
                 f'privacy.unit = "party", wire.{field} = {value!r}: how far one party moves what '
                 f"comes of it is not known; leave wire.{field} out."
@@ -140,6 +145,14 @@ def _by_party(
         kept = party.in_shares(promise, shares, setting.ids.tolist(), setting.most)
         inside = partial(_in_sum, kept=kept, forms=forms, shares=shares, least=least)
         return Protection(kept, inside, _same, least=least)
+    if promise.trust == "shuffler":
+        kept = party.in_reports(
+            promise, _reports(setting, wire), len(forms), setting.ids.tolist(), setting.most
+        )
+        return Protection(
+            kept, partial(_unweighted, kept=kept), _same,
+            epsilon0=1 / next(iter(kept.noise.values())),  # the same at every party
+        )  # fmt: skip
     kept = party.planned(
         promise, len(forms), setting.ids.tolist(), setting.cohort, setting.rounds, setting.most,
         setting.separation,
@@ -189,6 +202,32 @@ def _shares(
         Share(promise.shares, promise.first_clip, size, most, honest, promise.bits)
         for size in sizes
     ]
+
+
+def _reports(setting: Setting, wire: Wire) -> int:
+    """Reports that hide each other in every sum."""
+    how = wire.sum
+    if not isinstance(how, ShuffledSum):
+        said = "plain" if how is None else type(how).__name__
+        raise ArchipelError(
+            f'privacy.trust = "shuffler", wire.sum = "{said}": no reports are shuffled; say '
+            'wire.sum = "shuffled".'
+        )
+    if how.epsilon0 is not None:
+        raise ArchipelError(
+            f'privacy.trust = "shuffler", wire.sum: epsilon0 = {how.epsilon0:g} is found for '
+            "privacy.epsilon; leave it out."
+        )
+    if not setting.sites and setting.cohort < how.least:
+        raise ArchipelError(
+            f"wire.sum: least = {how.least} reports hide each other, and a round has "
+            f"{setting.cohort} parties; take more parties, or say shuffled:least={setting.cohort}."
+        )
+    return how.reports
+
+
+def _unweighted(boxes: Boxes, kept: Kept) -> Boxes:
+    return Unweighted(party.bounded(boxes, kept))
 
 
 def _in_sum(

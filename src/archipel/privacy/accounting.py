@@ -28,6 +28,7 @@ from archipel.privacy.curves import Array, gaussian_delta
 from archipel.privacy.losses import SLACK, has_losses, losses
 from archipel.privacy.release import (
     DISTANCE,
+    Binomial,
     DiscreteGaussian,
     FixedSize,
     Gaussian,
@@ -36,6 +37,7 @@ from archipel.privacy.release import (
     Poisson,
     Pure,
     Release,
+    Shuffled,
     Skellam,
     bare,
     together,
@@ -46,6 +48,7 @@ from archipel.privacy.shares import as_gaussian
 
 __all__ = [
     "Accountant",
+    "Binomial",
     "DiscreteGaussian",
     "FixedSize",
     "Gaussian",
@@ -206,6 +209,12 @@ def _check(releases: Releases, accountant: str, neighbours: str) -> None:
                 f"({each.sampling.sampled} of {each.sampling.among}) is accounted where one is "
                 "replaced; say neighbours = 'replace', or sample each with a probability."
             )
+        removed = isinstance(each.mechanism, Shuffled) and not each.mechanism.stays
+        if removed and neighbours != "replace":
+            raise ArchipelError(
+                f"neighbours = {neighbours!r}: shuffled reports are accounted where one is "
+                "replaced, since how many there are is seen; say neighbours = 'replace'."
+            )
 
 
 def _check_delta(delta: float) -> None:
@@ -323,6 +332,8 @@ def _without_delta(known: tuple[Release, ...], neighbours: Neighbours) -> float:
         match each.mechanism:
             case Pure(epsilon):
                 one = DISTANCE[neighbours] * epsilon
+            case Shuffled(epsilon0):
+                one = epsilon0
             case Laplace(noise):
                 one = DISTANCE[neighbours] / noise
             case _:

@@ -111,6 +111,16 @@ def drawn(share: Share, noise: float, source: Source) -> Ints:
     return skellam(source, variance, share.size)
 
 
+class Unweighted(Around):
+    """An algorithm whose server is shown means in which every party counts once."""
+
+    def server(self, shared: Tree, uploads: Uploads) -> Any:
+        talk = Talk(self.inner.server(shared, _Means(uploads, self.name)))
+        while not talk.ended:
+            talk.send(_Means((yield talk.said), self.name))
+        return talk.said
+
+
 class _Means:
     """Uploads of which the noisy mean is known, every party counting once."""
 
@@ -141,6 +151,6 @@ class _Means:
 
     def _refused(self, call: str) -> ArchipelError:
         return ArchipelError(
-            f'privacy.trust = "sum": {self._name} asks for {call}, and sums alone are seen; take '
+            f'privacy.unit = "party": {self._name} asks for {call}, and sums alone are seen; take '
             'an algorithm that needs means alone, or trust = "nobody".'
         )

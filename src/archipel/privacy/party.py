@@ -106,6 +106,12 @@ def in_shares(promise: Privacy, shares: Sequence[Share], ids: list[int], most: i
     return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
 
 
+def in_reports(promise: Privacy, reports: int, messages: int, ids: list[int], most: int) -> Kept:
+    """The same where each message is a report that so many of them hide; noise is 1 / ε0."""
+    uses = (Use(None, 1, messages, reports=reports),)
+    return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
+
+
 def bounded(boxes: Boxes, kept: Kept) -> Boxes:
     """The algorithm whose uploads are clipped; with noise, where nobody is trusted."""
     if boxes.peer:

@@ -24,6 +24,7 @@ from archipel.privacy.release import (
     Poisson,
     Release,
     Sampling,
+    Shuffled,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from archipel.privacy.encoding import Share
 
 Unit = Literal["record", "party"]
-Trust = Literal["server", "sum", "nobody"]
+Trust = Literal["server", "sum", "shuffler", "nobody"]
 Adaptive = Literal["adaptive"]
 
 
@@ -179,11 +180,15 @@ class Use(NamedTuple):
     noised: int = 1  # vectors with noise of their own on one sample, at most
     correlation: Correlation | None = None  # None where noise is independent
     share: Share | None = None  # of the noise, where each party adds one to integers
+    reports: int | None = None  # that hide each other, where `noise` is 1 / ε0 of each
 
     def release(self, noise: float, rounds: int) -> Release:
         """Several vectors with fresh noise on one sample are one vector with less of it."""
         if self.share is not None:
             return Release(self.share.mechanism(noise), None, self.draws * rounds)
+        if self.reports is not None:
+            times = self.draws * self.noised * rounds
+            return Release(Shuffled(1 / noise, self.reports), None, times)
         z = noise / self.noised**0.5
         if self.correlation is None:
             return Release(Gaussian(z), self.sampling, self.draws * rounds)

@@ -114,6 +114,23 @@ def _in_steps(contribution: float, dimensions: int, shares: int) -> None:
 
 
 @dataclass(frozen=True)
+class Binomial:
+    """The number of heads of fair coins, added to a sum of whole numbers: steps of a grid."""
+
+    coins: int
+    contribution: int = 1  # largest contribution, in steps
+
+    def __post_init__(self) -> None:
+        _whole("coins", self.coins, 1)
+        _whole("contribution", self.contribution, 1)
+
+    @property
+    def noise(self) -> float:
+        """z, as Gaussian noise has it."""
+        return self.coins**0.5 / 2 / self.contribution
+
+
+@dataclass(frozen=True)
 class Pure:
     """Anything that is epsilon-differentially private when one is added or removed."""
 
@@ -121,6 +138,22 @@ class Pure:
 
     def __post_init__(self) -> None:
         _from_zero("epsilon", self.epsilon)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Reports of which nobody knows whose is which, each ε0-private where one is replaced."""
+
+    epsilon0: float
+    reports: int  # of honest participants
+    values: int | None = None  # k, of k-ary randomised response; None: any randomiser
+    stays: bool = False  # whether there is a report of a participant that is removed, too
+
+    def __post_init__(self) -> None:
+        _from_zero("epsilon0", self.epsilon0)
+        _whole("reports", self.reports, 1)
+        if self.values is not None:
+            _whole("values", self.values, 2)
 
 
 @dataclass(frozen=True)
@@ -154,7 +187,7 @@ class FixedSize:
         return self.sampled / self.among
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Pure
+Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Binomial | Pure | Shuffled
 Sampling = Poisson | FixedSize
 
 
@@ -184,7 +217,9 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "laplace": Laplace,
     "discrete_gaussian": DiscreteGaussian,
     "skellam": Skellam,
+    "binomial": Binomial,
     "pure": Pure,
+    "shuffled": Shuffled,
 }
 SAMPLINGS: dict[str, type[Sampling]] = {"poisson": Poisson, "fixed_size": FixedSize}
 
@@ -244,10 +279,15 @@ def together(releases: Iterable[Release]) -> tuple[Release, ...]:
 def _silent(mechanism: Mechanism) -> bool:
     if isinstance(mechanism, Pure):
         return mechanism.epsilon == 0
+    if isinstance(mechanism, Shuffled):
+        return mechanism.epsilon0 == 0
     return mechanism.noise == inf
 
 
 def bare(release: Release) -> bool:
     """Whether it leaves without any noise."""
-    mechanism = release.mechanism
-    return mechanism.epsilon == inf if isinstance(mechanism, Pure) else mechanism.noise == 0
+    match release.mechanism:
+        case Pure(epsilon) | Shuffled(epsilon):
+            return epsilon == inf
+        case other:
+            return other.noise == 0

@@ -14,6 +14,7 @@ Steinke, https://arxiv.org/abs/2004.00010, Proposition 12).
   2 l apart.
 - Poisson samples with one replaced have the bound of fixed size: the view without the participant
   is nearer to both views with it than these are to each other.
+- Heads of fair coins have a largest and a least number, so their divergence is infinite.
 - What is ε-private and sampled at rate q is ln(1 + q (e^ε − 1))-private.
 """
 
@@ -30,12 +31,14 @@ import numpy as np
 from archipel.privacy.curves import Array
 from archipel.privacy.release import (
     DISTANCE,
+    Binomial,
     DiscreteGaussian,
     Gaussian,
     Laplace,
     Neighbours,
     Pure,
     Release,
+    Shuffled,
     Skellam,
 )
 from archipel.privacy.shares import gaussian_rdp, in_l1, skellam_rdp
@@ -92,8 +95,12 @@ def _one(release: Release, far: int, orders: Array) -> Array:
             return _accounted(LaplaceDpEvent(noise / far), far, orders)
         case Laplace(noise):
             return _pure(far / noise, release.rate, orders)
+        case Binomial():
+            return np.full_like(orders, inf)
         case Pure(epsilon):
             return _pure(far * epsilon, release.rate, orders)
+        case Shuffled(epsilon0):  # without what shuffling adds
+            return _pure(epsilon0, release.rate, orders)
 
 
 def _gaussian(noise: float, release: Release, far: int, orders: Array) -> Array:

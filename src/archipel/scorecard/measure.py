@@ -319,6 +319,8 @@ _WHO = {
     "server": "against all who see the model, and not against the server, which sees every upload",
     "sum": "whoever sees what comes of sums, the server included, as long as {honest} parties of "
     "every sum keep their share of the noise to themselves",
+    "shuffler": "whoever sees shuffled reports, the server included, as long as the shuffler does "
+    "not work with it",
     "nobody": "whoever sees what left it, the server included",
 }
 

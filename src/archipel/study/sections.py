@@ -241,10 +241,11 @@ class Privacy(Section):
         Field(description='norm of a record\'s gradient, or of an upload, or "adaptive"; 1.0'),
     ] = None
     trust: Annotated[
-        Literal["server", "sum", "nobody"] | None,
+        Literal["server", "sum", "shuffler", "nobody"] | None,
         Field(
             description="by party: who may see uploads before noise is added: the server; a sum "
-            "that nobody looks into, to which each adds a share of the noise; nobody"
+            "that nobody looks into, to which each adds a share of the noise; a shuffler, that it "
+            "does not work with the server; nobody"
         ),
     ] = None
     honest: Annotated[

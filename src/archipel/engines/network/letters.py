@@ -148,6 +148,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
     },
+    "said": {"study": (str,), "number": (int,), "content": (bytes,)},  # to all, in a private mean
 }
 
 

@@ -19,6 +19,7 @@ from archipel.privacy.release import (
     Mechanism,
     Neighbours,
     Release,
+    Shuffled,
     Skellam,
     written,
 )
@@ -79,6 +80,8 @@ def _twice(release: Release) -> Mechanism:
     """Noise that nobody's absence helps, on twice the contribution: the same in both counts."""
     if release.rate == 1 and isinstance(release.mechanism, Gaussian):
         return Gaussian(release.mechanism.noise / 2)
+    if release.rate == 1 and isinstance(release.mechanism, Shuffled):
+        return replace(release.mechanism, stays=True)  # a record less is another report
     if release.rate < 1 or not isinstance(release.mechanism, DiscreteGaussian | Skellam):
         raise ArchipelError(
             f"release = {written(release)!r}: is not counted for records; it was changed, or "

@@ -49,6 +49,11 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
             f"{promise.honest} sites of every sum keep their share of the noise to themselves "
             f"(yours adds its own, and helps to no sum of fewer than {(promise.honest or 0) + 1})"
         )
+    if promise.trust == "shuffler":
+        from_whom = (
+            "whoever sees shuffled reports, the coordinator included, as long as the shuffler that "
+            "the study names does not work with the coordinator"
+        )
     if cost is None:
         yield (
             f"noise of {promise.noise:g} times {promise.clip_in_words}, {_WHOM[promise.unit]}, "
