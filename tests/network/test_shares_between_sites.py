@@ -88,6 +88,7 @@ def test_between_institutions_the_honest_have_to_be_said():
         keepable(promise, ar.FedAvg(0.1), DATA, network(4, 3), seed=0, rounds=3, wire=SECURE)
 
 
+@pytest.mark.slow
 def test_between_sites_every_round_is_in_each_ledger(tmp_path):
     private = {"unit": "party", "trust": "sum", "noise": 1e-9, "clip": 100.0, "honest": 3}
     changes = {f"privacy.{key}": value for key, value in private.items()}
