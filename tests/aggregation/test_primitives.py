@@ -11,10 +11,11 @@ from scipy import stats
 
 from archipel.aggregation import shamir
 from archipel.aggregation.fixed_point import FixedPoint
-from archipel.aggregation.keys import KeyPair, Session, Signer, hkdf, seal, unseal, verify
+from archipel.aggregation.keys import KeyPair, Session, hkdf, seal, unseal
 from archipel.aggregation.masks import mask
 from archipel.aggregation.neighbours import apart, connected, of_all, of_some
 from archipel.errors import ArchipelError
+from archipel.signing import Signer, verify
 
 ALPHA = 1e-4
 SESSION = Session(b"a study", 3, 1, b"these")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys between parties: agreement (X25519), what is sealed for one (AES-256-GCM), signatures.
+"""Keys between parties: agreement (X25519), and what is sealed for one (AES-256-GCM).
 
 Two parties that know each other's public key agree on a secret (RFC 7748), and HKDF-SHA256
 (RFC 5869) makes keys of it. A key holds for one `Session`, one purpose and one pair of parties, all
@@ -13,8 +13,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -23,7 +22,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from archipel.errors import ArchipelError
 
 KEY = 32  # bytes of a key, private or public, and of a secret
-SIGNATURE = 64
 SEAL = 16  # bytes that sealing adds
 
 
@@ -95,26 +93,3 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
         return AESGCM(key).decrypt(bytes(12), sealed, None)
     except (InvalidTag, ValueError):
         return None
-
-
-class Signer:
-    """An identity made of 32 secret bytes."""
-
-    def __init__(self, private: bytes) -> None:
-        self._private = Ed25519PrivateKey.from_private_bytes(private)
-
-    @cached_property
-    def public(self) -> bytes:
-        return self._private.public_key().public_bytes_raw()
-
-    def sign(self, what: bytes) -> bytes:
-        return self._private.sign(what)
-
-
-def verify(public: bytes, signature: bytes, what: bytes) -> bool:
-    """Whether the owner of a public key signed this."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, what)
-    except (InvalidSignature, ValueError):
-        return False
-    return True

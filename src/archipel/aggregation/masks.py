@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Words: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
 
 _PIECE = 1 << 16  # bytes; stays in a cache of the second level, with the piece that it is added to
-_ZEROS = bytes(_PIECE)
+_ZEROS = memoryview(bytes(_PIECE))
 
 
 def mask(words: Words, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:
@@ -32,13 +32,16 @@ def mask(words: Words, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) 
     >>> words
     array([0, 1, 2], dtype=uint32)
     """
+    streams = [
+        (Cipher(AES256(key), CTR(bytes(16))).encryptor(), put)
+        for keys, put in ((plus, np.add), (minus, np.subtract))
+        for key in keys
+    ]
     buffer = bytearray(_PIECE + 15)  # update_into wants room for another block
-    little = words.dtype.newbyteorder("<")
-    drawn = np.frombuffer(buffer, little, _PIECE // words.itemsize)
-    for keys, put in ((plus, np.add), (minus, np.subtract)):
-        for key in keys:
-            stream = Cipher(AES256(key), CTR(bytes(16))).encryptor()
-            for at in range(0, len(words), len(drawn)):
-                piece = words[at : at + len(drawn)]
-                stream.update_into(_ZEROS[: piece.nbytes], buffer)
-                put(piece, drawn[: len(piece)], out=piece)
+    drawn = np.frombuffer(buffer, words.dtype.newbyteorder("<"), _PIECE // words.itemsize)
+    for at in range(0, len(words), len(drawn)):
+        piece = words[at : at + len(drawn)]
+        zeros, mine = _ZEROS[: piece.nbytes], drawn[: len(piece)]
+        for stream, put in streams:
+            stream.update_into(zeros, buffer)
+            put(piece, mine, out=piece)

@@ -55,7 +55,7 @@ def plan(study: StudyFile, sets: o.Set = None, as_json: o.Json = False) -> None:
     if as_json:
         o.print_json(told)
         return
-    _show(told)
+    _show(told, read.promise.clip_in_words)
 
 
 def planned(kept: Kept, rounds: int) -> dict[str, Any]:
@@ -78,6 +78,7 @@ def planned(kept: Kept, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "counted": kept.rounds,
         "sampling": kept.sampling(worst),
+        "correlated": kept.correlated(worst),
         "neighbours": kept.neighbours,
         "accountant": "pld",
         "found": found,
@@ -86,7 +87,7 @@ def planned(kept: Kept, rounds: int) -> dict[str, Any]:
     }
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(told: dict[str, Any], clip: str) -> None:
     low, high = told["noise"]["least"], told["noise"]["most"]
     noise = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}, by the size of a party"
     rows = {
@@ -94,7 +95,8 @@ def _show(told: dict[str, Any]) -> None:
         if told["trust"] == "nobody"
         else f"every {told['unit']}, where the server is trusted",
         "epsilon, delta": f"{told['epsilon']:.4g}, {told['delta']:g}",
-        "noise": f"{noise} times the clip of {told['clip']:g}",
+        "noise": f"{noise} times {clip}, "
+        + (f"correlated ({kind})" if (kind := told["correlated"]) else "independent"),
         "rounds": f"{told['rounds']}, of which {told['counted']} count for a party at most",
         "samples": told["sampling"],
         "neighbours": told["neighbours"].replace("_", " "),

@@ -17,7 +17,7 @@ from archipel.data.federation import Federation
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import examine
+from archipel.exchange.anatomy import Message, examine
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.statistics import averages
 from archipel.models.clipped import Clipping, clipping
@@ -27,6 +27,8 @@ from archipel.privacy.promise import Kept, Privacy
 from archipel.privacy.sources import System
 from archipel.rng import Ints
 from archipel.wire.wire import Wire
+
+Messages = tuple[Message, ...]
 
 _TRIED = 16  # points on which ways to clip are compared
 _ROUNDS = 8  # that are tried, to see whether each asks the same
@@ -38,8 +40,16 @@ class Protection:
 
     kept: Kept
     inside: Callable[[Boxes], Boxes]  # around the algorithm itself
-    outside: Callable[[Boxes], Boxes]  # around all that is around it
+    outside: Callable[[Boxes, Messages], Boxes]  # around all that is around it, with its messages
     clipping: Clipping | None = None  # of gradients of single records
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """Rows of correlated noise that each party uses in a round; empty where it uses none."""
+        if self.kept.promise.unit == "party":
+            return {}
+        each = ((k, use) for k, uses in self.kept.uses.items() for use in uses)
+        return {k: use.draws for k, use in each if use.correlation is not None}
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class Setting:
     rounds: int
     most: int  # rounds that a party takes part in, at most
     parties: int | None = None  # of the study, about; `ids` are all of them unless given
+    separation: int = 1  # rounds from one that a party takes part in to the next, at least
 
 
 def protection(
@@ -80,7 +91,12 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
-    uses = {k: record.uses_of(asked[k], int(n)) for k, n in zip(asked, sizes, strict=True)}
+    uses = {
+        k: record.uses_of(asked[k], int(n))
+        if promise.correlated is None
+        else record.in_order(boxes.name, promise.correlated, asked[k], int(n), setting.most)
+        for k, n in zip(asked, sizes, strict=True)
+    }
     kept = Kept.planned(promise, "add_or_remove", uses, setting.most)
     return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
 
@@ -102,11 +118,15 @@ def _by_party(
         )
     record.check_delta(promise.delta, setting.parties or len(setting.ids), "the study", "parties")
     messages = len(examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages)
+    party.check_messages(promise, boxes.name, messages)
     kept = party.planned(
-        promise, messages, setting.ids.tolist(), setting.cohort, setting.rounds, setting.most
-    )
+        promise, messages, setting.ids.tolist(), setting.cohort, setting.rounds, setting.most,
+        setting.separation,
+    )  # fmt: skip
     return Protection(
-        kept, partial(party.bounded, kept=kept), partial(party.summed, kept=kept, noise=noise)
+        kept,
+        partial(party.bounded, kept=kept),
+        partial(party.summed, kept=kept, noise=noise, cohort=setting.cohort),
     )
 
 
@@ -120,7 +140,7 @@ def _one(setting: Setting, at: int, t: int = 0) -> Any:
     )  # fmt: skip
 
 
-def _same(boxes: Boxes) -> Boxes:
+def _same(boxes: Boxes, messages: Messages) -> Boxes:
     return boxes
 
 

@@ -39,9 +39,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from archipel.aggregation.keys import verify as verify
 from archipel.errors import ArchipelError
 from archipel.federation.words import WORDS
+from archipel.signing import verify as verify
 from archipel.store.files import sync
 
 if TYPE_CHECKING:

@@ -159,7 +159,7 @@ def noise_for(
 
 
 def curve(
-    once: Releases,
+    after: Releases | Callable[[int], Releases],
     rounds: int,
     delta: float,
     before: Releases = (),
@@ -167,14 +167,20 @@ def curve(
     accountant: Accountant = "pld",
     neighbours: Neighbours = "add_or_remove",
 ) -> list[tuple[int, float]]:
-    """ε after some of `rounds` rounds that release `once` each, with what was released `before`."""
+    """ε after some of `rounds` rounds, with what was released `before`.
+
+    `after` says what was released after so many rounds, or what each of them releases.
+    """
     if rounds < 1 or points < 1:
         raise ArchipelError(f"rounds = {rounds}, points = {points}: give whole numbers from 1.")
     at = np.unique(np.geomspace(1, rounds, points).round().astype(int)).tolist()
     out, most = [], 0.0
     for t in sorted({*at, rounds}):
-        spent = [*before, *(Release(r.mechanism, r.sampling, r.times * t) for r in once)]
-        most = max(most, epsilon(spent, delta, accountant, neighbours))
+        if callable(after):
+            spent = after(t)
+        else:
+            spent = [Release(r.mechanism, r.sampling, r.times * t) for r in after]
+        most = max(most, epsilon([*before, *spent], delta, accountant, neighbours))
         out.append((t, most))
     return out
 

@@ -306,6 +306,7 @@ def _promise(run: Run, kept: Kept) -> Promise:
         not run.between_sites,
         found_in(kept.releases(worst, rounds), neighbours=kept.neighbours) if rounds else 0.01,
         tuple(kept.curve(worst, rounds)) if rounds else (),
+        kept.correlated(worst),
     )
 
 
@@ -324,7 +325,7 @@ def _guarantee(promise: Promise) -> str:
     drawn = (
         " Noise was drawn from the seed, as in every simulation: this run itself protects nobody."
         if promise.simulated
-        else ""
+        else " As sites plan it, by what they told: each one's own ledger says what it spent."
     )
     return (
         f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "

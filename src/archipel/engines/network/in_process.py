@@ -104,8 +104,9 @@ def _party(
     mine, copied = data.select(np.array([k])), copy.deepcopy(model)
     parties = data.training
     return PartyState(
-        algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False, **options
-    )
+        algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False, study="twin",
+        **options,
+    )  # fmt: skip
 
 
 class Disk:

@@ -15,20 +15,33 @@ from archipel.errors import ArchipelError
 from archipel.privacy.release import Gaussian, Neighbours, Release, written
 
 
+class Planned(NamedTuple):
+    """What a study that was approved has not spent yet."""
+
+    study: str  # its name, or the beginning of its hash
+    releases: tuple[Release, ...]
+
+
 class Account(NamedTuple):
-    """What was spent of one table, besides one study and by it."""
+    """What was spent of one table, besides one study and by it, and what others still plan."""
 
     others: tuple[Release, ...] = ()
     own: tuple[Release, ...] = ()
     unbounded: tuple[str, ...] = ()  # studies that promised nothing
+    planned: tuple[Planned, ...] = ()  # by others that were approved before
 
     @property
     def without_own(self) -> Account:
         """The same without what the study itself spent: it is in what was planned for it."""
         return self._replace(own=())
 
+    @property
+    def to_come(self) -> tuple[Release, ...]:
+        """All that others still plan."""
+        return tuple(release for each in self.planned for release in each.releases)
+
     def epsilon(self, delta: float, more: Sequence[Release] = ()) -> float:
-        """ε for each record, with more releases."""
+        """ε for each record of what was spent, with more releases."""
         return inf if self.unbounded else epsilon_of([*self.others, *self.own, *more], delta)
 
 
