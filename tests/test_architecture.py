@@ -41,6 +41,7 @@ LAYERS = [
         "models.private",
         "wire",
         "privacy.door",
+        "privacy.noisy_sum",
         "privacy.party",
         "privacy.record",
     },

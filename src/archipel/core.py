@@ -83,6 +83,10 @@ class Others(Protocol):
     def trial(self) -> bool:
         """Whether a round is only tried, with this party in every place."""
 
+    @property
+    def public(self) -> bytes:
+        """The key that others know the party's signatures by."""
+
     def sign(self, what: bytes) -> bytes:
         """The party's signature, 64 bytes, of something that it says."""
 

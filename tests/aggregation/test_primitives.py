@@ -297,7 +297,7 @@ def test_degree_and_threshold_are_the_golden_ones(lies, table):
 
 @pytest.mark.parametrize("n", range(1, 41))
 def test_no_server_gets_two_sets_of_shares_of_the_complete_graph(n):
-    degree, threshold, complete = of_all(n)
+    degree, threshold, _, complete = of_all(n)
     colluding = -(-n // 3) - 1  # fewer than a third
 
     assert complete and degree == n and 1 <= threshold <= n
@@ -306,10 +306,11 @@ def test_no_server_gets_two_sets_of_shares_of_the_complete_graph(n):
 
 @pytest.mark.parametrize("n, gamma, delta", [(50, 0.1, 0.1), (100, 0.2, 0.2), (1000, 0.1, 0.1)])
 def test_no_server_gets_two_sets_of_shares_of_a_sparse_graph(n, gamma, delta):
-    degree, threshold, _ = of_some(n, gamma, delta)
+    degree, threshold, masked, _ = of_some(n, gamma, delta)
     most = stats.hypergeom(n, int(gamma * n), degree).isf(2.0**-40 / n)  # on the server's side
 
     assert 2 * threshold > degree + most
+    assert masked == degree or apart(n, masked, 2 * int(gamma * n)) < 2.0**-40
 
 
 def test_shares_that_leave_no_threshold_are_refused():

@@ -142,10 +142,10 @@ def test_fields_that_cannot_work_are_refused(fields, says):
 @pytest.mark.parametrize("n", [2, 5, 20, 21, 40, 100])
 @pytest.mark.parametrize("how", [SecureSum(), SecureSum(degree=12), SecureSum(threshold=0.7)])
 def test_the_threshold_leaves_no_server_two_sets_of_shares(how, n):
-    degree, threshold, _ = how.neighbours(n)
+    degree, threshold, masked, _ = how.neighbours(n)
 
     assert 2 * threshold > degree
-    assert threshold <= degree <= n
+    assert threshold <= degree <= n and masked <= degree
 
 
 # -- what can be seen ------------------------------------------------------------------------------

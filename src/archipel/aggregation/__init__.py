@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from archipel.aggregation.gopa import GaussianGopa, Gopa
 from archipel.aggregation.secure import SecureSum
+from archipel.aggregation.shuffled import ShuffledSum
 
 RULES: dict[str, type] = {}
 SUMS: dict[str, type] = {  # besides "plain", which adds up what arrives
-    "secure": SecureSum,
     "gopa": Gopa,
     "gopa-gaussian": GaussianGopa,
+    "secure": SecureSum,
+    "shuffled": ShuffledSum,
 }

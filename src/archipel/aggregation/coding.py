@@ -2,7 +2,8 @@
 """What parties add up, and how it becomes integers modulo 2^b whose sum cannot overflow.
 
 Uploads, uploads times n and n itself have bounds of their own: `range`, `range` times the largest
-number of examples, and that number. Each is one `FixedPoint`; n is added up exactly.
+number of examples, and that number. Each is one `FixedPoint`; n is added up exactly. What is an
+integer already, modulo 2^32 or less, is added up as it is.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Grid:
                     f"{self.examples} of the sum: give examples={int(n.max())} or more."
                 )
         parts = [
-            code.encode(x.detach(), "wire.sum: a number of an upload").reshape(*lead, -1)
+            _encoded(code, x.detach()).reshape(*lead, -1)
             for code, group in self._groups(terms)
             for x in group
         ]
@@ -87,7 +88,7 @@ class Grid:
         sizes = [x.numel() for x in (*form.uploads, *form.by_examples, *form.n)]
         parts = iter(total.split(sizes))
         return tuple(
-            code.decode(next(parts)).view(x.shape).to(x.dtype)
+            _decoded(code, next(parts), x).view(x.shape).to(x.dtype)
             for code, group in self._groups(form)
             for x in group
         )
@@ -97,3 +98,13 @@ class Grid:
         if terms.n:
             groups += [(self.by_examples, terms.by_examples), (self.n, terms.n)]
         return groups
+
+
+def _encoded(code: FixedPoint, x: Tensor) -> Tensor:
+    if x.is_floating_point():
+        return code.encode(x, "wire.sum: a number of an upload")
+    return x.to(code.dtype, copy=True)  # masks are added in place
+
+
+def _decoded(code: FixedPoint, total: Tensor, one: Tensor) -> Tensor:
+    return code.decode(total) if one.is_floating_point() else total

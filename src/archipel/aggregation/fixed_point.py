@@ -66,8 +66,8 @@ class FixedPoint:
                 f"{what} is {largest:.4g} in absolute value, beyond range = {self.range:g} of "
                 "integers that are added up: clip it, or give a larger range."
             )
-        scaled = x.double() * (self.most / self.range)
-        return scaled.round_().clamp_(-self.most, self.most).to(self.dtype)
+        scaled = x.to(torch.float64, copy=True).mul_(self.most / self.range)
+        return scaled.round_().to(self.dtype)  # at most M, to less than half a step
 
     def decode(self, total: Tensor) -> Tensor:
         """The numbers that a sum modulo 2^bits stands for, float64."""

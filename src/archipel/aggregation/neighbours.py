@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many neighbours a party masks with and shares its keys among, and how many must be left.
+"""How many neighbours a party shares its keys among and masks with, and how many must be left.
 
 Bell, Bonawitz, Gascon, Lepoint, Raykova, CCS 2020, https://eprint.iacr.org/2020/704, Section 3 and
 Appendix D. With n parties of which a share gamma colludes with the server and a share delta drops
@@ -13,16 +13,17 @@ and, but for 2^-20, at least t of everybody's neighbours are left, so that the s
 
 **Nobody else chooses a party's neighbours.** Each party draws its own k, uniformly and without
 replacement, with a secret of the round and after it knows who takes part; it shares its keys among
-these, and masks with them and with those who drew it (the paper's protocol against a server that
-lies). A public seed would be worse: of keys and nonces that the server relays, those on its side
-choose theirs last, or drop out, until the graph suits them. Here nothing that is told before or
-after moves the draw of an honest party, and between two honest parties an edge is there if either
-has drawn it.
+these, and masks with the first of them and with those who drew it so (the paper's protocol against
+a server that lies). A public seed would be worse: of keys and nonces that the server relays, those
+on its side choose theirs last, or drop out, until the graph suits them. Here nothing that is told
+before or after moves the draw of an honest party, and between two honest parties an edge is there
+if either has drawn it.
 
 Departures: tails of the hypergeometric distribution are added up in whole numbers, not bounded.
 The condition of being connected is the paper's for a random ring of k neighbours, which asks for
-more than a graph of own draws needs (`apart` bounds that one, and a test compares them). Up to 20
-parties everybody is everybody's neighbour, as in Bonawitz et al., CCS 2017.
+more than a graph of own draws needs. `apart` bounds that one: as many as it asks for are masked
+with, about half of those who hold shares. Up to 20 parties everybody is everybody's neighbour, as
+in Bonawitz et al., CCS 2017.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Neighbours(NamedTuple):
 
     degree: int  # k: parties that hold shares of a party's keys; n where the graph is complete
     threshold: int  # t: shares that tell a key
-    complete: bool
+    masked: int  # of those that a party draws, how many it masks with
+    complete: bool = False
 
 
 def of_all(n: int, threshold: int | None = None) -> Neighbours:
@@ -50,7 +52,7 @@ def of_all(n: int, threshold: int | None = None) -> Neighbours:
 
     With fewer than n/3 parties on its side, a server that lies gets no two sets of t shares.
     """
-    return Neighbours(n, 2 * n // 3 + 1 if threshold is None else threshold, True)
+    return Neighbours(n, 2 * n // 3 + 1 if threshold is None else threshold, n, True)
 
 
 @lru_cache
@@ -69,11 +71,17 @@ def of_some(n: int, gamma: float, delta: float, lies: bool = True) -> Neighbours
         if lies:
             least = ceil((least + k - 1.25) / 2)
         if _left(n, ceil((1 - delta) * n), k) > least:
-            return Neighbours(k, max(least + 1, 2), False)
+            return Neighbours(k, max(least + 1, 2), drawn(n, k, removed))
     raise ArchipelError(
         f"colluding = {gamma:g} and dropouts = {delta:g} of {n} parties: no graph but the complete "
         "one is safe; give smaller shares."
     )
+
+
+def drawn(n: int, k: int, removed: int) -> int:
+    """How many of the k that each draws keep those who stay connected, but for 2^-41."""
+    most = 2.0 ** -(SECURITY + 1)
+    return next((a for a in range(1, k) if apart(n, a, removed) < most), k)
 
 
 def apart(n: int, k: int, removed: int) -> float:

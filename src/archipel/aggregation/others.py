@@ -12,6 +12,8 @@ from archipel.aggregation.keys import digest
 from archipel.errors import ArchipelError
 from archipel.signing import SIGNATURE, Signer, verify
 
+SUM = b"archipel sum\n"  # before what a site signs in a sum: it fits nothing else
+
 
 class Stranger(ArchipelError):
     """A party is named whose key is not known here yet."""
@@ -19,6 +21,9 @@ class Stranger(ArchipelError):
 
 class Identities(Protocol):
     """A party's own key, and those that it knows the others of a study by."""
+
+    @property
+    def public(self) -> bytes: ...
 
     def sign(self, what: bytes) -> bytes: ...
 
@@ -46,6 +51,10 @@ class Between:
         """As the policy is at this moment."""
         return self.policy()
 
+    @property
+    def public(self) -> bytes:
+        return self.identities.public
+
     def sign(self, what: bytes) -> bytes:
         return self.identities.sign(what)
 
@@ -61,6 +70,7 @@ class Trial:
     session: ClassVar[bytes] = b"trial"
     least: ClassVar[int] = 0
     trial: ClassVar[bool] = True
+    public: ClassVar[bytes] = bytes(32)
 
     def sign(self, what: bytes) -> bytes:
         return bytes(SIGNATURE)
@@ -81,6 +91,10 @@ class Simulated:
     @property
     def session(self) -> bytes:
         return b"simulation %d" % self.seed
+
+    @property
+    def public(self) -> bytes:
+        return _identity(self.seed, self.number).public
 
     def sign(self, what: bytes) -> bytes:
         return _identity(self.seed, self.number).sign(what)

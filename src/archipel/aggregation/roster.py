@@ -18,12 +18,13 @@ from torch import Tensor
 
 from archipel.aggregation import shamir
 from archipel.aggregation.keys import KEY, KeyPair, Session, digest, hkdf
+from archipel.aggregation.neighbours import Neighbours
 from archipel.core import Others
 from archipel.errors import ArchipelError
 from archipel.signing import SIGNATURE
 
 ADVERTISED = 3 * KEY  # bytes: the keys of shares and of masks, and what an own mask is held against
-PAIR = 2 * shamir.SHARE  # bytes of the two shares that one party holds of another
+HELD = 1 + 2 * shamir.SHARE  # bytes that one party holds of another: two shares, and a mark
 
 
 class Refusal(ArchipelError):
@@ -63,14 +64,20 @@ class OwnKeys:
         marks = [stream[at : at + 16] for at in range(0, len(stream), 16)]
         return [v for _, v in sorted(zip(marks, others, strict=True))][:k]
 
-    def shared(self, count: int, threshold: int, session: Session) -> list[bytes]:
-        """Shares of the mask key and of the own mask, one pair for each who holds them."""
-        points = range(1, count + 1)
+    def shared(self, near: Neighbours, session: Session) -> list[bytes]:
+        """What each of those is told who hold shares: of the mask key, of the own mask.
+
+        Before them is a byte, whether this party masks with it.
+        """
+        points, threshold = range(1, near.degree + 1), near.threshold
         of_key, of_mask = (
             shamir.shares(secret, threshold, points, hkdf(self.draws, session.named(what), b""))
             for what, secret in (("key", self.mask_secret), ("own mask", self.own_mask))
         )
-        return [one + other for one, other in zip(of_key, of_mask, strict=True)]
+        return [
+            bytes([i < near.masked]) + one + other
+            for i, (one, other) in enumerate(zip(of_key, of_mask, strict=True))
+        ]
 
 
 def committed(own_mask: bytes) -> bytes:
@@ -120,13 +127,17 @@ class Roster:
         )
 
     def check(self, mine: int, own: bytes, others: Others) -> None:
-        """Refuse a roster of too few, without this party, or with keys of somebody else."""
+        """Refuse a roster of too few, without this party, or with other keys for it."""
         check_count(len(self.ids), others, "take part")
         if self._rows.get(mine) != own:
             raise refuse("the server has other keys for this party than its own")
-        for number, row in self._rows.items():
+
+    def check_signed(self, parties: Iterable[int], others: Others) -> None:
+        """Refuse keys, of those whom this party shares or masks with, that are not their own."""
+        for number in parties:
+            row = self._rows[number]
             said = said_of(self._bare, number, row[:ADVERTISED])
-            if number != mine and not others.signed(number, row[ADVERTISED:], said):
+            if not others.signed(number, row[ADVERTISED:], said):
                 raise refuse(
                     f"the keys of party {number} are not signed, for this round, by the party "
                     "that is known here by this number"
@@ -142,11 +153,34 @@ class Roster:
         return self._rows[party][2 * KEY : ADVERTISED]
 
 
-def check_count(found: int, others: Others, what: str) -> None:
+def check_count(found: int, others: Others, what: str, least: int = 2) -> None:
     """Refuse a sum of too few: of one party it is that party's upload."""
-    least = max(2, others.least)
+    least = max(least, others.least)
     if found < least and not others.trial:
         raise refuse(f"{found} parties {what}, and this party wants at least {least} in a sum")
+
+
+class Held:
+    """What a party holds of another, as that one sealed it; nothing where it does not open."""
+
+    def __init__(self, content: bytes | None) -> None:
+        right = content is not None and len(content) == HELD
+        self._content = content if right and content is not None else b""
+
+    @property
+    def masks(self) -> bool:
+        """Whether the other masks with this party."""
+        return self._content[:1] == b"\1"
+
+    @property
+    def of_key(self) -> bytes:
+        """The share of its mask key, as it is told: after a byte that says that there is one."""
+        return b"\1" + self._content[1 : 1 + shamir.SHARE] if self._content else b""
+
+    @property
+    def of_mask(self) -> bytes:
+        """The share of its own mask, in the same way."""
+        return b"\1" + self._content[1 + shamir.SHARE :] if self._content else b""
 
 
 def check_sharing(
@@ -169,10 +203,11 @@ def check_sharing(
 
 
 def check_survivors(
-    survivors: Sequence[int], held_by: Sequence[int], threshold: int, mine: int, others: Others
-) -> None:
+    survivors: Sequence[int], held_by: Sequence[int], threshold: int, mine: int, others: Others,
+    least: int = 2,
+) -> None:  # fmt: skip
     """Refuse a sum of too few, without this party, or that too few of its neighbours are in."""
-    check_count(len(survivors), others, "stayed")
+    check_count(len(survivors), others, "stayed", least)
     if mine not in survivors:
         raise refuse("the server says that this party did not stay, which answers it")
     left = len({*held_by} & {*survivors})

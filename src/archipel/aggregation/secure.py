@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 import torch
@@ -36,9 +36,10 @@ from archipel.aggregation import shamir
 from archipel.aggregation.coding import Coding, Grid, Terms
 from archipel.aggregation.keys import SEAL, Session, seal, unseal
 from archipel.aggregation.masks import Words, mask
-from archipel.aggregation.neighbours import COMPLETE, Neighbours, of_all, of_some
+from archipel.aggregation.neighbours import COMPLETE, Neighbours, drawn, of_all, of_some
 from archipel.aggregation.roster import (
-    PAIR,
+    HELD,
+    Held,
     OwnKeys,
     Roster,
     check_sharing,
@@ -68,6 +69,7 @@ class SecureSum:
     examples: int = 65_536  # of one party, at most, where uploads are weighted by them
     colluding: float = 0.1  # share of the parties that may be on the server's side
     dropouts: float = 0.1  # share of the parties that a round of many may lose
+    least: int = 2  # parties of a sum, at the fewest: with fewer nothing is unmasked
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0.5 < self.threshold <= 1:
@@ -80,12 +82,25 @@ class SecureSum:
         for field in ("colluding", "dropouts"):
             if not 0 <= (share := getattr(self, field)) < 0.5:
                 raise ArchipelError(f"{field} = {share:g}: give a share from 0 to below 0.5.")
+        if self.least < 2:
+            raise ArchipelError(
+                f"least = {self.least}: a sum of one is its upload; give 2 or more."
+            )
         if self.examples < 1:
             raise ArchipelError(f"examples = {self.examples}: give a number from 1.")
         Grid(self.range, self.examples, 2, self.bits).check()
 
     def coding(self, parties: int) -> Coding:
         return Grid(self.range, self.examples, parties, self.bits)
+
+    def fewest(self, parties: int) -> int:
+        """How many of a round's parties have to stay, by what is foreseen for it."""
+        near = self.neighbours(parties)
+        stay = near.threshold if near.complete else ceil((1 - self.dropouts) * parties)
+        return max(self.least, stay)
+
+    def colluders(self, parties: int) -> int:
+        return floor(self.colluding * parties)
 
     def neighbours(self, n: int, trial: bool = False) -> Neighbours:
         """Degree k and threshold t among n parties, which nobody tells anybody."""
@@ -95,7 +110,8 @@ class SecureSum:
         elif k is None:
             found = of_some(n, self.colluding, self.dropouts)
         else:
-            found = Neighbours(k, (k + ceil(self.colluding * k)) // 2 + 1, False)
+            removed = int(self.colluding * n) + int(self.dropouts * n)
+            found = Neighbours(k, (k + ceil(self.colluding * k)) // 2 + 1, drawn(n, k, removed))
         if self.threshold is None:
             return found
         return found._replace(threshold=ceil(self.threshold * found.degree))
@@ -113,21 +129,28 @@ class SecureSum:
         session = roster.session
 
         # Round 1: share keys, with everybody or with those that this party draws
-        k, t, complete = self.neighbours(len(roster.ids), others.trial)
+        near = self.neighbours(len(roster.ids), others.trial)
+        k, t, masked, complete = near
         held_by = roster.ids if complete else keys.draw(roster.ids, mine, k, session)
+        roster.check_signed({*held_by} - {mine}, others)
         sealed = [
-            seal(keys.channel.agree(roster.channel(v), session, "shares", (mine, v)), both)
-            for v, both in zip(held_by, keys.shared(k, t, session), strict=True)
+            seal(keys.channel.agree(roster.channel(v), session, "shares", (mine, v)), content)
+            for v, content in zip(held_by, keys.shared(near, session), strict=True)
         ]
-        reply = yield torch.tensor(held_by), rows_of(sealed, PAIR + SEAL)
+        reply = yield torch.tensor(held_by), rows_of(sealed, HELD + SEAL)
         shared = read_ids(reply[0], "shared their keys", roster.ids)
         senders = read_ids(reply[1], "shared with this party", shared)
         check_sharing(shared, senders, held_by, t, complete, mine, others)
-        contents, room = dict(zip(senders, map(_bytes, reply[2]), strict=False)), len(reply[2])
+        held, room = dict[int, Held](), len(reply[2])
+        for v, content in zip(senders, reply[2], strict=False):
+            key = keys.channel.agree(roster.channel(v), session, "shares", (v, mine))
+            held[v] = Held(unseal(key, _bytes(content)))
 
-        # Round 2: masked input
+        # Round 2: masked input, with those that this party drew first and those who drew it so
         words = self.coding(len(roster.ids)).encode(x, ())
-        partners = ({*senders} | ({*held_by} & {*shared})) - {mine}
+        drew = {v for v in senders if held[v].masks}
+        partners = (drew | ({*held_by[:masked]} & {*shared})) - {mine}
+        roster.check_signed(partners - {*held_by}, others)
         pairs = {
             v: keys.masks.agree(roster.masks(v), session, "mask", sorted((mine, v)))
             for v in partners
@@ -141,28 +164,23 @@ class SecureSum:
 
         # Round 3: consistency check
         survivors = read_ids(reply, "stayed", shared)
-        check_survivors(survivors, held_by, t, mine, others)
+        check_survivors(survivors, held_by, t, mine, others, self.least)
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
         signers = read_ids(reply[0], "signed who stayed")
-        agree = [
-            v
-            for v, signature in zip(signers, map(_bytes, reply[1]), strict=False)
-            if v in held_by and v in survivors and others.signed(v, signature, statement)
-        ]
-        if len(agree) < t:
+        agreeing = 0
+        for v, signature in zip(signers, reply[1], strict=False):
+            if agreeing < t and v in held_by and v in survivors:
+                agreeing += others.signed(v, _bytes(signature), statement)
+        if agreeing < t:
             raise refuse(
-                f"{len(agree)} of this party's neighbours signed the same set of those who stayed, "
+                f"{agreeing} of this party's neighbours signed the same set of those who stayed, "
                 f"and {t} are needed: the server may have told others something else"
             )
 
         # Round 4: unmask. One share of each leaves: of who stayed that of its own mask, of who was
         # lost that of its key.
-        told = []
-        for v in senders:
-            key = keys.channel.agree(roster.channel(v), session, "shares", (v, mine))
-            of_key, of_mask = _halves(unseal(key, contents[v]))
-            told.append(of_mask if v in survivors else of_key)
+        told = [held[v].of_mask if v in survivors else held[v].of_key for v in senders]
         return rows_of(told + [b""] * (room - len(told)), 1 + shamir.SHARE)
 
     def server(self, uploads: Any, form: Terms, number: int) -> Generator[Any, Any, Total]:
@@ -172,18 +190,22 @@ class SecureSum:
         asked, advertised = uploads.present, uploads.stack()
         if len(asked) < 2:
             raise BelowQuorum("wire.sum: a sum of one party is what that party sent.")
-        _, t, _ = self.neighbours(len(asked), trial)
+        near = self.neighbours(len(asked), trial)
+        t = near.threshold
         bare = Session(uploads.session, uploads.round, number)
         uploads = yield asked, advertised
 
         # Round 1: to each the shares that it holds
         shared, (held_by, sealed) = uploads.present, uploads.stack()
-        routes = Routes(shared.tolist(), held_by, sealed)
+        least = 2 if trial else max(self.least, 2)
+        _enough(len(shared), least, "shared keys")
+        routes = Routes(shared.tolist(), held_by, sealed, near.masked)
         routes.check(shared.tolist(), t)
         uploads = yield Each((shared.expand(len(shared), -1), *routes.incoming()))
 
         # Round 2: the masked sum of those who stayed
         survivors, total = uploads.present, uploads.total().clone()
+        _enough(len(survivors), least, "sent what they masked")
         routes.check(survivors.tolist(), t)
         uploads = yield survivors
 
@@ -203,6 +225,11 @@ class SecureSum:
 _SECRETS = ("channel key", "mask key", "own mask", "draws")
 
 
+def _enough(there: int, needed: int, what: str) -> None:
+    if there < needed:
+        raise BelowQuorum(f"wire.sum: {there} parties {what}, and {needed} are needed.")
+
+
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
@@ -211,10 +238,3 @@ def _words(integers: Tensor) -> Words:
     """Integers as words modulo 2^b, of the same memory."""
     found: Words = integers.numpy().view("u4" if integers.dtype == torch.int32 else "u8")
     return found
-
-
-def _halves(both: bytes | None) -> tuple[bytes, bytes]:
-    """The two shares that were sealed together, as they are told; none where they do not open."""
-    if both is None or len(both) != PAIR:
-        return b"", b""
-    return b"\1" + both[: shamir.SHARE], b"\1" + both[shamir.SHARE :]

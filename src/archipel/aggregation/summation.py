@@ -71,6 +71,21 @@ class Exact:
         return Total(code.decode(uploads.total(), form), uploads.present)
 
 
+@runtime_checkable
+class Hiding(OfIntegers, Protocol):
+    """One that shows nobody a single upload, nor a sum of few: noise may come in shares."""
+
+    @property
+    def least(self) -> int:
+        """Parties of a sum, at the fewest: all who are in it see to that."""
+
+    def fewest(self, parties: int) -> int:
+        """Of so many parties of a round, the fewest that a sum has to be of."""
+
+    def colluders(self, parties: int) -> int:
+        """Of so many, the most that are on the server's side."""
+
+
 class Summed(Around):
     """An algorithm whose server is given sums that a protocol made; `anatomy` is without it."""
 

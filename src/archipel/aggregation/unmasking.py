@@ -23,9 +23,11 @@ Bytes = NDArray[np.uint8]
 class Routes:
     """Who holds shares of whom, among those who shared."""
 
-    def __init__(self, shared: Sequence[int], held_by: Tensor, sealed: Tensor) -> None:
-        """A row of each: those who hold its shares, and what is sealed for them."""
-        self.shared = list(shared)
+    def __init__(self, shared: Sequence[int], held_by: Tensor, sealed: Tensor, masked: int) -> None:
+        """A row of each: those who hold its shares, the first of whom it masks with; what is sealed
+        for them.
+        """
+        self.shared, self._masked = list(shared), masked
         self._held_by = dict(zip(self.shared, held_by.tolist(), strict=True))
         self._sealed = sealed.numpy()
         self._of: dict[int, list[tuple[int, int]]] = {u: [] for u in self.shared}
@@ -108,8 +110,9 @@ class Routes:
 
     def _partners(self, v: int) -> Iterator[int]:
         """Who masks with v: those it has drawn, and those who have drawn it."""
-        drawn = {self.shared[at] for at, _ in self._of[v]}
-        yield from sorted((drawn | ({*self._held_by[v]} & self._of.keys())) - {v})
+        drew = {self.shared[at] for at, row in self._of[v] if row < self._masked}
+        drawn = {*self._held_by[v][: self._masked]} & self._of.keys()
+        yield from sorted((drew | drawn) - {v})
 
 
 def _wrong(party: int) -> ArchipelError:

@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from archipel.cli import coordinator, later, peer, privacy, site
+from archipel.cli import coordinator, later, peer, privacy, shuffler, site
 from archipel.cli.average import average
 from archipel.cli.compare import compare
 from archipel.cli.data import data
@@ -24,6 +24,7 @@ from archipel.cli.rehearse import rehearse
 from archipel.cli.run import resume, run
 from archipel.cli.runs import export, report, runs
 from archipel.cli.tune_bytes import tune_bytes
+from archipel.cli.verify import verify
 from archipel.errors import ArchipelError, one_line
 
 app = typer.Typer(
@@ -48,10 +49,12 @@ app.command()(export)
 app.command()(predict)
 app.command()(rehearse)
 app.command()(average)
+app.command()(verify)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(site.app, name="site")
 app.add_typer(peer.app, name="peer")
+app.add_typer(shuffler.app, name="shuffler")
 later.add_to(app)
 
 

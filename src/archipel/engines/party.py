@@ -230,7 +230,7 @@ class LocalParty:
         """
         purpose, most = f"sample {draw}", int(self._sizes.max(initial=0))
         if self.private:
-            words = self._source(purpose).words(np.full(len(self.ids), most))
+            words = self.source(purpose).words(np.full(len(self.ids), most))
             words = words.reshape(len(self.ids), most)
         else:
             words = rng.words(self._keys(purpose), most)
@@ -314,16 +314,8 @@ class LocalParty:
         for at in range(0, len(order), self.block):
             chosen = order[at : at + self.block]
             part, who = torch.from_numpy(chosen), party[chosen]
-            ends.append(
-                private.descend(
-                    self.clipping,
-                    rows[part],
-                    taken.some(who),
-                    rule.some(part),
-                    Normals(key, self.ids[who]),
-                    size,
-                )  # fmt: skip
-            )
+            some, how, noise = taken.some(who), rule.some(part), Normals(key, self.ids[who])
+            ends.append(private.descend(self.clipping, rows[part], some, how, noise, size))
         end = torch.cat(ends) if len(ends) > 1 else ends[0]
         if bool((order != np.arange(len(order))).any()):
             end = end[torch.from_numpy(np.argsort(order))]
@@ -350,24 +342,20 @@ class LocalParty:
         inner = self._inner(values)
         if self.private:
             rows = values.double().reshape(-1, len(self.ids), *inner)
-            return grid.gaussian(rows, 1.0, self._source(purpose)).view(values.shape).to(values)
+            return grid.gaussian(rows, 1.0, self.source(purpose)).view(values.shape).to(values)
         noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self.ids)
         drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
 
     def source(self, purpose: str, at: int | None = None) -> Source:
-        """Words for integer noise that protects people, of all parties or of one.
+        """Words for integer noise that protects people, of all parties or of one of them.
 
         In a simulation they are of the seed.
         """
-        only = slice(None) if at is None else slice(at, at + 1)
+        some = slice(None) if at is None else slice(at, at + 1)
         if not self.private:
-            return Simulated(self.seed, self.round, self.ids[only], purpose)
-        return Keystream(*self._secrets_for(purpose.encode() + self.heard())[only])
-
-    def _source(self, purpose: str) -> Keystream:
-        """A stream of the round's secrets for each party."""
-        return Keystream(*self._secrets_for(purpose.encode() + self.heard()))
+            return Simulated(self.seed, self.round, self.ids[some], purpose)
+        return Keystream(*self._secrets_for(purpose.encode() + self.heard())[some])
 
     def examples(self, batch: Batch | None = None) -> Examples:
         if batch is None:

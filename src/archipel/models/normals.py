@@ -8,7 +8,9 @@ blocks or workers. For simulations: the key comes of a seed, so that the noise h
 floating-point numbers have holes (`privacy.grid`).
 
 Departures: the radius is of 31 bits (floats) or 63 (doubles), so that no number is beyond 6.8 or
-9.4 deviations, where one in 10^11 or in 10^20 would be.
+9.4 deviations, where one in 10^11 or in 10^20 would be. The angle is one of 2^16 or 2^32, evenly
+spaced, which leaves every moment of two numbers up to that order as it is, since a sum of
+e^(i m t) over N such angles is 0 unless N divides m.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ PIECE = 1 << 15  # numbers that are made of the same run of words
 _TOGETHER = 1 << 17  # numbers at a time, about: what they are made of stays in the cache
 _PLACE = 40  # bits of an index; the rest of 64 is the place
 _ANGLE = np.uint64(1 << (_PLACE - 1))  # of an index: the words of angles
+_TURN = {4: "i2", 8: "i4"}  # words of angles, by the bytes of a number
 _ROOMS = threading.local()
 
 
@@ -65,8 +68,8 @@ class Normals:
     def _make(self, place: int, scales: Tensor, out: Floats, piece: int, add: bool) -> None:
         a, count = out.shape
         whole = count // piece
-        blocks = _blocks(piece, out.dtype)
-        ids, squares = self._ids[:a], -2.0 * scales.reshape(-1, 1).numpy() ** 2
+        blocks = _blocks(piece, out.dtype.itemsize)
+        ids, squares = self._ids[:a], -2.0 * scales.reshape(-1, 1, 1).numpy() ** 2
         parts = (
             (out[:, : whole * piece].reshape(a, whole, piece), 0),
             (out[:, whole * piece :].reshape(a, 1, count - whole * piece), whole * blocks),
@@ -88,15 +91,13 @@ class Normals:
     ) -> None:
         """Pieces `[a, k, n]`: the first half of each is r cos t, the second r sin t."""
         (a, k, n), kind = out.shape, out.dtype
-        half, blocks, bits = (n + 1) // 2, _blocks(n, kind), 8 * kind.itemsize - 1
-        counters = _room("counters", (2, a, k * blocks, 2), np.dtype(np.uint64))
-        counters[..., 0] = ids[:, None]
-        counters[0, ..., 1] = np.arange(first, first + k * blocks, dtype=np.uint64)
-        np.bitwise_or(counters[0, ..., 1], _ANGLE, out=counters[1, ..., 1])
-        raw = _room("words", (16 * (2 * a * k * blocks + 1),), np.dtype(np.uint8))
-        self._cipher.update_into(counters.reshape(-1).view(np.uint8).data, raw.data)
-        radii, angles = raw[:-16].view(f"i{kind.itemsize}").reshape(2, a, -1)
-        r, t, c = (_room(name, radii.shape, kind) for name in "rtc")
+        half, width, bits = (n + 1) // 2, kind.itemsize, 8 * kind.itemsize - 1
+        each = _blocks(n, width)
+        places = np.arange(first, first + k * each, dtype=np.uint64).reshape(k, each)
+        radii = self._words("radii", ids, places, f"i{width}")
+        places = places[:, : _blocks(n, width // 2)] | _ANGLE
+        angles = self._words("angles", ids, places, _TURN[width])
+        r, t, c = (_room(name, (a, k, radii.shape[-1]), kind) for name in "rtc")
         np.copyto(r, radii, casting="unsafe")
         np.abs(r, out=r)
         r *= 2.0**-bits  # uniform in [0, 1]
@@ -104,23 +105,33 @@ class Normals:
         np.log(r, out=r)
         r *= squares
         np.sqrt(r, out=r)
-        np.copyto(t, angles, casting="unsafe")
-        t *= np.pi * 2.0**-bits
+        t[:] = angles[..., : t.shape[-1]]
+        t *= np.pi * 2.0 ** (1 - 4 * width)
         np.cos(t, out=c)
         c *= r
         np.sin(t, out=t)
         t *= r
         for made, into in ((c, out[..., :half]), (t, out[..., half:])):
-            some = made.reshape(a, k, -1)[..., : into.shape[-1]]
             if add:
-                into += some
+                into += made[..., : into.shape[-1]]
             else:
-                into[:] = some
+                into[:] = made[..., : into.shape[-1]]
+
+    def _words(
+        self, name: str, ids: NDArray[np.uint64], places: NDArray[np.uint64], kind: str
+    ) -> NDArray[Any]:
+        """Random words `[a, k, .]` of each party and piece: AES of (party, place)."""
+        counters = _room("counters", (len(ids), *places.shape, 2), np.dtype(np.uint64))
+        counters[..., 0] = ids[:, None, None]
+        counters[..., 1] = places
+        words = _room(name, (8 * (counters.size + 2),), np.dtype(np.uint8))
+        self._cipher.update_into(counters.reshape(-1).view(np.uint8).data, words.data)
+        return words[:-16].view(kind).reshape(len(ids), len(places), -1)
 
 
-def _blocks(n: int, kind: np.dtype[Any]) -> int:
-    """Blocks of 16 bytes that half of n numbers are made of."""
-    return -(-((n + 1) // 2 * kind.itemsize) // 16)
+def _blocks(n: int, width: int) -> int:
+    """Blocks of 16 bytes that words of this width are in, one for two of n numbers."""
+    return -(-((n + 1) // 2 * width) // 16)
 
 
 def _room(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:

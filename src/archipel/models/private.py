@@ -40,7 +40,6 @@ a chain; see `clipped.py` for others.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -49,15 +48,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.models.clipped import Chained, Clipping, checked
-from archipel.models.ghost import factors, lengths, scaled
+from archipel.models.ghost import factors, lengths, whole
 from archipel.models.model import Points
 from archipel.models.normals import Normals
 from archipel.models.stacked import SMALL, Dense, Stacked, Views
 from archipel.rng import Ints, Keys
 
-_DRAW = int(
-    os.environ.get("DRAW", "64")
-)  # products of a matrix in the time of one normal number, about
+_DRAW = 48  # products of a matrix in the time of one normal number, about
 _ROWS = 256  # examples of a window, at most
 _REST, _END, _BRIDGE = range(3)  # noise of a step: other parameters, S, bridge
 
@@ -126,13 +123,16 @@ def descend(
 def window(way: Clipping, batch_size: int | float | None) -> int:
     """Steps between two moves of a chain's first layer, where noise is drawn for all of them.
 
-    By what X X' costs and what the numbers do that it saves. The same for all parties, whatever is
-    stacked, so that the noise is: where batches differ by party, one step.
+    With b examples in a step, X X' costs b² w products by input, that with the moved weights b o
+    more, and noise as much as c o / w of them, o being the layer's outputs: least at the root of
+    c o over b, if that is less than c o, which noise costs step by step. The same for all parties,
+    whatever is stacked, so that the noise is: where batches differ by party, one step.
     """
     if not (isinstance(way, Chained) and isinstance(batch_size, int)):
         return 1
-    best = (_DRAW * way.stacked.dense.outputs) ** 0.5
-    return max(1, min(round(best / batch_size), _ROWS // batch_size))
+    b, noise = batch_size, _DRAW * way.stacked.dense.outputs
+    w = max(1, min(round(noise**0.5 / b), _ROWS // b))
+    return w if b * b * w + b * way.stacked.dense.outputs + noise / w < noise else 1
 
 
 def _step(
@@ -176,7 +176,7 @@ class _Place(NamedTuple):
     before: int  # rows that steps before it have taken, of one party at most
 
     def of(self, values: Tensor, depth: int) -> Tensor:
-        """Rows of `[a', R, ...]`, of which the last `depth` dimensions are a row's: `[a, b, ...]`."""
+        """Rows of `[., R, ...]`, which have so many dimensions of their own: `[a, b, ...]`."""
         if self.rows is None:
             return values
         inner = values.shape[values.dim() - depth :]
@@ -188,7 +188,7 @@ class _Window(NamedTuple):
 
     x: Tensor  # [a, R, in]
     y: Tensor  # [a, R, ...]
-    squares: Tensor  # [a, R] squared norms of x, as doubles
+    norms: Tensor  # [a, R] of x, as doubles
     steps: list[_Place]
     step: Ints  # [a, R] to which a row belongs, from 0
 
@@ -201,7 +201,7 @@ class _Chain:
     ) -> None:
         """Steps are taken in the place of w."""
         self._stacked, self._samples, self._rule, self._noise = stacked, samples, rule, noise
-        self._whole, self._first = stacked.views(w), stacked.first
+        self._w, self._whole, self._first = w, stacked.views(w), stacked.first
         small = w[0].numel() * w.element_size() <= SMALL
         self._layers = [view.apart() for view in self._whole] if small else self._whole
         self._others = [
@@ -232,14 +232,14 @@ class _Chain:
         weight = layers[first].weight
         if stop - start == 1:
             some = self._single(start, most)
-            d = self._step(layers, torch.bmm(some.x, weight.transpose(1, 2)), some, some.steps[0])
+            d = self._step(layers, _product(some.x, weight), some, some.steps[0])
             self._pull(weight, first, "weight")
             self._end(weight, start, stop)
             weight.baddbmm_(d.transpose(1, 2), some.x, alpha=-1)
             self._disturb(layers, start)
             return
         some = self._window(start, stop, most)
-        ahead = torch.bmm(some.x, weight.transpose(1, 2))  # X W'
+        ahead = _product(some.x, weight)  # X W'
         kernel = torch.bmm(some.x, some.x.transpose(1, 2))  # X X'
         ahead = self._drift(weight, some, ahead, kernel, start, stop)
         moves = torch.zeros_like(ahead)  # D
@@ -258,11 +258,10 @@ class _Chain:
     def _single(self, t: int, a: int) -> _Window:
         """The examples of one step, padded."""
         n = self._samples.counts[:a, t]
-        column = np.arange(max(1, int(n.max(initial=0))))
-        real = column < n[:, None]
+        real = np.arange(_width(int(n.max(initial=0)))) < n[:, None]
         x, y, norms, usable = self._examples(self._ends[:a, t] - n, real)
         place = _Place(None, usable.logical_and_(torch.from_numpy(real)), 0)
-        return _Window(x, y, norms.square_(), [place], np.zeros_like(real, np.int64))
+        return _Window(x, y, norms, [place], np.zeros_like(real, np.int64))
 
     def _examples(self, begin: Ints, real: NDArray[np.bool_]) -> tuple[Tensor, ...]:
         """x `[a, R, in]` and y of rows of samples, the norms of x, and whether they can be used."""
@@ -284,7 +283,7 @@ class _Chain:
         samples = self._samples
         counts = samples.counts[:a, start:stop]
         ends = np.cumsum(counts, axis=1)  # of each step among its party's rows
-        size = int(ends[:, -1].max(initial=0)) + 1  # R
+        size = _width(int(ends[:, -1].max(initial=0)) + 1)  # R
         inside = np.arange(size) < ends[:, -1:]
         x, y, norms, usable = self._examples(self._ends[:a, start] - counts[:, 0], inside)
         places = []
@@ -301,7 +300,7 @@ class _Chain:
             places.append(_Place(rows, good, int(begin.max(initial=0))))
         step = np.zeros(inside.shape, np.int64)
         step[inside] = np.repeat(np.tile(np.arange(stop - start), a), counts.reshape(-1))
-        return _Window(x, y, norms.square_(), places, step)
+        return _Window(x, y, norms, places, step)
 
     def _drift(
         self, weight: Tensor, some: _Window, ahead: Tensor, kernel: Tensor, start: int, stop: int
@@ -313,7 +312,7 @@ class _Chain:
         taken = self._taken(len(weight), start, stop)[..., None]  # w
         step = torch.from_numpy(some.step).to(self._kind)
         passed = (step / taken[..., 0]).unsqueeze(-1)  # j / w
-        ahead = torch.lerp(ahead, torch.bmm(some.x, weight.transpose(1, 2)), passed)
+        ahead = torch.lerp(ahead, _product(some.x, weight), passed)
         if self._noise is None:
             return ahead
         scale = self._deviation(len(weight))
@@ -339,30 +338,30 @@ class _Chain:
 
     def _step(self, views: list[Views], h: Tensor, some: _Window, place: _Place) -> Tensor:
         """Move all but the first layer's weights; return D of its outputs `[a, b, out]`."""
-        rule, first, real, a = self._rule, self._first, place.real, len(h)
+        rule, first, a = self._rule, self._first, len(h)
         bias = views[first].bias
         h = h if bias is None else h + bias
         inputs = self._stacked.forward(views, h, first + 1)
         y = place.of(some.y, some.y.dim() - 2)
-        d = self._stacked.output_grad(inputs[-1], y, real.to(self._kind))
+        d = self._stacked.output_grad(inputs[-1], y, place.real.to(self._kind))
         book: list[tuple[int, Tensor, Tensor]] = []
         d = self._stacked.backward(views, inputs, d, lambda *entry: book.append(entry), first + 1)
-        norms = [lengths(each) for _, each, _ in book]
-        of_d = lengths(d)
-        squares = of_d.square() * (place.of(some.squares, 0) + (bias is not None))
-        for (i, _, inner), norm in zip(book, norms, strict=True):
-            squares += norm.square() * (lengths(inner).square() + (views[i].bias is not None))
-        found = factors(squares, rule.clip, self._kind, real)
-        values = found.values * rule.rate[:a]
+        of_d = torch.stack([lengths(d), *(lengths(each) for _, each, _ in book)])  # [layers, a, b]
+        of_h = torch.stack([place.of(some.norms, 0), *(lengths(each) for _, _, each in book)])
+        biases = [views[i].bias is not None for i in (first, *(i for i, _, _ in book))]
+        of_h = of_h.square_().add_(of_h.new_tensor(biases).view(-1, 1, 1))
+        squares = of_h.mul_(of_d.square()).sum(dim=0)
+        found = factors(squares, rule.clip, self._kind, place.real)
         if not bool(found.counts.all()):  # 0 times NaN is NaN
             out = ~found.counts[..., None]
             book = [(i, e.masked_fill(out, 0), g.masked_fill(out, 0)) for i, e, g in book]
             d = d.masked_fill(out, 0)
-        for (i, each, inner), norm in zip(book, norms, strict=True):
+        values = whole(found.values * rule.rate[:a], of_d, self._kind).unsqueeze(-1)
+        for (i, each, inner), value in zip(book, values[1:], strict=True):
             self._drag(views[i].weight, i, "weight")
             self._drag(views[i].bias, i, "bias")
-            views[i].move(_scaled(each, values, norm), inner)
-        d = _scaled(d, values, of_d)
+            views[i].move(each * value, inner)
+        d = d * values[0]
         self._drag(bias, first, "bias")
         views[first].move_bias(d)
         return d
@@ -388,6 +387,10 @@ class _Chain:
             return
         parts = [getattr(views[i], which) for i, which in self._others]
         a, sizes = len(parts[0]), [part[0].numel() for part in parts]
+        span = self._stacked.dense.weight
+        if self._layers is self._whole and span.start == 0:  # the others lie side by side
+            self._noise.add(3 * t + _REST, self._deviation(a), self._w[:a, span.stop :])
+            return
         drawn = self._noise.draw(3 * t + _REST, self._deviation(a), sum(sizes))
         for part, noise in zip(parts, drawn.split(sizes, dim=1), strict=True):
             part.add_(noise.view(part.shape))
@@ -397,8 +400,16 @@ class _Chain:
         return self._rule.deviation[:a]
 
 
-def _scaled(d: Tensor, values: Tensor, of_d: Tensor) -> Tensor:
-    return scaled(d.unsqueeze(-2), values, of_d.unsqueeze(-1)).squeeze(-2)
+def _width(rows: int) -> int:
+    """So many rows or a few more, which products are quicker on."""
+    return -(-max(1, rows) // 4) * 4
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W', `[a, R, in], [a, out, in] -> [a, R, out]`; short rows are quicker the other way."""
+    if weight.shape[1] < 16:
+        return torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2).contiguous()
+    return torch.bmm(x, weight.transpose(1, 2))
 
 
 def _root(matrix: Tensor) -> Tensor:

@@ -35,10 +35,11 @@ from math import ceil, exp, inf, log, sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import gammaln, log_ndtr, ndtr
 
 from archipel.privacy.release import (
     DISTANCE,
+    Binomial,
     DiscreteGaussian,
     Gaussian,
     Laplace,
@@ -46,6 +47,8 @@ from archipel.privacy.release import (
     Poisson,
     Pure,
     Release,
+    Shuffled,
+    Skellam,
 )
 
 Array = NDArray[np.float64]
@@ -92,6 +95,16 @@ def pure_delta(epsilon0: float, epsilon: ArrayLike) -> Array:
     return np.where(t < -epsilon0, -np.expm1(np.minimum(t, 0.0)), inside)
 
 
+def shuffled_delta(epsilon0: float, reports: int, values: int | None, epsilon: ArrayLike) -> Array:
+    """δ of shuffled reports, one replaced: of a pair of mirror images (`shuffling.py`)."""
+    from archipel.privacy.shuffling import Randomiser, deltas  # takes long to import
+
+    t = np.asarray(epsilon, dtype=np.float64)
+    half = deltas(Randomiser(epsilon0, values), reports, np.abs(t))
+    low = np.minimum(t, 0.0)
+    return np.where(t < 0, np.exp(low) * half - np.expm1(low), half)
+
+
 def discrete_gaussian_delta(sigma: float, shift: int, epsilon: ArrayLike) -> Array:
     """δ of the discrete Gaussian moved by `shift` steps [Canonne 2020, Theorem 7].
 
@@ -120,6 +133,26 @@ def _discrete_cdf(sigma: float, x: Array) -> Array:
     sums = np.concatenate([[0.0], np.cumsum(weights)])
     at = np.clip(x + reach + 1, 0, len(weights)).astype(np.int64)
     return np.asarray(sums[at] / sums[-1])
+
+
+def binomial_delta(coins: int, shift: int, epsilon: ArrayLike) -> Array:
+    """δ of the number of heads of fair coins, moved by `shift`.
+
+    P(k) / P(k − shift) falls in k, so the event is a range from 0. Up to shift − 1, and where P is 0
+    beyond all coins, nothing of the other is seen: that mass stays at every ε.
+    """
+    t = np.asarray(epsilon, dtype=np.float64)
+    if shift > coins:
+        return np.ones_like(t)
+    here = np.arange(coins + 1)
+    logs = gammaln(coins + 1) - gammaln(here + 1) - gammaln(coins - here + 1) - coins * log(2)
+    loss = logs[shift:] - logs[: coins + 1 - shift]
+    p, q = np.cumsum(np.exp(logs)), np.cumsum(np.exp(logs[: coins + 1 - shift]))
+    seen = len(loss) - np.searchsorted(loss[::-1], t, side="right")  # of losses above t
+    other = np.where(seen > 0, q[np.maximum(seen - 1, 0)], 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = p[shift + seen - 1] - np.where(other > 0, np.exp(t) * other, 0.0)
+    return np.clip(out * (1 + 1e-9), 0.0, 1.0)
 
 
 # -- sampling --------------------------------------------------------------------------------------
@@ -187,8 +220,14 @@ def curves(release: Release, neighbours: Neighbours) -> tuple[Curve, Curve]:
             curve = partial(laplace_delta, far / noise)
         case DiscreteGaussian(sigma, contribution):
             curve = partial(discrete_gaussian_delta, sigma, far * ceil(contribution))
+        case Binomial(coins, contribution):
+            curve = partial(binomial_delta, coins, far * contribution)
         case Pure(epsilon):
             curve = partial(pure_delta, far * epsilon)
+        case Shuffled(epsilon0, reports, values):
+            curve = partial(shuffled_delta, epsilon0, reports, values)
+        case Skellam():
+            raise AssertionError("it has no curve of its own: see losses.has_losses")
     rate = release.rate
     if release.sampling is None:
         return curve, curve

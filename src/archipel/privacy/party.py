@@ -2,7 +2,8 @@
 """Privacy by party: uploads are clipped, and get noise where they leave or where they are added up.
 
 A party's upload, all vectors of a message together, is clipped to norm C. Noise of deviation z C is
-added by every party for itself (trust = "nobody"), or once to the sum (trust = "server"):
+added by every party for itself (trust = "nobody"), or once to the sum (trust = "server"), or in
+shares to a sum that nobody looks into (trust = "sum", `noisy_sum.py`):
 
     mean = (sum_k clip(x_k, C) + N(0, z^2 C^2 I)) / m
 
@@ -13,7 +14,7 @@ once: a weight by records would tell how many a party has, and how much it may m
 Neighbours are two federations that differ in all records of one party: it is replaced, and its
 upload may move by 2 C. The m parties of a round are drawn without replacement where nobody but the
 server knows who they are; every round then counts for everybody, and for those who trust nobody
-only the rounds that they took part in do.
+only the rounds that they took part in do, as for those who trust a sum alone.
 
 McMahan, Ramage, Talwar, Zhang, ICLR 2018, https://arxiv.org/abs/1710.06963, Algorithm 1.
 Departures: a round has a fixed number of parties, in place of a Poisson sample; weights are 1.
@@ -40,7 +41,7 @@ keeps and never sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.privacy.correlated import Participation, State, Strategy
+from archipel.privacy.encoding import Share
 from archipel.privacy.promise import Kept, Privacy, Use, correlation
 from archipel.privacy.release import FixedSize
 from archipel.tree import Tree, fill, leaves
@@ -96,6 +98,18 @@ def check_messages(promise: Privacy, name: str, messages: int) -> None:
             f'privacy.{field} = "{getattr(promise, field)}": {name} sends {messages} messages in a '
             f"round, and it is one; take another algorithm, or another {field}."
         )
+
+
+def in_shares(promise: Privacy, shares: Sequence[Share], ids: list[int], most: int) -> Kept:
+    """The same where each party adds a share of the noise to each message, and pays for its own."""
+    uses = tuple(Use(None, 1, share=share) for share in shares)
+    return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
+
+
+def in_reports(promise: Privacy, reports: int, messages: int, ids: list[int], most: int) -> Kept:
+    """The same where each message is a report that so many of them hide; noise is 1 / ε0."""
+    uses = (Use(None, 1, messages, reports=reports),)
+    return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
 
 
 def bounded(boxes: Boxes, kept: Kept) -> Boxes:
@@ -160,8 +174,10 @@ class _Bounded(Around):
             clip = promise.first_clip if me.bound is None else me.bound
             me.fits = (norm_of(wide, len(lead)) <= at(clip))[..., None].to(wide[0].dtype)
             return fill(upload, clipped(wide, len(lead), clip))
-        deviation = next(iter(self._kept.noise.values())) * promise.first_clip  # the same for all
         cut = clipped(wide, len(lead), promise.first_clip)
+        if promise.trust == "sum":
+            return fill(upload, cut)
+        deviation = next(iter(self._kept.noise.values())) * promise.first_clip  # the same for all
         flat = torch.cat([x.flatten(len(lead)) for x in cut], -1)
         noisy = me.noised(flat / deviation, f"message {number}") * deviation
         sizes = [x.flatten(len(lead)).shape[-1] for x in wide]

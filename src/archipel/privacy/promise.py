@@ -19,17 +19,20 @@ from archipel.errors import ArchipelError, unknown
 from archipel.privacy.release import (
     FixedSize,
     Gaussian,
+    Kind,
     Neighbours,
     Poisson,
     Release,
     Sampling,
+    Shuffled,
 )
 
 if TYPE_CHECKING:
     from archipel.privacy.correlated import Participation, Strategy
+    from archipel.privacy.encoding import Share
 
 Unit = Literal["record", "party"]
-Trust = Literal["server", "nobody"]
+Trust = Literal["server", "sum", "shuffler", "nobody"]
 Adaptive = Literal["adaptive"]
 
 
@@ -47,6 +50,9 @@ class Privacy:
     delta: float = 1e-5
     clip: float | Adaptive = 1.0  # C
     trust: Trust = "server"  # who may see what is not noised yet
+    honest: int | None = None  # with "sum": parties of every sum that keep their noise secret
+    bits: int = 32  # with "sum": of the integers that are added up
+    shares: Kind = "gaussian"  # with "sum": what noise each party adds
     correlated: str | None = None  # "banded", "banded:8" or "tree": noise over rounds; independent
     clip_start: float = 1.0  # C before the first round, where it is adaptive
     clip_quantile: float = 0.5  # gamma: the share of uploads that it shall not shorten
@@ -56,6 +62,7 @@ class Privacy:
         for field, value, known in (
             ("unit", self.unit, get_args(Unit)),
             ("trust", self.trust, get_args(Trust)),
+            ("shares", self.shares, get_args(Kind)),
         ):
             if value not in known:
                 raise unknown(f"privacy.{field}", str(value), known)
@@ -86,6 +93,20 @@ class Privacy:
                 'privacy.clip = "adaptive": how many uploads it shortens is counted by a server '
                 'that is trusted; say unit = "party" and trust = "server", or give a number.'
             )
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        """Refuse what only noise in shares has, and numbers that it cannot have."""
+        for field, own in (("honest", None), ("bits", 32), ("shares", "gaussian")):
+            if self.trust != "sum" and (value := getattr(self, field)) != own:
+                raise ArchipelError(
+                    f'privacy.{field} = {value!r}: is for trust = "sum", where every party adds a '
+                    "share of the noise; leave it out."
+                )
+        if self.honest is not None and not (isinstance(self.honest, int) and self.honest > 0):
+            raise ArchipelError(f"privacy.honest = {self.honest!r}: give a whole number from 1.")
+        if not (isinstance(self.bits, int) and 8 <= self.bits <= 32):
+            raise ArchipelError(f"privacy.bits = {self.bits!r}: give a whole number from 8 to 32.")
 
     def _check_correlated(self, kind: str) -> None:
         if not re.fullmatch(r"banded(:[1-9]\d{0,2})?|tree", kind):
@@ -93,10 +114,10 @@ class Privacy:
                 f'privacy.correlated = "{kind}": give "banded", "banded:8" with a number of '
                 'coefficients up to 999, or "tree".'
             )
-        if (self.unit, self.trust) == ("party", "nobody"):
+        if self.unit == "party" and self.trust != "server":
             raise ArchipelError(
-                f'privacy.correlated = "{kind}", privacy.trust = "nobody": noise of each party for '
-                'itself is independent; say trust = "server", or leave correlated out.'
+                f'privacy.correlated = "{kind}", privacy.trust = "{self.trust}": noise that each '
+                'party adds is independent; say trust = "server", or leave correlated out.'
             )
         if self.adaptive:
             raise ArchipelError(
@@ -158,9 +179,16 @@ class Use(NamedTuple):
     draws: int
     noised: int = 1  # vectors with noise of their own on one sample, at most
     correlation: Correlation | None = None  # None where noise is independent
+    share: Share | None = None  # of the noise, where each party adds one to integers
+    reports: int | None = None  # that hide each other, where `noise` is 1 / ε0 of each
 
     def release(self, noise: float, rounds: int) -> Release:
         """Several vectors with fresh noise on one sample are one vector with less of it."""
+        if self.share is not None:
+            return Release(self.share.mechanism(noise), None, self.draws * rounds)
+        if self.reports is not None:
+            times = self.draws * self.noised * rounds
+            return Release(Shuffled(1 / noise, self.reports), None, times)
         z = noise / self.noised**0.5
         if self.correlation is None:
             return Release(Gaussian(z), self.sampling, self.draws * rounds)
@@ -218,6 +246,12 @@ class Kept:
         if rounds < 1:
             return 0.0
         return next((spent for t, spent in self._ahead if t >= rounds), self._ahead[-1][1])
+
+    @property
+    def counted(self) -> int | None:
+        """Parties of every sum whose noise is counted on; None where it comes in no shares."""
+        found = {use.share.counted for uses in self.uses.values() for use in uses if use.share}
+        return min(found, default=None)
 
     def releases(self, k: int, rounds: int) -> list[Release]:
         """All that so many rounds release of party k."""

@@ -307,6 +307,7 @@ def _promise(run: Run, kept: Kept) -> Promise:
         found_in(kept.releases(worst, rounds), neighbours=kept.neighbours) if rounds else 0.01,
         tuple(kept.curve(worst, rounds)) if rounds else (),
         kept.correlated(worst),
+        kept.counted,
     )
 
 
@@ -316,12 +317,17 @@ _COVERS = {
 }
 _WHO = {
     "server": "against all who see the model, and not against the server, which sees every upload",
+    "sum": "whoever sees what comes of sums, the server included, as long as {honest} parties of "
+    "every sum keep their share of the noise to themselves",
+    "shuffler": "whoever sees shuffled reports, the server included, as long as the shuffler does "
+    "not work with it",
     "nobody": "whoever sees what left it, the server included",
 }
 
 
 def _guarantee(promise: Promise) -> str:
-    covers = _COVERS[promise.unit].format(who=_WHO[promise.trust])
+    who = _WHO[promise.trust].format(honest=promise.honest)
+    covers = _COVERS[promise.unit].format(who=who)
     drawn = (
         " Noise was drawn from the seed, as in every simulation: this run itself protects nobody."
         if promise.simulated

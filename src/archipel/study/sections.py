@@ -241,8 +241,23 @@ class Privacy(Section):
         Field(description='norm of a record\'s gradient, or of an upload, or "adaptive"; 1.0'),
     ] = None
     trust: Annotated[
-        Literal["server", "nobody"] | None,
-        Field(description="by party: who may see uploads before noise is added; the server"),
+        Literal["server", "sum", "shuffler", "nobody"] | None,
+        Field(
+            description="by party: who may see uploads before noise is added: the server; a sum "
+            "that nobody looks into, to which each adds a share of the noise; a shuffler, that it "
+            "does not work with the server; nobody"
+        ),
+    ] = None
+    honest: Annotated[
+        int | None,
+        Field(description='trust = "sum": parties of every sum whose noise is counted on'),
+    ] = None
+    bits: Annotated[
+        int | None, Field(description='trust = "sum": of the integers that are added up; 32')
+    ] = None
+    shares: Annotated[
+        Literal["gaussian", "skellam"] | None,
+        Field(description='trust = "sum": the integer noise of each party; gaussian'),
     ] = None
     correlated: Annotated[
         str | None,

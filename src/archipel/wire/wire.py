@@ -14,6 +14,7 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.aggregation.rule import Rule, Ruled
+from archipel.aggregation.shuffled import ShuffledSum
 from archipel.aggregation.summation import Exact, OfIntegers, Summation, Summed
 from archipel.core import Vector
 from archipel.errors import ArchipelError
@@ -120,6 +121,8 @@ class Wire:
             how: Summation | Exact = self.sum
             if exact and isinstance(how, OfIntegers):
                 how = Exact(how)
+            if exact and isinstance(how, ShuffledSum):
+                how = replace(how, shuffler="")
             single = examine(around(boxes), me, w, parties, cohort)
             layers.append(lambda inner: Summed(inner, how, single, me.seed))
         if self.up and isinstance(self.up[0], Structured):

@@ -457,7 +457,8 @@ class LocalEngine:
             boxes = statistics.joined(bare, self.model, self._joined)
             parties = len(self._eligible)
             at = (me, self.model.w.clone(), parties, self._cohort)
-            around, found = self._wire.fitted(boxes, *at, exact=not self._protocols)
+            wire = self._wire if self.protection is None else self.protection.on(self._wire)
+            around, found = wire.fitted(boxes, *at, exact=not self._protocols)
             if self.protection is not None:
                 outside, inner, messages = self.protection.outside, around, found.messages
                 around = lambda each: outside(inner(each), messages)  # noqa: E731

@@ -159,7 +159,7 @@ class Share:
             Block(
                 ids[at],
                 places[at],
-                self._party(ids[at], message["t"], effort[at], message["cohort"]),
+                self._party(ids[at], message["t"], effort[at], message.get("cohort", 1)),
                 None if answers is None else answers[at],
             )
             for at in each_block(list(range(len(ids))), self._job.plan.block)

@@ -60,7 +60,8 @@ def fitted(
     boxes = statistics.joined(inside, model)
     with planning.threads(1):
         at = (me, model.w.clone(), parties, min(parties, _COHORT))
-        around, anatomy = (wire or Wire()).fitted(boxes, *at)
+        wire = wire or Wire()
+        around, anatomy = (wire if kept_by is None else kept_by.on(wire)).fitted(boxes, *at)
         boxes = around(boxes)
         if kept_by is not None:
             boxes = kept_by.outside(boxes, anatomy.messages)
@@ -94,7 +95,9 @@ def protected(
     if rounds is None:
         raise Refused("a promise of privacy holds for a number of rounds: give rounds.")
     most = -(-rounds // separation)
-    setting = Setting(data, model, seed, np.array(ids), len(ids), rounds, most, parties, separation)
+    setting = Setting(
+        data, model, seed, np.array(ids), len(ids), rounds, most, parties, separation, sites=True
+    )
     return protection(promise, Boxes(algorithm), setting, wire or Wire(), noise)
 
 

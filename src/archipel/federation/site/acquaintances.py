@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from archipel.aggregation.others import Stranger
+from archipel.aggregation.others import SUM, Stranger
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from archipel.engines.network.grpc import GrpcLink
     from archipel.federation.site.site import Site
 
-_SUM = b"archipel sum\n"  # a signature fits nothing else
 _MOST = 1 << 16  # members of a study
 
 
@@ -53,8 +52,12 @@ class Acquaintances:
             return {}
         return {int(k): name for k, name in json.loads(self._path.read_bytes()).items()}
 
+    @property
+    def public(self) -> bytes:
+        return self._site.identity.public
+
     def sign(self, what: bytes) -> bytes:
-        return self._site.identity.sign(_SUM + what)
+        return self._site.identity.sign(SUM + what)
 
     def signed(self, by: int, signature: bytes, what: bytes) -> bool:
         if by not in self._known:
@@ -63,7 +66,7 @@ class Acquaintances:
             self._known = {k: keys[name] for k, name in self.names().items() if name in keys}
         if by not in self._known:
             raise Stranger(f"study {self._study[:12]}: the key of party {by} is not known here.")
-        return verify(self._known[by], signature, _SUM + what)
+        return verify(self._known[by], signature, SUM + what)
 
     async def meet(self, link: GrpcLink, say: Callable[[str], None] = lambda _: None) -> None:
         """Ask the coordinator who the others are, and remember those who are new."""

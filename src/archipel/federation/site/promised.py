@@ -19,11 +19,11 @@ _WHOM = {
 
 
 def hides_uploads(study: Exposure) -> bool:
-    """Whether what leaves has its noise already."""
+    """Whether what leaves has its noise already, or is seen by nobody without that of others."""
     promise = study.promise
     if promise is None or study.unkept:
         return False
-    return promise.unit == "record" or promise.trust == "nobody"
+    return promise.unit == "record" or promise.trust != "server"
 
 
 def promised(study: Study, exposure: Exposure) -> Iterator[str]:
@@ -43,6 +43,17 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
         if hides_uploads(exposure)
         else "against all who see the model, and NOT against the coordinator, which adds the noise"
     )
+    if promise.trust == "sum":
+        from_whom = (
+            "whoever sees what comes of sums, the coordinator included, as long as "
+            f"{promise.honest} sites of every sum keep their share of the noise to themselves "
+            f"(yours adds its own, and helps to no sum of fewer than {(promise.honest or 0) + 1})"
+        )
+    if promise.trust == "shuffler":
+        from_whom = (
+            "whoever sees shuffled reports, the coordinator included, as long as the shuffler that "
+            "the study names does not work with the coordinator"
+        )
     if cost is None:
         yield (
             f"noise of {promise.noise:g} times {promise.clip_in_words}, {_WHOM[promise.unit]}, "

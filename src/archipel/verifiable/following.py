@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as its bulletin tells it, entry by entry: what parties and verifiers both go by.
+
+Who is in follows from the file alone. Whoever joined before the keeper announced "commit", committed
+before it announced "reveal", and so on, is in the next phase; whoever lost a dispute is out. So all
+agree on whose pairwise terms a published value holds. Entries that are not signed, come twice, out of
+turn or in another form are faults of those who made them, and count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256, shake_256
+
+from archipel.errors import ArchipelError
+from archipel.verifiable.bulletin import Entry, Fault, signed_by
+from archipel.verifiable.commitments import commitment
+from archipel.verifiable.equations import hold
+from archipel.verifiable.group import ORDER, Point
+from archipel.verifiable.messages import Commit, Correct, Dispute, Join, Publish, Reveal
+from archipel.verifiable.terms import Terms
+from archipel.verifiable.transcript import Transcript
+
+PHASES = ("join", "commit", "reveal", "publish", "correct")
+Earlier = dict[tuple[object, ...], dict[str, Sequence[Point]]]  # commitments, by what they are to
+_WHEN = {**{phase: phase for phase in PHASES}, "dispute": "reveal"}
+
+
+@dataclass
+class Run:
+    """One run, up to the last entry that was taken."""
+
+    terms: Terms
+    keeper: bytes  # Ed25519 public key
+    session: bytes  # hash of its first announcement, which has all terms in it
+    earlier: Mapping[str, Sequence[Point]]  # commitments to the same data
+    seen: str = ""  # hash of the last announcement
+    phase: str = "join"
+    ended: bool = False
+    joined: dict[str, Join] = field(default_factory=dict)
+    committed: dict[str, Commit] = field(default_factory=dict)
+    shares: dict[str, bytes] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)  # disputes: the party, and with whom
+    active: frozenset[str] = frozenset()  # who may publish
+    beacon: bytes = b""  # what all coins come from: every share that was revealed
+    published: dict[str, Publish] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()  # who may publish, and did not
+    corrected: dict[tuple[str, str], Correct] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, said: Entry, line: bytes, earlier: Earlier) -> Run:
+        """A run from its first announcement."""
+        if set(said.body) != {"terms", "keeper"} or not isinstance(said.body["terms"], dict):
+            raise ArchipelError("run: not the beginning of one.")
+        terms = Terms.read(said.body["terms"])
+        try:
+            keeper = bytes.fromhex(said.body["keeper"])
+        except (ValueError, TypeError):
+            raise ArchipelError("keeper: not a key in hexadecimal.") from None
+        if not signed_by(keeper, said):
+            raise ArchipelError("run: its announcement is not signed with the keeper's key.")
+        session = sha256(line).digest()
+        known = dict(earlier.get(same_data(terms), {}))
+        return cls(terms, keeper, session, known, session.hex())
+
+    # -- who -----------------------------------------------------------------------------------
+
+    def neighbours(self, name: str) -> list[str]:
+        """With whom a party has pairwise terms: whom it picked, and who picked it; by name."""
+        return list(self._places[name])
+
+    @cached_property
+    def _places(self) -> dict[str, dict[str, int]]:
+        """Each party's neighbours and their places in its commitments, once all have joined."""
+        found: dict[str, set[str]] = {name: set() for name in self.joined}
+        for name, said in self.joined.items():
+            for other in said.picks:
+                if other in found:
+                    found[name].add(other)
+                    found[other].add(name)
+        return {name: {each: i for i, each in enumerate(sorted(of))} for name, of in found.items()}
+
+    def pair(self, name: str, other: str) -> tuple[Point, ...]:
+        """A party's commitments to its terms with another."""
+        return self.committed[name].pairs[self._places[name][other]]
+
+    # -- entries -------------------------------------------------------------------------------
+
+    def take(self, said: Entry, line: bytes) -> None:
+        """Go on by one entry."""
+        if said.by == "":
+            self._announced(said, line)
+            return
+        fault = self._refused(said)
+        if fault is None:
+            try:
+                self._said(said)
+            except ArchipelError as error:
+                fault = Fault(said.by, "malformed", f"{said.what}: {error}")
+        if fault is not None:
+            self.faults.append(fault)
+
+    def _announced(self, said: Entry, line: bytes) -> None:
+        after = [*PHASES[1:], "end"][PHASES.index(self.phase)]
+        says = "end" if said.what == "end" else said.body.get("phase")
+        if not signed_by(self.keeper, said):
+            self.faults.append(Fault("", "bad signature", f"{said.what}: not the keeper's"))
+        elif says != after:
+            self.faults.append(Fault("", "out of turn", f"the keeper announces {str(says)[:40]!r}"))
+        else:
+            self.seen = sha256(line).hexdigest()
+            self.ended = says == "end"
+            self.phase = self.phase if self.ended else after
+            if self.phase == "publish":
+                self.active = frozenset(self.shares) - frozenset(self.lost)
+                parts = [f"{name}\0".encode() + self.shares[name] for name in sorted(self.shares)]
+                told = b"archipel beacon\0" + self.session + b"".join(parts)
+                self.beacon = sha256(told).digest()
+            elif self.phase == "correct":
+                self.missing = self.active - frozenset(self.published)
+
+    def _refused(self, said: Entry) -> Fault | None:
+        name, key = said.by, self.terms.parties.get(said.by)
+        if key is None:
+            return Fault(name, "bad signature", f"{said.what}: not a party of this run")
+        if not signed_by(_key(key), said):
+            return Fault(name, "bad signature", f"{said.what}: not signed with its key")
+        if self.ended or _WHEN[said.what] != self.phase:
+            return Fault(name, "out of turn", f"{said.what} in phase {self.phase!r}")
+        if said.seen != self.seen:
+            return Fault(name, "log changed", f"{said.what}: it saw another bulletin than this one")
+        return None
+
+    def _said(self, said: Entry) -> None:
+        name, terms = said.by, self.terms
+        match said.what:
+            case "join":
+                self._once(name not in self.joined, name)
+                self.joined[name] = Join.read(said.body, terms, name)
+            case "commit":
+                self._once(name in self.joined and name not in self.committed, name)
+                count = len(self._places[name])
+                self.committed[name] = Commit.read(said.body, terms, count)
+            case "dispute":
+                self._once(name in self.committed, name)
+                neighbours = [each for each in self._places[name] if each in self.committed]
+                self._judge(name, Dispute.read(said.body, neighbours))
+            case "reveal":
+                self._once(name in self.committed and name not in self.shares, name)
+                share = Reveal.read(said.body).share
+                if sha256(share).digest() != self.committed[name].share:
+                    self.faults.append(
+                        Fault(name, "wrong noise", "its share of the coins is not the committed one")
+                    )
+                    return
+                self.shares[name] = share
+            case "publish":
+                self._once(name in self.active and name not in self.published, name)
+                self.published[name] = Publish.read(said.body, terms)
+            case "correct":
+                self._once(name in self.published, name)
+                read = Correct.read(said.body, terms, self.missing_neighbours(name))
+                self._once((name, read.other) not in self.corrected, name)
+                self.corrected[name, read.other] = read
+
+    def missing_neighbours(self, name: str) -> list[str]:
+        """Whose terms its published value holds in vain."""
+        return [each for each in self._places[name] if each in self.missing]
+
+    def _once(self, right: bool, name: str) -> None:
+        if not right:
+            raise ArchipelError(f"{name} has said this before, or is out.")
+
+    # -- disputes ------------------------------------------------------------------------------
+
+    def _judge(self, name: str, said: Dispute) -> None:
+        """Recompute the term from the secret of both, and see whose commitment is another."""
+        other, keys = said.other, self.joined
+        statement = dispute_transcript(self.session, name, other)
+        if not hold(said.proof.equations(statement, keys[name].key, keys[other].key)):
+            self.faults.append(Fault(name, "false dispute", f"with {other}: the proof is wrong"))
+            return
+        size = self.terms.size
+        for each, opposite in ((name, other), (other, name)):
+            terms = pairwise(said.proof.secret, self.session, each, opposite, size)
+            if tuple(commitment(*term) for term in terms) != self.pair(each, opposite):
+                self.lost[each] = opposite
+                detail = f"its term with {opposite} is not the one that both agreed on"
+                self.faults.append(Fault(each, "pairwise terms do not cancel", detail))
+
+
+def _key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except (ValueError, TypeError):
+        return b""
+
+
+def same_data(terms: Terms) -> tuple[object, ...]:
+    """What two runs have in common that are on the same values."""
+    return terms.data, terms.low, terms.high, terms.steps, terms.size, terms.one_hot
+
+
+def dispute_transcript(session: bytes, name: str, other: str) -> Transcript:
+    transcript = Transcript("dispute", session, name)
+    transcript.say("other", other.encode())
+    return transcript
+
+
+def pairwise(
+    secret: Point, session: bytes, name: str, other: str, size: int
+) -> list[tuple[int, int]]:
+    """Values and blindings of a party's terms with another, who has the opposite ones.
+
+    Even over all scalars, so one term hides anything; both come from a Diffie-Hellman secret.
+    """
+    first, second = sorted((name, other))
+    seed = b"archipel pairwise\0" + secret.encoded + session
+    for each in (first.encode(), second.encode()):
+        seed += len(each).to_bytes(8, "big") + each
+    raw = shake_256(seed).digest(128 * size)
+    sign = 1 if name == first else -1
+    numbers = [int.from_bytes(raw[i : i + 64], "big") for i in range(0, len(raw), 64)]
+    signed = [sign * number % ORDER for number in numbers]
+    return list(zip(signed[::2], signed[1::2], strict=True))

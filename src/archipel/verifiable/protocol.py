@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A verifiable mean among parties that are all here: the protocol with its real cryptography.
+
+The keeper announces a phase, parties answer, and all go by the bulletin. Between institutions the
+same `Party` answers over a network; here it is called.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from archipel.errors import ArchipelError
+from archipel.federation.certificates import Identity
+from archipel.verifiable.bulletin import Board, Entry
+from archipel.verifiable.following import PHASES, Earlier, Run
+from archipel.verifiable.party import Party
+from archipel.verifiable.terms import Terms, agreed
+from archipel.verifiable.verification import Verdict, checked, remember, runs_of
+
+Absent = Mapping[str, str]  # a party that drops out, and the phase that it misses first
+
+
+def run(
+    values: Mapping[str, float | Sequence[float]],
+    bulletin: str | Path | None = None,
+    dropping: Absent | None = None,
+    **terms: Any,
+) -> Verdict:
+    """The mean of what parties have, and what anybody can check of it.
+
+    `values` has a number or a list of numbers for each party; `terms` are those of `agreed`: low,
+    high, bits, counts, one_hot, epsilon, delta, honest, dropouts, neighbours, data.
+
+    >>> verdict = run({"a": 0.25, "b": 0.5, "c": 0.75}, epsilon=8.0, honest=1.0)
+    >>> verdict.right, len(verdict.outcomes[0].counted)
+    (True, 3)
+    """
+    parties = [Party(name, each if isinstance(each, Sequence) else (each,))
+               for name, each in values.items()]  # fmt: skip
+    size = {len(party.values) for party in parties}
+    if len(size) != 1:
+        raise ArchipelError(f"values of {sorted(size)} numbers: every party has as many.")
+    board = Board(Identity.create(), Path(bulletin) if bulletin is not None else None)
+    data = str(terms.get("data", ""))
+    if data and any(each.body["terms"]["data"] == data for each in board.entries if each.what == "run"):
+        board.close()
+        raise ArchipelError(
+            f"data = {data!r}: '{bulletin}' has a run on it, and these parties do not have what "
+            "they committed to there; call it another name, or use `among` with the same parties."
+        )
+    roster = {party.name: party.identity.public.hex() for party in parties}
+    try:
+        among(parties, board, agreed(roster, secrets.token_hex(16), size=size.pop(), **terms),
+              dropping or {})  # fmt: skip
+    finally:
+        board.close()
+    return checked(board.entries, board.lines)
+
+
+def among(parties: Sequence[Party], board: Board, terms: Terms, dropping: Absent) -> Run:
+    """One run on a board, which may have others already.
+
+    All parties go by the bulletin as it was when the phase began.
+    """
+    earlier: Earlier = {}
+    remember(earlier, runs_of(board.entries, board.lines, []))
+    board.announce("run", terms=terms.written(), keeper=board.keeper.public.hex())
+    run = Run.begin(board.entries[-1], board.lines[-1], earlier)
+    there = list(parties)
+    for phase in PHASES:
+        if phase != "join":
+            board.announce("phase", phase=phase)
+            run.take(board.entries[-1], board.lines[-1])
+        there = [party for party in there if dropping.get(party.name) != phase]
+        for said in [said for party in there for said in answers(party, run)]:
+            board.add(said)
+            run.take(board.entries[-1], board.lines[-1])
+    board.announce("end")
+    run.take(board.entries[-1], board.lines[-1])
+    return run
+
+
+def answers(party: Party, run: Run) -> list[Entry]:
+    """What a party says in this phase, if it is in."""
+    match run.phase:
+        case "join":
+            return [party.join(run)]
+        case "commit" if party.name in run.joined:
+            return [party.commit(run)]
+        case "reveal" if party.name in run.committed:
+            return [*party.disputes(run), party.reveal(run)]
+        case "publish" if party.name in run.active:
+            return [party.publish(run)]
+        case "correct" if party.name in run.published:
+            return party.corrections(run)
+    return []
