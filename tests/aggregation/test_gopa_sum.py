@@ -157,10 +157,6 @@ def own_key_changed(message, j, reply):
     return reply[0], reply[1].roll(1, dims=0)
 
 
-def says_not_published(message, j, reply):
-    return reply[reply != j] if message == 2 else reply
-
-
 def names_twice(message, j, reply):
     return torch.cat([reply, reply[:1]]) if message == 2 else reply
 
@@ -174,7 +170,6 @@ def names_a_stranger(message, j, reply):
     [
         (changed_key, "the key of party 3 is not signed by it for this round|than its own"),
         (own_key_changed, "another key for this party than its own"),
-        (says_not_published, "says that this party has not published, which has"),
         (names_twice, "names a party twice among those who have published"),
         (names_a_stranger, "has party 77 among those who have published"),
     ],
@@ -183,6 +178,16 @@ def test_a_server_that_lies_is_refused_with_the_reason(lies, says):
     values = [torch.ones(2, dtype=torch.float64)] * 6
     with pytest.raises(ArchipelError, match=says):
         together(Gopa(**BOLD), values, relayed=lies)
+
+
+def test_who_is_said_not_to_have_published_tells_nothing():
+    def not_you(message, j, reply):
+        return reply[reply != j] if message == 2 else reply
+
+    values = [torch.ones(2, dtype=torch.float64)] * 6
+    _, sent = together(Gopa(**BOLD), values, relayed=not_you)
+
+    assert not any(bool(told.any()) for told in sent[3].values())
 
 
 def test_a_server_that_hides_picks_takes_nothing_away_from_what_hides_a_party():

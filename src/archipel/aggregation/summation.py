@@ -202,20 +202,31 @@ def one_by_one(
     if me.lead == ():
         return (yield from box(me, x))
     places = list(np.ndindex(*me.lead))
-    talks = [Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places]
-    while not talks[0].ended:
-        reply = yield _stacked(talks, me.lead)
-        for at, talk in zip(places, talks, strict=True):
-            mine = at if me.each else (*at[:-1], 0) if len(at) > 1 else ()
-            talk.send(tree_map(lambda leaf, mine=mine: leaf[mine], reply))
-    return _stacked(talks, me.lead)
+    talks: list[Talk | None] = [
+        Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places
+    ]
+    while True:
+        said = _stacked(talks, me.lead)
+        if any(talk is not None and talk.ended for talk in talks):
+            return said
+        reply = yield said
+        for i, (at, talk) in enumerate(zip(places, talks, strict=True)):
+            if me.alive is not None and not me.alive[at[-1]]:
+                talks[i] = talk = None  # who is lost hears nothing, and must not be told lies
+            if talk is not None:
+                mine = at if me.each else (*at[:-1], 0) if len(at) > 1 else ()
+                talk.send(tree_map(lambda leaf, mine=mine: leaf[mine], reply))
 
 
-def _stacked(talks: Sequence[Talk], lead: tuple[int, ...]) -> Tree:
+def _stacked(talks: Sequence[Talk | None], lead: tuple[int, ...]) -> Tree:
+    """What each says, and zeros for those who are lost."""
+
     def stack(*rows: Tensor) -> Tensor:
         return torch.stack(rows).view(*lead, *rows[0].shape)
 
-    return tree_map(stack, *(talk.said for talk in talks))
+    some = next(talk.said for talk in talks if talk is not None)
+    nothing = tree_map(torch.zeros_like, some)
+    return tree_map(stack, *(nothing if talk is None else talk.said for talk in talks))
 
 
 class _Sums:

@@ -75,6 +75,7 @@ class LocalParty:
     fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
     acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
     cohort: int = 1  # parties that the round began with, where all are on this machine
+    alive: Tensor | None = None  # [m] parties that are not lost; all unless given
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
