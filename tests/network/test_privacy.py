@@ -796,6 +796,10 @@ def test_the_budget_and_the_ledger_are_shown(site, run, tmp_path):
     assert f"ε = {row['epsilon']:.3g} of 2 spent, δ = 1e-05" in said
     assert f"of a budget of 3; {of['left']:.3g} is left." in said
 
+    (listed,) = json.loads(run("site", "studies", "--json")[1])["studies"]
+    assert listed["privacy"] == {key: row[key] for key in ("epsilon", "planned", "delta")}
+    assert f"ε = {row['epsilon']:.3g} of 2" in " ".join(run("site", "studies")[1].split())
+
     entries = json.loads(run("privacy", "ledger", "--json")[1])["entries"]
     assert [each["round"] for each in entries] == [1, 2, 3]
     assert entries[0]["releases"][0]["sampling"] == "poisson"

@@ -238,7 +238,7 @@ class Gopa:
     range: float = 16.0  # of the absolute values that are added up
     examples: int = 65_536  # of one party, at most, where uploads are weighted by them
     colluding: float = 0.3  # 1 - rho: share of a round's parties on the server's side
-    dropouts: float = 0.1  # share of a round's parties that may vanish
+    dropouts: float = 0.2  # share of a round's parties that may vanish
     least: int = 2  # parties of a sum, at the fewest
 
     def __post_init__(self) -> None:
@@ -276,7 +276,7 @@ class GaussianGopa:
     pairwise: float  # s_D
     neighbours: int | None = None  # k, or as many as are enough
     colluding: float = 0.3  # 1 - rho: share of a round's parties on the server's side
-    dropouts: float = 0.1  # share of a round's parties that may vanish
+    dropouts: float = 0.2  # share of a round's parties that may vanish
 
     def __post_init__(self) -> None:
         _check_shares(self.colluding, self.dropouts)
