@@ -31,8 +31,8 @@ NAMES = ["anna", "bert", "cleo", "dora"]
 
 def terms_of(parties, **more):
     roster = {party.name: party.identity.public.hex() for party in parties}
-    size = len(parties[0].values)
-    return agreed(roster, secrets.token_hex(16), size=size, **{**SMALL, **more})
+    names = [f"value {i}" for i in range(len(parties[0].values))]
+    return agreed(roster, secrets.token_hex(16), names=names, **{**SMALL, **more})
 
 
 def held(parties, dropping=None, board=None, **more):
@@ -64,7 +64,7 @@ def test_the_mean_is_that_of_the_values_and_the_noise_that_the_coins_made():
 
     assert verdict.right and outcome.counted == ("anna", "bert", "cleo")
     assert outcome.epsilon <= 8
-    assert abs(outcome.mean[0] - 0.4) < 6 * outcome.deviation
+    assert abs(outcome.mean[0] - 0.4) < 6 * outcome.deviation[0]
 
 
 def test_sums_are_exact_but_for_the_noise():
@@ -88,7 +88,7 @@ def test_drop_outs_at_every_phase_are_corrected(phase):
     (outcome,) = verdict.outcomes
 
     assert verdict.right and outcome.dropped == ("bert",)
-    assert abs(outcome.mean[0] - 0.5) < 6 * outcome.deviation
+    assert abs(outcome.mean[0] - 0.5) < 6 * outcome.deviation[0]
 
 
 def test_several_drop_at_different_phases():
@@ -113,14 +113,14 @@ def test_who_published_and_leaves_before_correcting_is_named():
 
 def test_vectors_counts_and_histograms():
     _, vectors = held([Party(n, (0.25, 1.0, 0.0)) for n in NAMES], epsilon=20.0)
-    _, counts = held([Party(n, (7,)) for n in NAMES], counts=True, low=3, high=14)
+    _, counts = held([Party(n, (7,)) for n in NAMES], whole=True, low=3, high=14)
     _, hot = held([Party(n, (0, 1, 0)) for n in NAMES], one_hot=True, epsilon=12.0)
 
     for verdict, expected in ((vectors, (0.25, 1.0, 0.0)), (counts, (7,)), (hot, (0, 1, 0))):
         (outcome,) = verdict.outcomes
         assert verdict.right
         for mean, value in zip(outcome.mean, expected, strict=True):
-            assert abs(mean - value) < 6 * outcome.deviation
+            assert abs(mean - value) < 6 * outcome.deviation[0]
 
 
 def test_a_value_out_of_range_is_refused_by_its_own_party():
@@ -135,13 +135,13 @@ def test_a_value_out_of_range_is_refused_by_its_own_party():
 class OneStepTooFar(Party):
     """1 and one step of the grid."""
 
-    def _points(self, terms):
-        return [terms.steps + 1] * terms.size
+    def _steps(self, terms):
+        return [top + 1 for top in terms.tops]
 
 
 @dataclass
 class TwoOfAHistogram(Party):
-    def _points(self, terms):
+    def _steps(self, terms):
         return [1] * terms.size
 
 
@@ -506,8 +506,9 @@ def test_terms_that_no_run_can_have_are_refused():
     parties = honest()
     terms = terms_of(parties).written()
     for key, value in (
-        ("steps", 0), ("steps", True), ("unit", 3), ("low", "0"), ("delta", 0.0), ("size", 1 << 30),
-        ("parties", []), ("coins", 1.5), ("neighbours", 4), ("high", -1.0), ("extra", 1),
+        ("grain", 0), ("grain", True), ("coin", 3), ("low", "0"), ("delta", 0.0), ("tops", [1 << 40]),
+        ("parties", []), ("coins", 1.5), ("neighbours", 4), ("unit", [0.0]), ("extra", 1),
+        ("low", ["0"]), ("names", ["a", "a"]), ("tops", [True]), ("parties", {"a": 1, "b": 2}),
     ):  # fmt: skip
         with pytest.raises(ArchipelError):
             Terms.read({**terms, key: value})

@@ -61,11 +61,16 @@ def _told(outcome: Outcome, run: str) -> list[str]:
     lines = [f"{each.party or 'The keeper'}: {each.kind}: {each.detail}." for each in outcome.faults]
     if outcome.mean is None:
         return [*lines, f"{run} has no verified mean: it must be repeated without those named."]
-    mean = ", ".join(f"{each:.6g}" for each in outcome.mean)
     return [
         *lines,
-        f"{run} has the verified mean {mean} with a deviation of {outcome.deviation:.3g} by its "
-        f"noise, over {len(outcome.counted)} of {outcome.parties} parties.",
+        f"{run} has a verified mean of {len(outcome.counted)} of {outcome.parties} parties:",
+        *(
+            f"  {name}: {mean:.6g} ± {deviation:.3g}"
+            for name, mean, deviation in zip(
+                outcome.names, outcome.mean, outcome.deviation, strict=True
+            )
+        ),
+        "± is one deviation of the noise that all coins made.",
         f"It costs each of them epsilon {outcome.epsilon:.3g} at delta {outcome.delta:g} if "
         f"{outcome.honest:.0%} of the parties are honest.",
     ]

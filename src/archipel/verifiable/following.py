@@ -201,7 +201,8 @@ def _key(text: str) -> bytes:
 
 def same_data(terms: Terms) -> tuple[object, ...]:
     """What two runs have in common that are on the same values."""
-    return terms.data, terms.low, terms.high, terms.steps, terms.size, terms.one_hot
+    scale = tuple(terms.names), tuple(terms.low), tuple(terms.unit), tuple(terms.tops)
+    return terms.data, scale, terms.grain, terms.one_hot
 
 
 def dispute_transcript(session: bytes, name: str, other: str) -> Transcript:

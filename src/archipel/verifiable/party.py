@@ -146,26 +146,27 @@ class Party:
         """Commitments to its values, and that they are in range, or those of an earlier run."""
         terms = run.terms
         about = same_data(terms)
-        points = self._points(terms)
+        steps = self._steps(terms)
         before = self.kept.get(about)
-        mine = self.kept[about] = [(point, drawn()) for point in points]
+        mine = self.kept[about] = [(step, drawn()) for step in steps]
         committed = tuple(commitment(*pair) for pair in mine)
         if before is not None and terms.data and self.name in run.earlier:
             transcript = Transcript("same", run.session, self.name)
             pairs = zip(mine, before, strict=True)
             return committed, None, tuple(Zero.prove(transcript, r - q) for (_, r), (_, q) in pairs)
-        told = bits.commit([bit for point in points for bit in bits_of(point, terms.steps)])
+        pairs = zip(steps, terms.tops, strict=True)
+        told = bits.commit([bit for step, top in pairs for bit in bits_of(step, top)])
         rows = value_rows(terms, committed)
         blindings = [r for _, r in mine] + [0] * (len(rows) - len(mine))
         transcript = Transcript("range", run.session, self.name)
         return committed, (told.point, bits.prove(transcript, told, rows, blindings)), ()
 
-    def _points(self, terms: Terms) -> list[int]:
+    def _steps(self, terms: Terms) -> list[int]:
         """Its values on the grid."""
-        points = terms.points(self.values)
-        if terms.one_hot and sum(points) != 1:
+        steps = terms.steps(self.values)
+        if terms.one_hot and sum(steps) != 1:
             raise ArchipelError(f"values of {self.name!r}: exactly one must be 1, the others 0.")
-        return points
+        return steps
 
     def _noise(self, run: Run) -> list[int]:
         """What the coins make of the bits."""
@@ -200,8 +201,10 @@ def opposite(run: Run, name: str, other: str) -> bool:
 
 def value_rows(terms: Terms, values: Sequence[Point]) -> list[Row]:
     """What is proved of values: each is in range, and a histogram's add up to 1."""
-    own = weights_to(terms.steps)
-    rows = [Row(own, point, i * len(own)) for i, point in enumerate(values)]
+    rows, start = [], 0
+    for top, point in zip(terms.tops, values, strict=True):
+        rows.append(Row(weights_to(top), point, start))
+        start += top.bit_length()
     return [*rows, Row([1] * terms.size, BASE)] if terms.one_hot else rows
 
 

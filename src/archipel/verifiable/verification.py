@@ -39,12 +39,13 @@ class Outcome:
     """What a run's entries show."""
 
     data: str
+    names: tuple[str, ...]  # of each party's numbers
     keeper: str  # Ed25519 public key, in hexadecimal
     parties: int  # that were asked
     counted: tuple[str, ...]  # whose values are in the mean
     dropped: tuple[str, ...]
     mean: tuple[float, ...] | None  # None if it does not follow from the entries
-    deviation: float
+    deviation: tuple[float, ...]
     epsilon: float
     delta: float
     honest: float
@@ -171,12 +172,13 @@ def outcome(run: Run) -> Outcome:
         sums = _sums(run)
     return Outcome(
         terms.data,
+        tuple(terms.names),
         run.keeper.hex(),
         len(terms.parties),
         counted,
         tuple(name for name in terms.parties if name not in run.published),
         tuple(terms.mean(sums, len(counted))) if sums is not None and counted else None,
-        terms.deviation(len(counted)) if counted else 0.0,
+        tuple(terms.deviation(len(counted))) if counted else (),
         terms.spent(len(counted)),
         terms.delta,
         terms.honest,
@@ -220,7 +222,7 @@ def _value_claim(run: Run, name: str) -> Claim:
         transcript = Transcript("same", run.session, name)
         pairs = zip(said.same, said.values, before, strict=True)
         return Claim(changed, [zero.equation(transcript, now - old) for zero, now, old in pairs])
-    outside = Fault(name, "out of range", f"not from {terms.low:g} to {terms.high:g}, as proofs go")
+    outside = Fault(name, "out of range", "its values are not proved to be in their ranges")
     if said.range is None:
         return Claim(outside, [NEVER])
     point, proof = said.range
@@ -293,6 +295,9 @@ def in_plain(verdict: Verdict) -> dict[str, Any]:
     def told(faults: Sequence[Fault]) -> list[dict[str, str]]:
         return [fault._asdict() for fault in faults]
 
+    def by_name(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+        return dict(zip(names, values, strict=False))
+
     return {
         "right": verdict.right,
         "entries": verdict.entries,
@@ -306,8 +311,8 @@ def in_plain(verdict: Verdict) -> dict[str, Any]:
                 "parties": each.parties,
                 "counted": len(each.counted),
                 "dropped": list(each.dropped),
-                "mean": list(each.mean) if each.mean is not None else None,
-                "deviation": each.deviation,
+                "mean": by_name(each.names, each.mean) if each.mean is not None else None,
+                "deviation": by_name(each.names, each.deviation),
                 "epsilon": each.epsilon,
                 "delta": each.delta,
                 "honest": each.honest,
