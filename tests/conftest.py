@@ -1,11 +1,18 @@
 """What every test runs under."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: test processes share the cores
+
 import pytest
 from hypothesis import settings
 
 from store import postgres
 
-settings.register_profile("archipel", deadline=None)  # a busy machine is not a failure
+# a busy machine is no failure, and what failed fails again; HYPOTHESIS_SEARCH=1 looks elsewhere
+settings.register_profile(
+    "archipel", deadline=None, derandomize="HYPOTHESIS_SEARCH" not in os.environ
+)
 settings.load_profile("archipel")
 
 LONG = {"test_docs.py", "test_comparison.py"}  # files that take minutes

@@ -17,7 +17,7 @@ ROOT = SOURCE.parents[1]
 # A module may import from its own layer and those before it. A package is named whole, or a module
 # of it where that lies deeper than the rest.
 LAYERS = [
-    {"errors", "picture", "plain"},
+    {"errors", "picture", "plain", "signing"},
     {
         "tree",
         "rng",
@@ -38,8 +38,10 @@ LAYERS = [
         "models.stacked",
         "models.recorded",
         "models.clipped",
+        "models.private",
         "wire",
         "privacy.door",
+        "privacy.noisy_sum",
         "privacy.party",
         "privacy.record",
     },

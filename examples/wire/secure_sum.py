@@ -22,6 +22,7 @@ from torch import Tensor, int64, uint8
 from archipel.aggregation.summation import Total
 from archipel.core import Each, places
 from archipel.errors import ArchipelError, BelowQuorum
+from archipel.tree import leaves
 
 P, SIZE = 2**521 - 1, 66  # the shares' field, and the bytes of one of its numbers
 
@@ -72,7 +73,7 @@ class SecureSum:
         both = torch.cat([shares(key, a, most, len(ids)), shares(mask, b, most, len(ids))], dim=1)
         pads = [stream(agree(key, known[j], f"from {mine}"), 2 * SIZE) for j in known]
         senders, boxes = yield both ^ torch.stack(pads)
-        fixed = torch.cat([v.flatten().double() for v in x])
+        fixed = torch.cat([v.flatten().double() for v in leaves(x)])
         if not fixed.abs().max() < 2 ** (62 - self.bits) / len(ids):
             raise ArchipelError("wire.sum: an upload is too large for SecureSum: clip it first.")
         masked = (fixed * 2**self.bits).round().to(int64) + stream(mask, 8 * len(fixed)).view(int64)
@@ -99,6 +100,6 @@ class SecureSum:
             else:
                 for k in places(there, asked):
                     total += pairwise(secret, keys[k], party, int(asked[k]), len(total))
-        sums = (total.double() / 2**self.bits).split([x.numel() for x in form])
-        made = tuple(s.view_as(x).to(x.dtype) for s, x in zip(sums, form, strict=True))
+        sums = (total.double() / 2**self.bits).split([x.numel() for x in leaves(form)])
+        made = tuple(s.view_as(x).to(x.dtype) for s, x in zip(sums, leaves(form), strict=True))
         return Total(made, there)

@@ -68,12 +68,41 @@ class LocalWork(Protocol):
     def lr(self) -> Rate: ...
 
 
+class Others(Protocol):
+    """What a party knows of the others in a round, for protocols between them."""
+
+    @property
+    def session(self) -> bytes:
+        """Names the study and the server's attempt at the round."""
+
+    @property
+    def least(self) -> int:
+        """Parties in a sum, at the fewest, by the party's own policy."""
+
+    @property
+    def trial(self) -> bool:
+        """Whether a round is only tried, with this party in every place."""
+
+    @property
+    def public(self) -> bytes:
+        """The key that others know the party's signatures by."""
+
+    def sign(self, what: bytes) -> bytes:
+        """The party's signature, 64 bytes, of something that it says."""
+
+    def signed(self, by: int, signature: bytes, what: bytes) -> bool:
+        """Whether another party signed this, by the key that this one knows it by."""
+
+
 class Party(Protocol):
     """All that code at a party may use. Shapes carry the same leading dimensions as the vectors."""
 
     n: Tensor  # [..., 1] number of local training examples
     number: Tensor  # [..., 1] of the party among all: what `uploads.present` knows it by
     round: int  # t, from 0
+
+    @property
+    def others(self) -> Others: ...
 
     @property
     def blueprint(self) -> Blueprint: ...

@@ -17,12 +17,11 @@ from torch.nn import functional
 
 from archipel.errors import ArchipelError
 from archipel.models import build, losses
-from archipel.models.clipped import ByParty, Chained, Clipped, Clipping, clipping, descend, ways
+from archipel.models.clipped import ByParty, Chained, Clipped, Clipping, clipping, ways
 from archipel.models.ghost import factors, lengths, scaled, squares_of_products
-from archipel.models.model import Model, Points, Steps
+from archipel.models.model import Model, Points
 from archipel.models.recorded import Recorded, Unrecorded
 from archipel.models.stacked import Stacked
-from archipel.training.optimisers import SGD
 
 TEXT = 11  # characters
 
@@ -682,44 +681,19 @@ def test_memory_bounds_the_examples_at_a_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lstm", "functional"])
-def test_a_step_is_sum_and_noise_over_the_denominator(name: str) -> None:
+def test_a_step_is_the_sum_times_its_rate(name: str) -> None:
     model, x, y = model_of(name, torch.float64)
     points, w = stack(x, y, [4, 2, 0], torch.float64), vectors(model, 3)
-    noise = torch.randn_like(w)
     rate, clip = torch.tensor([[0.1], [0.2], [0.3]]).double(), torch.tensor([[1.0], [0.1], [1.0]])
 
     for way in ways(model, x, y, wanted="vmapped").values():
         total, norms = way.clipped(w, points, clip.double())
         first, second = w.clone(), w.clone()
 
-        torch.testing.assert_close(way.move(first, points, clip.double(), rate, noise), norms)
-        way.move(second, points, clip.double(), 0.25, None)
-        torch.testing.assert_close(first, w - rate * (total + noise))
+        torch.testing.assert_close(way.move(first, points, clip.double(), rate), norms)
+        way.move(second, points, clip.double(), 0.25)
+        torch.testing.assert_close(first, w - rate * total)
         torch.testing.assert_close(second, w - 0.25 * total)
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_descending_takes_each_partys_steps_with_those_of_noise_alone(name: str) -> None:
-    model, x, y = model_of(name, torch.float64)
-    rows = torch.arange(18).view(2, 3, 3) % len(x)
-    lengths = np.array([[2, 0, 3], [3, 1, 0]])  # the second party takes two steps
-    weights = torch.from_numpy(np.arange(3) < lengths[..., None]).double()
-    steps = Steps(x, y, rows, weights, lengths, 0.3, SGD(), None, 0.0, None)
-    noise = torch.randn(3, 2, model.p).double()
-    for way in ways(model, x, y).values():
-        got = descend(
-            way, vectors(model, 1).expand(2, -1) * 0, steps, np.array([3, 2]), 0.5, 4.0,
-            lambda t, a: noise[t, :a],
-        )  # fmt: skip
-
-        w = torch.zeros(2, model.p).double()
-        for t in range(3):
-            for r in range(2 if t < 2 else 1):
-                some = rows[r, t, : lengths[r, t]]
-                points = stack(x[some], y[some], [len(some)], torch.float64)
-                total = by_hand(model, w[r : r + 1], points, 0.5).sum[0]
-                w[r] -= 0.3 * (total + noise[t, r]) / 4.0
-        torch.testing.assert_close(got, w, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("mood", ["functional", "twice"])
@@ -740,7 +714,7 @@ def test_a_pass_that_is_not_as_on_the_probe_goes_another_way(
     expected = by_hand(model, w, points, 1.0)
     assert_equal(right["recorded"].clipped(w, points, 1.0), expected, 1e-9)
     end = w.clone()
-    right["recorded"].move(end, points, 1.0, 0.5, None)
+    right["recorded"].move(end, points, 1.0, 0.5)
     torch.testing.assert_close(end, w - 0.5 * expected.sum)
 
 
@@ -829,4 +803,4 @@ def test_a_clip_that_is_no_length(clip: float | Tensor) -> None:
             with pytest.raises(ArchipelError, match="clip = "):
                 way.clipped(w, points, clip)
             with pytest.raises(ArchipelError, match="clip = "):
-                way.move(w, points, clip, 0.1, None)
+                way.move(w, points, clip, 0.1)

@@ -58,12 +58,13 @@ class Process:
     def __init__(self, log: Path, *arguments: str) -> None:
         self.log, self.environment = log, {"OMP_NUM_THREADS": "1"}
         self.before: list[str] = []  # a command that runs it, such as `ip netns exec NAME`
+        self.module = "archipel"  # or one that does the same and ends another way
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        command = [*with_us, *self.before, sys.executable, "-m", "archipel", *self._arguments]
+        command = [*with_us, *self.before, sys.executable, "-m", self.module, *self._arguments]
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from archipel.federation import approval
 from archipel.federation.audit import Audit
 from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.coordinator.server_study import ServerStudy
+from archipel.federation.coordinator.status import status_of
 from archipel.federation.site import binding, ledger
 from archipel.federation.site.account import epsilon_of, for_records
 from archipel.federation.site.exposure import Rows
@@ -33,6 +34,8 @@ from archipel.federation.site.part import party_state_at
 from archipel.federation.site.policy import Overspent, Policy, Withheld
 from archipel.privacy.promise import Privacy
 from archipel.privacy.release import Gaussian, Release
+from archipel.report import budget as report
+from archipel.runs.listing import open_run, read_run
 from archipel.runs.parts import build_model
 from archipel.tree import leaves
 from network.homes import made_site, study_text, table
@@ -106,17 +109,62 @@ def test_between_sites_it_is_the_simulation_and_every_round_is_in_the_ledger(tmp
     run, sites = asyncio.run(run())
     expected = simulated(text)
     torch.testing.assert_close(run.vector, expected.vector, rtol=1e-6, atol=1e-6)
+    assert_same_ledger(run, sites, expected)
+
+
+def assert_same_ledger(run, sites, expected):
+    """Every site's ledger has, round by round, what the simulation counts for its party."""
+    rounds, kept = expected.done, expected.kept
     for k, site in enumerate(sites):
         found = ledger.entries(site)
-        released = [release for each in found for release in each.releases]
-        assert [each.round for each in found] == [1, 2, 3, 4]
-        assert len({each.table for each in found}) == 1
-        together = sum(each.times for each in released)
-        assert together == sum(each.times for each in expected.kept.releases(k, 4))
-        assert {each.mechanism for each in released} == {Gaussian(1e-9)}
-    told = run.scorecard.privacy
-    assert "names no unit" not in told.guarantee
-    assert (told.promise is None) == (privacy["unit"] == "record")
+        assert [each.round for each in found] == list(range(1, rounds + 1))
+        assert [list(each.releases) for each in found] == [kept.releases(k, 1)] * rounds
+        assert {each.of for each in found} == {kept.rounds}
+        (table,) = {each.table for each in found}
+        (about,) = {(each.unit, each.neighbours, each.delta) for each in found}
+        assert about == (kept.promise.unit, kept.neighbours, kept.promise.delta)
+        spent = epsilon_of(ledger.account_of(site, "", table).others, kept.promise.delta)
+        assert spent == pytest.approx(kept.spent({k: rounds})[k])
+    told, simulated = run.scorecard.privacy, expected.scorecard.privacy
+    assert told.epsilon == simulated.epsilon
+    assert told.promise == replace(simulated.promise, simulated=False)
+    assert "each one's own ledger says what it spent" in told.guarantee
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"unit": "record", "epsilon": 3.0},
+        {"unit": "record", "noise": 0.8},
+        {"unit": "party", "trust": "nobody", "epsilon": 9.0},
+        {"unit": "party", "epsilon": 9.0},
+    ],
+    ids=lambda each: " ".join(map(str, each.values())),
+)
+def test_the_ledgers_of_sites_are_that_of_the_simulation(tmp_path, privacy):
+    """With the noise that is planned, and samples that are drawn; and so is the figure of ε."""
+    changes = {f"privacy.{key}": value for key, value in privacy.items()}
+    text = text_of("fedavg", **{"algorithm.batch_size": 20, "study.rounds": 3, **changes})
+
+    async def run():
+        async with coordinator(tmp_path / "c") as one:
+            digest, sites = await members(one, tmp_path, text, 4)
+            attending = [asyncio.create_task(attend(s, d, digest)) for s, d in sites]
+            run, seen = await one.run(digest), status_of(one)["studies"][digest]
+            await asyncio.gather(*attending)
+            return run, seen, [site for site, _ in sites], one.home.run_of(digest)
+
+    run, seen, sites, folder = asyncio.run(run())
+    expected = simulated(text)
+    assert_same_ledger(run, sites, expected)
+    unit, planned = privacy["unit"], expected.kept.at_most(3)
+    assert seen["epsilon"] == planned
+    assert seen["privacy"] == f"ε ≤ {planned:.3g} of {planned:.3g} by {unit}, as sites plan"
+    for again in (open_run(folder), read_run(folder)):
+        assert again.scorecard.privacy.promise == run.scorecard.privacy.promise
+    (spent, *_), _ = (axes.lines for axes in report.privacy(run).axes)
+    curve = expected.scorecard.privacy.promise.curve
+    assert spent.get_xydata().tolist() == [list(each) for each in curve] and len(curve) == 3
 
 
 @pytest.mark.parametrize("trust", ["server", "nobody"])
@@ -179,10 +227,20 @@ class Twice:
 def party_of(algorithm, charged, private=True, rounds=3, **promise):
     promise = Privacy(**{"unit": "record", "noise": 1.0, **promise})
     data = DATA.select(np.array([1]))
+
+    def charge(t, kept, noise):
+        """As the ledger does: the same noise is the same charge."""
+        if (t, noise) not in charged:
+            charged.append((t, noise))
+
     return PartyState(
         algorithm, data, network(4, 3), party=1, rounds=rounds, private=private, parties=5,
-        privacy=promise, charge=lambda t, kept: charged.append(t),
+        privacy=promise, charge=charge,
     )  # fmt: skip
+
+
+def rounds(charged):
+    return [t for t, _ in charged]
 
 
 def test_a_round_is_charged_again_only_where_its_noise_is_another():
@@ -198,21 +256,21 @@ def test_a_round_is_charged_again_only_where_its_noise_is_another():
     again.restore(kept)
     assert torch.equal(again.work(0, 0, w)[0][0], first[0])
     assert torch.equal(again.work(0, 1, reply)[0][0], second[0])
-    assert charged == [0]  # the same noise on the same gradients, also after a restart
+    assert rounds(charged) == [0]  # the same noise on the same gradients, also after a restart
 
     other, _ = again.work(0, 1, [reply[0] + 1e-6])
-    assert charged == [0, 0]
+    assert rounds(charged) == [0, 0]
     # with the noise of before, two uploads would differ by what the records make of the change
     assert float((other[0] - second[0]).norm()) > 1e-3
     again.verdict(0, True)
     again.work(1, 0, w)
-    assert charged == [0, 0, 1]
+    assert rounds(charged) == [0, 0, 1]
 
 
 def test_nothing_is_computed_that_is_not_charged():
     party = party_of(ar.FedAvg(lr=0.1, batch_size=4), [])
 
-    def refuse(t, kept):
+    def refuse(t, kept, noise):
         raise Overspent("no.")
 
     party._charge = refuse
@@ -225,17 +283,18 @@ def test_what_could_not_be_charged_is_charged_when_it_is_tried_again():
     """Also after a restart from what was on the disk at that moment."""
     charged = []
     party = party_of(ar.FedSGD(lr=0.1), charged)
-    pay, party._pay = party._pay, lambda t: (_ for _ in ()).throw(Overspent("no."))
+    charge, party._charge = party._charge, lambda *_: (_ for _ in ()).throw(Overspent("no."))
     w = leaves(party.anatomy.sent)
     with pytest.raises(Overspent):
         party.work(0, 0, w)
     again = party_of(ar.FedSGD(lr=0.1), charged)
     again.restore({**party.state(), "last": torch.tensor([-1, 0])})
     again.work(0, 0, w)
-    assert charged == [0]
-    party._pay = pay
+    assert rounds(charged) == [0]
+    party._charge = charge
     party.work(0, 0, w)
-    assert charged == [0, 0]
+    assert rounds(charged) == [0]  # it has the same secrets, and says the same
+    assert torch.equal(party.turn.outbox[0][0], again.turn.outbox[0][0])
 
 
 def test_a_letter_that_is_none_costs_nothing():
@@ -317,9 +376,9 @@ def test_a_peer_that_is_killed_sends_the_same_and_pays_once_where_that_is_sure(m
 
     again.alone(0, mixing)
     assert torch.equal(left[0], left[1])
-    assert charged == [0] * mixes
+    assert rounds(charged) == [0] * mixes
     again.alone(1, mixing)
-    assert charged == [0] * mixes + [1]
+    assert rounds(charged) == [0] * mixes + [1]
 
 
 def test_a_peer_that_hears_something_else_after_a_restart_draws_other_noise():
@@ -436,9 +495,7 @@ MOMENTS = ["before the charge", "in the charge", "after the charge", "computed",
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_site_that_is_killed_counts_a_round_too_often_and_never_too_seldom(
-    site, tmp_path, monkeypatch, moment
-):
+def test_a_site_that_is_killed_counts_every_round_once(site, tmp_path, monkeypatch, moment):
     desk = Desk(site, tmp_path).approve()
     desk.rounds(1)
     assert desk.charged == [1] and len(desk.left) == 1
@@ -478,8 +535,7 @@ def test_a_site_that_is_killed_counts_a_round_too_often_and_never_too_seldom(
     desk.round(1)  # and once more, as it is
 
     assert len(desk.left) == 2  # of two rounds one upload each
-    twice = moment in ("after the charge", "computed")
-    assert desk.charged == [1, 2, 2] if twice else desk.charged == [1, 2]
+    assert desk.charged == [1, 2]  # and one entry each
 
 
 class Dying(set):
@@ -496,7 +552,7 @@ def test_a_study_spends_what_it_promised_and_no_more(site, tmp_path):
     assert desk.charged == [1, 2, 3, 4, 5]
     charging = ledger.Charging(site, desk.digest, "elsewhere")
     with pytest.raises(Overspent, match="planned for 5 rounds of this study, which are spent"):
-        charging(5, desk.begin()[0].kept)
+        charging(5, desk.begin()[0].kept, b"other")
 
 
 def test_rounds_that_were_begun_anew_are_missing_at_the_end(site, tmp_path):

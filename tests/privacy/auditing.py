@@ -29,8 +29,14 @@ from scipy import stats
 from torch import Tensor
 
 import archipel as ar
+from archipel.aggregation.secure import SecureSum
 from archipel.core import Party, Uploads, Vector
+from archipel.exchange.sender import Sender
+from archipel.privacy import noisy_sum
 from archipel.privacy.promise import Kept, Privacy
+from archipel.privacy.sources import Simulated
+from archipel.wire.integers import decode
+from archipel.wire.wire import Wire
 from problems import linear
 
 Floats = NDArray[np.float64]
@@ -310,3 +316,57 @@ def _mixture(x: Floats, rate: float, noise: float) -> Floats:
         np.log1p(-min(rate, 1 - 1e-12)), np.log(rate) + (2 * x - 1) / (2 * noise**2)
     )
     return found
+
+
+def of_sums(
+    noise: float,
+    rounds: int,
+    honest: int,
+    shares: Any = "gaussian",
+    bits: int = 32,
+    among: int = 400,
+    seeds: Sequence[int] = range(8),
+    delta: float = DELTA,
+    clip: float = 0.5,
+) -> Found:
+    """Audit noise in shares: all but `honest` parties tell the adversary theirs, which subtracts it.
+
+    Party k moves coordinate k alone, up or down.
+    """
+    ups: list[Floats] = []
+    downs: list[Floats] = []
+    claimed = 0.0
+    for seed in seeds:
+        up = np.random.default_rng(seed).permutation(np.arange(among) % 2 == 0)
+        ys = [torch.tensor([FAR if each else -FAR]).double() for each in up]
+        eye = torch.eye(among).double()
+        data = ar.Federation.from_arrays(list(eye[:, None]), ys, test=0.0)
+        promise = Privacy(
+            "party", noise=noise, clip=clip, trust="sum", honest=honest, shares=shares, bits=bits
+        )
+        with ar.LocalEngine(
+            ar.FedAvg(1.0, batch_size=None), data, linear(among),
+            plan=ar.Plan("stacked", 256, 1), privacy=promise, rounds=rounds, seed=seed,
+            wire=Wire(sum=SecureSum(colluding=0.0)),
+        ) as engine:  # fmt: skip
+            models = [engine.vector().clone()]
+            for t in range(rounds):
+                engine.round(t, range(among))
+                models.append(engine.vector().clone())
+            kept = engine.kept
+        assert kept is not None
+        (share,) = (use.share for use in kept.uses[0])
+        assert share is not None
+        x = torch.stack(models).diff(dim=0).double() * among
+        for t in range(rounds):
+            known = noisy_sum.drawn(
+                share, noise, Simulated(seed, t, range(honest, among), "share 0")
+            ).sum(axis=0)
+            them = Sender(seed, t, 0, np.array([-1]))
+            code = replace(share.encoding(noise), bits=60)  # it is not sent, and wraps nowhere
+            x[t] -= decode(code, them, torch.from_numpy(known))
+        scores = x.sum(dim=0).numpy()[:honest] / clip
+        ups.append(scores[up[:honest]])
+        downs.append(scores[~up[:honest]])
+        claimed = claim(kept, rounds, delta)
+    return Found(bound(np.concatenate(ups), np.concatenate(downs), delta), claimed)

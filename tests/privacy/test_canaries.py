@@ -5,6 +5,7 @@ the field knows (no noise, too little, used again; no clip; sampling claimed and
 tried on every kind of promise it can be tried on, and is found: the bound is above the claim.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ from auditing import (
     of_models,
     of_records,
     of_rounds,
+    of_sums,
     of_training,
     of_uploads,
     records,
@@ -31,12 +33,15 @@ from archipel.engines import protection
 from archipel.engines.local import engine as local
 from archipel.engines.party import LocalParty
 from archipel.models.clipped import clipping
+from archipel.privacy import noisy_sum
 from archipel.privacy import party as parties
 from archipel.privacy.accounting import Gaussian, Poisson, Release, epsilon
 from archipel.privacy.door import Door, Noised
+from archipel.privacy.encoding import Share
 from archipel.privacy.mechanisms import Gaussian as OnGrid
 from archipel.privacy.sources import Simulated
 from archipel.runs.participation import Participation
+from archipel.wire import integers
 from problems import linear
 
 POWER = 0.25  # of what is claimed, at least found
@@ -274,6 +279,62 @@ def test_by_party_noise_in_the_sum(audit, power):
 def test_by_party_what_is_broken_is_found(audit, breaks, monkeypatch):
     breaks(monkeypatch)
     is_found(audit())
+
+
+# -- in shares, under a sum that nobody looks into -------------------------------------------------
+
+DRAWN = noisy_sum.drawn
+
+
+def shareless(patch):
+    patch.setattr(noisy_sum, "drawn", lambda *share: 0 * DRAWN(*share))
+
+
+def half_shares(patch):
+    patch.setattr(noisy_sum, "drawn", lambda *share: DRAWN(*share) // 2)
+
+
+def long_uploads(patch):
+    """Four times as long as they may be, at both clips."""
+    patch.setattr(parties, "clipped", lambda vectors, lead, clip: vectors)
+    short = integers._clipped
+    patch.setattr(integers, "_clipped", lambda x, clip: short(x, 4 * clip))
+
+
+def for_everybody(patch):
+    """Shares as if nobody told the adversary theirs, and claimed for the honest ones."""
+    variance = Share.variance
+    patch.setattr(
+        Share, "variance", lambda it, noise: variance(it, noise) * it.counted / it.parties
+    )
+    told = Share.mechanism
+    patch.setattr(
+        Share, "mechanism", lambda it, noise, n=None: told(replace(it, counted=it.parties), noise)
+    )
+
+
+SHARED = {
+    "all but one": partial(of_sums, 2.0, 2, 399),
+    "a third is honest": partial(of_sums, 1.4, 1, 140, seeds=range(20)),
+    "few bits": partial(of_sums, 1.4, 1, 399, bits=14),
+    "Skellam": partial(of_sums, 1.4, 1, 399, shares="skellam"),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_in_shares_no_more_is_found_than_is_claimed(name):
+    holds(SHARED[name]())
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks"),
+    [("all but one", shareless), ("all but one", half_shares), ("all but one", long_uploads),
+     ("a third is honest", for_everybody), ("Skellam", shareless)],
+    ids=lambda each: getattr(each, "__name__", each),
+)  # fmt: skip
+def test_in_shares_what_is_broken_is_found(name, breaks, monkeypatch):
+    breaks(monkeypatch)
+    is_found(SHARED[name]())
 
 
 # -- longer: more canaries find more of what is claimed --------------------------------------------

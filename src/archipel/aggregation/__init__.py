@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a mean is made: robust rules over single uploads, and sums that nobody can look into.
 
-None of either is bundled yet: files of one's own and installed packages add them.
+Files of one's own and installed packages add others. No rule is bundled yet.
 """
 
 from __future__ import annotations
 
+from archipel.aggregation.gopa import Gopa
+from archipel.aggregation.secure import SecureSum
+from archipel.aggregation.shuffled import ShuffledSum
+
 RULES: dict[str, type] = {}
-SUMS: dict[str, type] = {}  # besides "plain", which adds up what arrives
+SUMS: dict[str, type] = {  # besides "plain", which adds up what arrives
+    "gopa": Gopa,
+    "secure": SecureSum,
+    "shuffled": ShuffledSum,
+}

@@ -4,28 +4,31 @@
 It has two boxes, as an algorithm has, and each `yield` is one exchange. The engine runs them inside
 the algorithm's round: an algorithm that asks for `uploads.mean()` never knows how the mean came
 about, and one that asks for single uploads is refused.
+
+A protocol that adds up integers says how numbers become these (`coding`). A simulation may then
+add up the same integers without the protocol (`Exact`), to the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Party, Uploads
+from archipel.aggregation.coding import Coding, Terms, Vectors
+from archipel.core import Others, Party, Uploads
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
+from archipel.privacy.sources import Source
 from archipel.tree import Tree, fill, leaves, tree_map
-
-Vectors = tuple[Tensor, ...]
 
 
 class Total(NamedTuple):
@@ -38,28 +41,65 @@ class Total(NamedTuple):
 class Summation(Protocol):
     """Two boxes. `number` is which of the algorithm's messages is added up, from 0."""
 
-    def party(self, me: Party, x: Vectors, number: int) -> Generator[Any, Any, Any]:
+    def party(self, me: Party, x: Terms, number: int) -> Generator[Any, Any, Any]:
         """Of one party, `[p]`: yield what it sends, be sent replies, return the last message."""
 
-    def server(
-        self, uploads: Uploads, form: Vectors, number: int
-    ) -> Generator[Any, Uploads, Total]:
+    def server(self, uploads: Uploads, form: Terms, number: int) -> Generator[Any, Uploads, Total]:
         """Yield replies, be sent uploads, and return the sums; x has this form."""
+
+
+@runtime_checkable
+class OfIntegers(Summation, Protocol):
+    """A protocol whose parties add up integers, in a way that a simulation can do at once."""
+
+    def coding(self, parties: int) -> Coding:
+        """How terms of so many parties become integers."""
+
+
+class Exact:
+    """The sum of the integers that a protocol would add up, made without it: one message."""
+
+    def __init__(self, how: OfIntegers) -> None:
+        self._coding = how.coding
+        self.named = type(how).__name__
+
+    def stacked(self, me: Any, x: Terms) -> Tensor:
+        return self._coding(me.cohort).encode(x, me.lead)
+
+    def total(self, uploads: Any, form: Terms) -> Total:
+        code = self._coding(uploads.cohort)
+        return Total(code.decode(uploads.total(), form), uploads.present)
+
+
+@runtime_checkable
+class Hiding(OfIntegers, Protocol):
+    """One that shows nobody a single upload, nor a sum of few: noise may come in shares."""
+
+    @property
+    def least(self) -> int:
+        """Parties of a sum, at the fewest: all who are in it see to that."""
+
+    def fewest(self, parties: int) -> int:
+        """Of so many parties of a round, the fewest that a sum has to be of."""
+
+    def colluders(self, parties: int) -> int:
+        """Of so many, the most that are on the server's side."""
 
 
 class Summed(Around):
     """An algorithm whose server is given sums that a protocol made; `anatomy` is without it."""
 
-    def __init__(self, inner: Boxes, how: Summation, anatomy: Anatomy, seed: int) -> None:
+    def __init__(self, inner: Boxes, how: Summation | Exact, anatomy: Anatomy, seed: int) -> None:
         super().__init__(inner)
         self._how, self._seed = how, seed
         self._messages, self._round = anatomy.messages, 0
         for message in anatomy.messages:
             if message.asks & {"stack", "n"}:
+                name = how.named if isinstance(how, Exact) else type(how).__name__
                 raise ArchipelError(
-                    f"wire.sum = {type(how).__name__}: {inner.name} looks at single uploads "
-                    "(uploads.stack() or uploads.n); take an algorithm that needs their mean "
-                    'alone, or wire.sum = "plain".'
+                    f"wire.sum: {name} shows the sum of uploads alone, and {inner.name} looks at "
+                    "single uploads (uploads.stack() or uploads.n); take an algorithm that needs "
+                    'their mean alone, or wire.sum = "plain".'
                 )
 
     def broadcast(self, shared: Tree, t: int) -> Tree:
@@ -73,7 +113,7 @@ class Summed(Around):
             if last:
                 upload, own = pair(f"{self.name}.party", "upload, own", talk.said)
             x = self._terms(me, message.asks, upload, message.sent)
-            how = Talk(one_by_one(me, partial(self._how.party, number=number), x))
+            how = Talk(self._said(me, x, number))
             while not how.ended:
                 how.send((yield how.said))
             if last:
@@ -81,24 +121,33 @@ class Summed(Around):
             talk.send((yield how.said))
         raise AssertionError("a party sends as often as its anatomy says")
 
-    def _terms(self, me: Any, asks: frozenset[Ask], upload: Tree, form: Tree) -> Vectors:
+    def _said(self, me: Any, x: Terms, number: int) -> Any:
+        """What a party, or each of a stack, says in place of its upload."""
+        if isinstance(self._how, Exact):
+            return self._how.stacked(me, x)
+        return one_by_one(me, partial(self._how.party, number=number), x)
+
+    def _terms(self, me: Any, asks: frozenset[Ask], upload: Tree, form: Tree) -> Terms:
         """What a party has added up: its upload, that times n, and n."""
         vectors = tuple(
             leaf.detach().expand(*me.lead, *one.shape)
             for leaf, one in zip(leaves(upload), leaves(form), strict=True)
         )
-        terms: Vectors = vectors if "mean" in asks else ()
+        terms = Terms(vectors) if "mean" in asks else Terms()
         if "mean by examples" in asks:
             n = me.n
-            terms += tuple(x * n.view(*n.shape, *[1] * (x.dim() - n.dim())) for x in vectors)
-            terms += (n,)
+            weighted = tuple(x * n.view(*n.shape, *[1] * (x.dim() - n.dim())) for x in vectors)
+            terms = terms._replace(by_examples=weighted, n=(n,))
         return terms
 
     def server(self, shared: Tree, uploads: Uploads) -> Any:
         talk: Talk | None = None
         for number, message in enumerate(self._messages):
             form = self._form(message.asks, message.sent)
-            how = Talk(self._how.server(uploads, form, number))
+            if isinstance(self._how, Exact):
+                how = Talk(self._how.total(uploads, form))
+            else:
+                how = Talk(self._how.server(uploads, form, number))
             while not how.ended:
                 how.send((yield how.said))
             total = _Sums(self, number, message.asks, message.sent, how.said, uploads.parties)
@@ -111,11 +160,12 @@ class Summed(Around):
             uploads = yield talk.said
         raise AssertionError("a server answers as often as its anatomy says")
 
-    def _form(self, asks: frozenset[Ask], form: Tree) -> Vectors:
+    def _form(self, asks: frozenset[Ask], form: Tree) -> Terms:
         vectors = tuple(leaves(form))
-        count = vectors[0].new_zeros(1)
-        terms: Vectors = vectors if "mean" in asks else ()
-        return (*terms, *vectors, count) if "mean by examples" in asks else terms
+        terms = Terms(vectors) if "mean" in asks else Terms()
+        if "mean by examples" in asks:
+            terms = terms._replace(by_examples=vectors, n=(vectors[0].new_zeros(1),))
+        return terms
 
     def receive(self, number: int, them: Sender, payload: Tree) -> Tree:
         return payload  # a sum is received, not what it is made of
@@ -132,21 +182,27 @@ class _One:
     def __init__(self, me: Any, at: tuple[int, ...]) -> None:
         self._me, self._at, self.round, self.lead = me, at, me.round, ()
         self.n, self.number = me.n[at], me.number[at]
+        self.others: Others = me.acquainted(int(self.number))
 
     def secret(self, purpose: str) -> Tensor:
         setting = "".join(f", setting {a}" for a in self._at[:-1])  # no key for two of them
         found: Tensor = self._me.secret(purpose + setting)[self._at]
         return found
 
+    def source(self, purpose: str) -> Source:
+        """Noise of one party; alike across a sweep in a simulation, as all noise is."""
+        found: Source = self._me.source(purpose, self._at[-1])
+        return found
+
 
 def one_by_one(
-    me: Any, box: Callable[[Any, Vectors], Generator[Any, Any, Any]], x: Vectors
+    me: Any, box: Callable[[Any, Terms], Generator[Any, Any, Any]], x: Terms
 ) -> Generator[Any, Any, Any]:
     """Run a box that is written for one party for every party of `[m, p]` or `[s, m, p]`."""
     if me.lead == ():
         return (yield from box(me, x))
     places = list(np.ndindex(*me.lead))
-    talks = [Talk(box(_One(me, at), tuple(v[at] for v in x))) for at in places]
+    talks = [Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places]
     while not talks[0].ended:
         reply = yield _stacked(talks, me.lead)
         for at, talk in zip(places, talks, strict=True):

@@ -12,7 +12,8 @@ import sys
 
 import typer
 
-from archipel.cli import coordinator, later, peer, privacy, site
+from archipel.cli import coordinator, later, peer, privacy, shuffler, site
+from archipel.cli.average import average
 from archipel.cli.compare import compare
 from archipel.cli.data import data
 from archipel.cli.demo import demo
@@ -47,11 +48,13 @@ app.command()(resume)
 app.command()(export)
 app.command()(predict)
 app.command()(rehearse)
+app.command()(average)
 app.command()(verify)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(site.app, name="site")
 app.add_typer(peer.app, name="peer")
+app.add_typer(shuffler.app, name="shuffler")
 later.add_to(app)
 
 

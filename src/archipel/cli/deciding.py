@@ -80,8 +80,9 @@ def approve(
     """
     from archipel.exchange.boxes import is_peer
     from archipel.federation import approval
-    from archipel.federation.site import binding
+    from archipel.federation.site import binding, ledger
     from archipel.federation.site.looking import exposure_at
+    from archipel.federation.site.reserved import deciding, reserve
 
     if yes and not (approval.looks_like_hash(study) and len(study) >= 12):
         raise ArchipelError(
@@ -98,7 +99,12 @@ def approve(
     if not yes:
         _print(_review(site, digest, known(site, digest)[1]))
         typer.confirm(f"Take part in exactly this study, hash {digest[:12]}?", abort=True, err=True)
-    site.decide(site.site_studies.text(digest), "approved", binding.facts(records, policy.counts))
+    with deciding(site):
+        policy.refuse(found := exposure_at(site, digest, records.schema.empty(), rows))
+        if found.planned is not None:
+            reserve(site, digest, ledger.table_of(site, described), found.planned)
+        facts = binding.facts(records, policy.counts)
+        site.decide(site.site_studies.text(digest), "approved", facts)
     command = "archipel peer up" if is_peer(described.algorithm_object) else "archipel site up"
     said = f"Study {described.name} is approved, hash {digest}."
     tell(site, said, f"It runs while '{command}' does.", as_json)

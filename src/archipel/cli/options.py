@@ -130,14 +130,9 @@ def study_of_flags(
         **_data(data),
     }
     changes = {path: value for path, value in flags.items() if value is not None}
-    for each in sets or []:
-        path, equals, value = each.partition("=")
-        if not equals:
-            raise ArchipelError(f"--set {each}: write section.field=value, algorithm.lr=0.05.")
-        changes[path.strip()] = value_of(value)
+    changes |= changes_of(sets)
     if what is not None and what.endswith(".toml"):
-        read = Study.read(what)
-        return Study.parse(changed(read.given(), changes), read.base)
+        return Study.read_changed(what, changes)
     if what is not None and (not what or Path(what).is_dir()):
         there = ", ".join(sorted(path.name for path in Path(what or ".").glob("*.toml"))[:5])
         raise ArchipelError(
@@ -149,6 +144,19 @@ def study_of_flags(
         shown = Path(data.partition(":")[0]).stem if data else ""
         changes.setdefault("study.name", f"{stem}-{shown}" if shown else stem)
     return Study.parse(changed(given, changes))
+
+
+def changes_of(sets: list[str] | None) -> dict[str, Any]:
+    """Fields of a study by their values, as `--set` gives them."""
+    from archipel.comparison.design import value_of
+
+    changes = {}
+    for each in sets or []:
+        path, equals, value = each.partition("=")
+        if not equals:
+            raise ArchipelError(f"--set {each}: write section.field=value, algorithm.lr=0.05.")
+        changes[path.strip()] = value_of(value)
+    return changes
 
 
 def _data(data: str | None) -> dict[str, Any]:

@@ -116,6 +116,8 @@ def _show_status(found: dict[str, Any]) -> None:
         say(f"{study['name']} ({study['hash'][:12]}): {study['state']}{note}")
         if study["waiting"]:
             say(f"  stalled    {study['waiting']}")
+        if study["privacy"]:
+            say(f"  privacy    {study['privacy']}")
         if study["result"] is not None:
             value = study["result"]["value"]
             known = "" if value is None else f"{study['result']['metric']} {value:.3f}, "

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from archipel.cli import options as o
 from archipel.cli.ledger import ledger
+from archipel.cli.picture import picture
 
 if TYPE_CHECKING:
     from archipel.privacy.promise import Kept
@@ -24,6 +25,7 @@ StudyFile = Annotated[
 ]
 
 app.command()(ledger)
+app.command()(picture)
 
 
 @app.command()
@@ -55,7 +57,7 @@ def plan(study: StudyFile, sets: o.Set = None, as_json: o.Json = False) -> None:
     if as_json:
         o.print_json(told)
         return
-    _show(told)
+    _show(told, read.promise.clip_in_words)
 
 
 def planned(kept: Kept, rounds: int) -> dict[str, Any]:
@@ -78,27 +80,69 @@ def planned(kept: Kept, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "counted": kept.rounds,
         "sampling": kept.sampling(worst),
+        "correlated": kept.correlated(worst),
         "neighbours": kept.neighbours,
         "accountant": "pld",
         "found": found,
         "meaning": in_words(spent[worst], promise.delta, promise.unit, found),
+        **({} if kept.counted is None else {"shares": _shares(kept, worst)}),
         "curve": [{"rounds": t, "epsilon": epsilon} for t, epsilon in kept.curve(worst, rounds)],
     }
 
 
-def _show(told: dict[str, Any]) -> None:
+def _shares(kept: Kept, k: int) -> dict[str, Any]:
+    """How noise is shared out, and what the promise costs with all parties' noise in the sum."""
+    from archipel.privacy.accounting import epsilon
+    from archipel.privacy.release import Release
+
+    noise = kept.noise[k]
+    shares = [use.share for use in kept.uses[k] if use.share is not None]
+    codes = [share.encoding(noise) for share in shares]
+    most = max(shares[0].parties - 1, shares[0].counted)
+    full = [Release(share.mechanism(noise, most), None, kept.rounds) for share in shares]
+    return {
+        "kind": kept.promise.shares,
+        "honest": kept.counted,
+        "parties": shares[0].parties,
+        "epsilon_of_all": epsilon(full, kept.promise.delta, neighbours=kept.neighbours),
+        "bits": kept.promise.bits,
+        "deviation": [share.variance(noise) ** 0.5 / code.scale
+                      for share, code in zip(shares, codes, strict=True)],
+        "longer": max(code.longer for code in codes),
+        "wraps": max(code.wraps(share.variance(noise))
+                     for share, code in zip(shares, codes, strict=True)),
+    }  # fmt: skip
+
+
+_PROMISED = {
+    "server": "every {unit}, where the server is trusted",
+    "sum": "every {unit}, where sums alone are seen, the server's included",
+    "shuffler": "every {unit}, where the shuffler does not work with the server",
+    "nobody": "every {unit}, and nobody is trusted",
+}
+
+
+def _show(told: dict[str, Any], clip: str) -> None:
     low, high = told["noise"]["least"], told["noise"]["most"]
     noise = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}, by the size of a party"
     rows = {
-        "promised to": f"every {told['unit']}, and nobody is trusted"
-        if told["trust"] == "nobody"
-        else f"every {told['unit']}, where the server is trusted",
+        "promised to": _PROMISED[told["trust"]].format(unit=told["unit"]),
         "epsilon, delta": f"{told['epsilon']:.4g}, {told['delta']:g}",
-        "noise": f"{noise} times the clip of {told['clip']:g}",
+        "noise": f"{noise} times {clip}, "
+        + (f"correlated ({kind})" if (kind := told["correlated"]) else "independent"),
         "rounds": f"{told['rounds']}, of which {told['counted']} count for a party at most",
         "samples": told["sampling"],
         "neighbours": told["neighbours"].replace("_", " "),
     }
+    if shares := told.get("shares"):
+        rows["honest"] = (
+            f"{shares['honest']} parties of every sum, at least; with the noise of all "
+            f"{shares['parties']} but one ε is {shares['epsilon_of_all']:.3g}"
+        )
+        rows["integers"] = (
+            f"{shares['bits']} bits; rounding makes uploads {shares['longer'] - 1:.2g} longer, a "
+            f"number wraps with a chance of {shares['wraps']:.1g} at most"
+        )
     about = Table(box=None, show_header=False, pad_edge=False)
     for row in rows.items():
         about.add_row(*row)

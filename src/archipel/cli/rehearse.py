@@ -23,6 +23,7 @@ def rehearse(
     peers: Annotated[
         bool, typer.Option("--peers", help="for a study without a server: sites are peers")
     ] = False,
+    sets: o.Set = None,
     out: Where = Path("rehearsals"),
     as_json: o.Json = False,
 ) -> None:
@@ -36,6 +37,7 @@ def rehearse(
     Examples:
       archipel rehearse heart.toml
       archipel rehearse heart.toml --sites 3
+      archipel rehearse heart.toml --set wire.sum=secure
       archipel rehearse gossip.toml --peers
     """
     import asyncio
@@ -44,10 +46,13 @@ def rehearse(
     from archipel.store.folder import reserve
     from archipel.study.file import Study
 
-    path = reserve(out, Study.read(study).name)
+    changes = o.changes_of(sets)
+    path = reserve(out, Study.read_changed(study, changes).name)
     try:
         with watching() as watch:
-            run = asyncio.run(play(study, sites, path, watch, watch.say, peers=peers))
+            run = asyncio.run(
+                play(study, sites, path, watch, watch.say, peers=peers, changes=changes)
+            )
     finally:
         if not any(path.iterdir()):
             path.rmdir()

@@ -121,7 +121,7 @@ def studies(home: Where = HOME, as_json: o.Json = False) -> None:
             await site.fetch(link, each)
 
     answered = asking(site, ask)
-    rows = []
+    spent, rows = _spent(site)[0], []
     for each in site.site_studies.known():
         found = site.site_studies.decision(each)
         rows.append(
@@ -133,6 +133,7 @@ def studies(home: Where = HOME, as_json: o.Json = False) -> None:
                 "decision": "none yet" if found is None else found.decision,
                 "told": found is None or found.told,
                 "refused": "" if found is None else found.refused,
+                "privacy": spent[each]._asdict() if each in spent else None,
             }
         )
     if as_json:
@@ -140,12 +141,14 @@ def studies(home: Where = HOME, as_json: o.Json = False) -> None:
         return
     if not answered:
         say(f"The coordinator at {site.address} does not answer; this is what is known here.")
-    shown = table("study", "hash", "state", "this site")
+    shown = table("study", "hash", "state", "this site", *(["privacy"] if spent else []))
     for row in rows:
         told = "" if row["told"] else ", not told yet"
         said = f"{row['decision']}{told}" + (f", refused: {row['refused']}" * bool(row["refused"]))
         said = said if row["readable"] is True else f"cannot be read here: {row['readable']}"
-        cells = (row["study"], str(row["hash"])[:12], row["state"], said)
+        cells = [row["study"], str(row["hash"])[:12], row["state"], said]
+        if spent:
+            cells.append(_spent_of(row["privacy"]) if row["privacy"] else "")
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("No study yet.")
 
@@ -270,7 +273,7 @@ def budget(home: Where = HOME, as_json: o.Json = False) -> None:
 
 def _spent(site: Site) -> tuple[dict[str, OfStudy], list[OfTable]]:
     """What was spent by study and by table; nothing is loaded to count with where nothing was."""
-    if not any(site.audit.entries("spent", "unbounded")):
+    if not any(site.audit.entries("spent", "unbounded", "reserved")):
         return {}, []
     from archipel.federation.site.statement import spent_by, tables
 
@@ -280,6 +283,11 @@ def _spent(site: Site) -> tuple[dict[str, OfStudy], list[OfTable]]:
 def _privacy(row: dict[str, Any]) -> str:
     if row["epsilon"] is None:
         return "no noise, no bound is claimed" if row["bytes"] else "nothing spent"
+    return _spent_of(row)
+
+
+def _spent_of(row: dict[str, Any]) -> str:
+    """What a study spent here, as this site's ledger has it."""
     return f"ε = {row['epsilon']:.3g} of {row['planned']:.3g} spent, δ = {row['delta']:g}"
 
 

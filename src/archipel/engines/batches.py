@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from archipel import rng
 from archipel.rng import Ints, Keys
 
 Floats = NDArray[np.float64]
+_WORDS = 1 << 20  # random words that are drawn at a time
 
 
 class Table(NamedTuple):
@@ -129,3 +131,29 @@ def poisson(starts: Ints, sizes: Ints, rates: Floats, words: Keys) -> tuple[Ints
     rows[party, at] = starts[party] + place
     weights[party, at] = 1.0
     return rows, weights
+
+
+def poissons(
+    starts: Ints, sizes: Ints, rates: Floats, counts: Ints, keys: Sequence[Keys]
+) -> tuple[Ints, Ints]:
+    """Samples of counts[i] steps of party i: step t as `poisson` draws it from words of keys[t].
+
+    Rows, party by party and step by step; and how many there are of each, `[m, T]`.
+    """
+    most, m = int(sizes.max(initial=0)), len(sizes)
+    every = max(1, _WORDS // max(1, m * most))  # steps at a time
+    column, sure = np.arange(most), rates >= 1
+    below = np.where(sure, 0.0, rates * 2.0**64).astype(np.uint64)
+    found, lengths = [], np.zeros((m, len(keys)), np.int64)
+    for at in range(0, len(keys), every):
+        some = np.stack(keys[at : at + every], axis=1)  # [m, T]
+        words = rng.words(some.reshape(-1), most).reshape(*some.shape, most)
+        inside = words < below[:, None, None]
+        inside |= sure[:, None, None]
+        inside &= column < sizes[:, None, None]
+        inside &= (at + np.arange(some.shape[1]) < counts[:, None])[..., None]
+        lengths[:, at : at + every] = inside.sum(axis=2)
+        party, step, place = np.nonzero(inside)
+        found.append((party, at + step, starts[party] + place))
+    party, step, rows = (np.concatenate(each) for each in zip(*found, strict=True))
+    return rows[np.lexsort((step, party))] if len(found) > 1 else rows, lengths

@@ -38,12 +38,13 @@ Why = Literal[
     "refused",
     "paused",
     "declined",
+    "spent",
     "left",
     "revoked",
     "away",
 ]
 # those that were never sent the round's work
-_NOT_REACHED = {"diverged before", "paused", "declined", "left", "revoked", "away"}
+_NOT_REACHED = {"diverged before", "paused", "declined", "spent", "left", "revoked", "away"}
 
 
 class Cause(NamedTuple):

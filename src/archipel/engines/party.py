@@ -19,17 +19,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel import rng
-from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Vector
+from archipel.aggregation.others import Trial
+from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Others, Vector
 from archipel.data.federation import Federation
-from archipel.engines.batches import Batches, Table, poisson
+from archipel.engines.batches import Batches, Table, poisson, poissons
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
+from archipel.models import private
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
+from archipel.models.normals import Normals
 from archipel.privacy import grid
-from archipel.privacy.sources import Keystream
+from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
-from archipel.training.descent import Work, checked_batch_size, work_of
+from archipel.training.descent import Private, Work, checked_batch_size, work_of
+from archipel.training.optimisers import SGD
 from archipel.training.schedules import rate
 from archipel.training.subspace import Subspace
 
@@ -67,9 +71,14 @@ class LocalParty:
     within: Subspace | None = None  # what training is restricted to, of each party
     used: Tensor | None = None  # bool [N], marked where a point was used; where somebody asks
     clipping: Clipping | None = None  # how gradients of single examples are clipped, where they are
+    bound: Tensor | None = None  # [..., 1] norm of an upload at most, where the server says it
+    fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
+    acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
+    cohort: int = 1  # parties that the round began with, where all are on this machine
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
+    _order: Ints | None = field(default=None, init=False)  # of each party's points, one by one
 
     def __post_init__(self) -> None:
         starts = self.data.offsets[self.ids].numpy()
@@ -83,6 +92,12 @@ class LocalParty:
         self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @property
+    def others(self) -> Others:
+        """Of one party; a protocol runs for each of a stack."""
+        (number,) = self.ids.tolist()
+        return self.acquainted(number)
 
     @property
     def blueprint(self) -> Blueprint:
@@ -215,7 +230,7 @@ class LocalParty:
         """
         purpose, most = f"sample {draw}", int(self._sizes.max(initial=0))
         if self.private:
-            words = self._source(purpose).words(np.full(len(self.ids), most))
+            words = self.source(purpose).words(np.full(len(self.ids), most))
             words = words.reshape(len(self.ids), most)
         else:
             words = rng.words(self._keys(purpose), most)
@@ -223,6 +238,25 @@ class LocalParty:
         real = torch.from_numpy(weights).to(self.model.dtype)
         self._use(torch.from_numpy(rows), real)
         return Batch(torch.from_numpy(rows), real, torch.full((len(self.ids),), draw))
+
+    def dealt(self, parts: Ints, at: Ints, draw: int) -> Batch:
+        """Part `at[i]` of party i's points, of `parts[i]`, in an order that is drawn once; or none.
+
+        From `parts[i]` on there is no such part, and no point.
+        """
+        if self._order is None:
+            keys = rng.keys(rng.key(self.seed, 0, "order of records"), self.ids)
+            self._order = rng.shuffles(keys, self._sizes)
+        ends = np.minimum(np.stack([at, at + 1]), parts) * self._sizes // parts
+        lengths = ends[1] - ends[0]
+        first = np.cumsum(self._sizes) - self._sizes
+        column = np.arange(max(1, int(lengths.max())))
+        inside = column < lengths[:, None]
+        place = np.where(inside, first[:, None] + ends[0][:, None] + column, 0)
+        rows = torch.from_numpy(self._starts[:, None] + np.where(inside, self._order[place], 0))
+        weights = torch.from_numpy(inside).to(self.model.dtype)
+        self._use(rows, weights)
+        return Batch(rows, weights, torch.full((len(self.ids),), draw))
 
     def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector:
         """The sum of the gradients of single points in a batch, each clipped to a norm."""
@@ -234,6 +268,72 @@ class LocalParty:
             out.append(self.clipping.clipped(rows[at], points, clip).sum)
         return self._stack(torch.cat(out))
 
+    def fuses(self, work: Work, only: Tensor | None) -> bool:
+        """Whether private steps are taken at once: where they are plain, in a simulation.
+
+        Between institutions noise lies on a grid, and is drawn for every step.
+        """
+        plain = isinstance(work.optimiser, SGD) and work.optimiser.plain
+        free = only is None and self.within is None and self.clipping is not None
+        return plain and free and not self.private
+
+    def descend_privately(
+        self,
+        w: Vector,
+        work: Work,
+        sampling: Private,
+        shift: Vector | None,
+        pull: float | Tensor,
+        towards: Vector | None,
+    ) -> Vector:
+        """DP-SGD (`models.private`)."""
+        assert self.clipping is not None
+        counts, eta = self._counts(work), rate(work.lr, self.round)
+        order = np.argsort(-np.repeat(counts, self._repeat), kind="stable")
+        party = np.arange(len(order)) // self._repeat
+        taken = self._sampled(sampling, counts)
+        rows, lr = self._rows(w), self._setting(eta)
+        pulled = isinstance(pull, Tensor) or pull != 0.0
+        centre = rows if towards is None else self._rows(towards)
+        expected = np.maximum(sampling.rates * self._sizes, 1e-300)[party, None]  # q n
+        step = lr / torch.from_numpy(expected).to(rows.dtype)
+        deviations = torch.from_numpy(sampling.deviations)[party, None].to(rows.dtype)
+        noisy = bool((deviations > 0).all())
+        rule = private.Rule(
+            sampling.clip,
+            lr,
+            step,
+            step * deviations if noisy else None,
+            None if shift is None else self._rows(shift),
+            self._setting(pull),
+            centre if pulled else None,
+        )
+        key = rng.key(self.seed, self.round, f"noise descent {sampling.first}")
+        size = private.window(self.clipping, work.batch_size)
+        ends = []
+        for at in range(0, len(order), self.block):
+            chosen = order[at : at + self.block]
+            part, who = torch.from_numpy(chosen), party[chosen]
+            some, how, noise = taken.some(who), rule.some(part), Normals(key, self.ids[who])
+            ends.append(private.descend(self.clipping, rows[part], some, how, noise, size))
+        end = torch.cat(ends) if len(ends) > 1 else ends[0]
+        if bool((order != np.arange(len(order))).any()):
+            end = end[torch.from_numpy(np.argsort(order))]
+        return self._stack(end)
+
+    def _sampled(self, sampling: Private, counts: Ints) -> private.Samples:
+        """The samples of all steps, as `sampled` draws them."""
+        total = int(counts.max(initial=0))
+        keys = [self._keys(f"sample {sampling.first + t}") for t in range(total)]
+        rows, lengths = poissons(self._starts, self._sizes, sampling.rates, counts, keys)
+        self._use(torch.from_numpy(rows), torch.ones(len(rows)))
+        self.spent += lengths.sum(axis=1) * self._repeat
+        seeds = None
+        if self.draws:
+            draws = sampling.first + np.arange(total)
+            seeds = rng.subkeys(self._keys("layers")[:, None], draws[None])
+        return private.Samples(self.data.x, self.data.y, rows, lengths, counts, seeds)
+
     def noised(self, values: Tensor, purpose: str) -> Tensor:
         """The same with standard normal noise that protects people: on a grid (`privacy.grid`).
 
@@ -242,15 +342,20 @@ class LocalParty:
         inner = self._inner(values)
         if self.private:
             rows = values.double().reshape(-1, len(self.ids), *inner)
-            return grid.gaussian(rows, 1.0, self._source(purpose)).view(values.shape).to(values)
-        drawn = torch.empty(len(self.ids), *inner, dtype=values.dtype)
-        for row, key in zip(drawn, self._keys(f"noise {purpose}"), strict=True):
-            row.normal_(generator=torch.Generator().manual_seed(int(key) >> 1))
+            return grid.gaussian(rows, 1.0, self.source(purpose)).view(values.shape).to(values)
+        noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self.ids)
+        drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
 
-    def _source(self, purpose: str) -> Keystream:
-        """A stream of the round's secrets for each party."""
-        return Keystream(*self._secrets_for(purpose.encode() + self.heard()))
+    def source(self, purpose: str, at: int | None = None) -> Source:
+        """Words for integer noise that protects people, of all parties or of one of them.
+
+        In a simulation they are of the seed.
+        """
+        some = slice(None) if at is None else slice(at, at + 1)
+        if not self.private:
+            return Simulated(self.seed, self.round, self.ids[some], purpose)
+        return Keystream(*self._secrets_for(purpose.encode() + self.heard())[some])
 
     def examples(self, batch: Batch | None = None) -> Examples:
         if batch is None:
@@ -317,8 +422,7 @@ class LocalParty:
     def _secrets_for(self, purpose: bytes) -> list[bytes]:
         """32 bytes of each party."""
         if self.secrets is None:
-            drawn = bytearray(os.urandom(32 * len(self.ids)))
-            self.secrets = torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
+            self.secrets = drawn_secrets(len(self.ids))
         keys = [row.numpy().tobytes() for row in self.secrets]
         return [blake2b(purpose, key=key, digest_size=32).digest() for key in keys]
 
@@ -519,6 +623,12 @@ class LocalParty:
 
     def _keys(self, purpose: str) -> Keys:
         return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
+
+
+def drawn_secrets(parties: int) -> Tensor:
+    """32 bytes of the operating system's for each party, `[m, 32]`."""
+    drawn = bytearray(os.urandom(32 * parties))
+    return torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
 
 
 def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,22 +13,30 @@ import torch
 from torch import Tensor
 
 from archipel import rng
+from archipel.aggregation.shuffled import ShuffledSum
+from archipel.aggregation.summation import Hiding
 from archipel.data.federation import Federation
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
 from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import examine
+from archipel.exchange.anatomy import Message, examine
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.statistics import averages
 from archipel.models.clipped import Clipping, clipping
 from archipel.models.model import Model
 from archipel.privacy import grid, party, record
+from archipel.privacy.encoding import Share, counted
+from archipel.privacy.noisy_sum import SharedNoise, Unweighted
 from archipel.privacy.promise import Kept, Privacy
 from archipel.privacy.sources import System
 from archipel.rng import Ints
+from archipel.tree import Tree, leaves
 from archipel.wire.wire import Wire
 
+Messages = tuple[Message, ...]
+
 _TRIED = 16  # points on which ways to clip are compared
+_MANY = 1024  # parties in a sum between institutions, at most
 _ROUNDS = 8  # that are tried, to see whether each asks the same
 
 
@@ -38,8 +46,26 @@ class Protection:
 
     kept: Kept
     inside: Callable[[Boxes], Boxes]  # around the algorithm itself
-    outside: Callable[[Boxes], Boxes]  # around all that is around it
+    outside: Callable[[Boxes, Messages], Boxes]  # around all that is around it, with its messages
     clipping: Clipping | None = None  # of gradients of single records
+    least: int = 0  # parties of every sum, where each adds a share of noise
+    epsilon0: float = 0.0  # of every report, where these are shuffled
+
+    def on(self, wire: Wire) -> Wire:
+        """The study's wire, whose sums are not of fewer parties than noise was planned for."""
+        how: Any = wire.sum
+        if self.epsilon0:
+            found = replace(how, epsilon0=self.epsilon0, clip=self.kept.promise.first_clip)
+            return replace(wire, sum=found)
+        return replace(wire, sum=replace(how, least=self.least)) if self.least else wire
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """Rows of correlated noise that each party uses in a round; empty where it uses none."""
+        if self.kept.promise.unit == "party":
+            return {}
+        each = ((k, use) for k, uses in self.kept.uses.items() for use in uses)
+        return {k: use.draws for k, use in each if use.correlation is not None}
 
 
 @dataclass(frozen=True)
@@ -54,6 +80,8 @@ class Setting:
     rounds: int
     most: int  # rounds that a party takes part in, at most
     parties: int | None = None  # of the study, about; `ids` are all of them unless given
+    separation: int = 1  # rounds from one that a party takes part in to the next, at least
+    sites: bool = False  # whether it is between institutions: a cohort's size is not known ahead
 
 
 def protection(
@@ -80,7 +108,12 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
-    uses = {k: record.uses_of(asked[k], int(n)) for k, n in zip(asked, sizes, strict=True)}
+    uses = {
+        k: record.uses_of(asked[k], int(n))
+        if promise.correlated is None
+        else record.in_order(boxes.name, promise.correlated, asked[k], int(n), setting.most)
+        for k, n in zip(asked, sizes, strict=True)
+    }
     kept = Kept.planned(promise, "add_or_remove", uses, setting.most)
     return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
 
@@ -89,25 +122,119 @@ def _by_party(
     promise: Privacy, boxes: Boxes, setting: Setting, wire: Wire, noise: party.Noise
 ) -> Protection:
     for field, value in (("rule", wire.rule), ("sum", wire.sum)):
-        if value is not None:
+        if value is not None and not (field == "sum" and promise.trust in ("sum", "shuffler")):
             raise ArchipelError(
                 f'privacy.unit = "party", wire.{field} = {value!r}: how far one party moves what '
                 f"comes of it is not known; leave wire.{field} out."
             )
     model = setting.model
-    if promise.trust == "nobody" and len(model.running) and averages(boxes, model):
+    if promise.trust != "server" and len(model.running) and averages(boxes, model):
         raise ArchipelError(
-            'privacy.trust = "nobody", model.statistics = "averaged": BatchNorm\'s means and '
-            'variances would leave without noise; say model.statistics = "own", or use GroupNorm.'
+            f'privacy.trust = "{promise.trust}", model.statistics = "averaged": BatchNorm\'s means '
+            'and variances would leave without noise; say model.statistics = "own", or use '
+            "GroupNorm."
         )
     record.check_delta(promise.delta, setting.parties or len(setting.ids), "the study", "parties")
-    messages = len(examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages)
+    forms = [
+        message.upload
+        for message in examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages
+    ]
+    party.check_messages(promise, boxes.name, len(forms))
+    if promise.trust == "sum":
+        least, shares = _shares(promise, forms, setting, wire)
+        kept = party.in_shares(promise, shares, setting.ids.tolist(), setting.most)
+        inside = partial(_in_sum, kept=kept, forms=forms, shares=shares, least=least)
+        return Protection(kept, inside, _same, least=least)
+    if promise.trust == "shuffler":
+        kept = party.in_reports(
+            promise, _reports(setting, wire), len(forms), setting.ids.tolist(), setting.most
+        )
+        return Protection(
+            kept, partial(_unweighted, kept=kept), _same,
+            epsilon0=1 / next(iter(kept.noise.values())),  # the same at every party
+        )  # fmt: skip
     kept = party.planned(
-        promise, messages, setting.ids.tolist(), setting.cohort, setting.rounds, setting.most
-    )
+        promise, len(forms), setting.ids.tolist(), setting.cohort, setting.rounds, setting.most,
+        setting.separation,
+    )  # fmt: skip
     return Protection(
-        kept, partial(party.bounded, kept=kept), partial(party.summed, kept=kept, noise=noise)
+        kept,
+        partial(party.bounded, kept=kept),
+        partial(party.summed, kept=kept, noise=noise, cohort=setting.cohort),
     )
+
+
+def _shares(
+    promise: Privacy, forms: Sequence[Tree], setting: Setting, wire: Wire
+) -> tuple[int, list[Share]]:
+    """The fewest parties of a sum, and the share of noise that each adds to each message."""
+    how = wire.sum
+    if not isinstance(how, Hiding):
+        said = "plain" if how is None else type(how).__name__
+        raise ArchipelError(
+            f'privacy.trust = "sum", wire.sum = "{said}": it shows single uploads, or does not say '
+            'of how few it tells the sum; say wire.sum = "secure", or trust = "nobody".'
+        )
+    if wire.up:
+        raise ArchipelError(
+            f'privacy.trust = "sum", wire.up: {type(wire.up[0]).__name__} comes before the clip '
+            "and the noise of a sum, whose integers are as short as privacy.bits says; leave "
+            "wire.up out."
+        )
+    if setting.sites:
+        if promise.honest is None:
+            raise ArchipelError(
+                'privacy.trust = "sum": between institutions say of how many parties in every sum '
+                "the noise can be counted on, such as privacy.honest = 3."
+            )
+        least, honest, most = promise.honest + 1, promise.honest, _MANY
+    else:
+        most, least = setting.cohort, how.fewest(setting.cohort)
+        honest = promise.honest or counted(least, how.colluders(most))
+        least = max(least, honest + 1)
+        if least > most:
+            raise ArchipelError(
+                f"privacy.honest = {honest}: a round has {most} parties, of whom each knows its "
+                f"own noise; give {most - 1} at most."
+            )
+    sizes = [sum(leaf.numel() for leaf in leaves(form)) for form in forms]
+    return least, [
+        Share(promise.shares, promise.first_clip, size, most, honest, promise.bits)
+        for size in sizes
+    ]
+
+
+def _reports(setting: Setting, wire: Wire) -> int:
+    """Reports that hide each other in every sum."""
+    how = wire.sum
+    if not isinstance(how, ShuffledSum):
+        said = "plain" if how is None else type(how).__name__
+        raise ArchipelError(
+            f'privacy.trust = "shuffler", wire.sum = "{said}": no reports are shuffled; say '
+            'wire.sum = "shuffled".'
+        )
+    if how.epsilon0 is not None:
+        raise ArchipelError(
+            f'privacy.trust = "shuffler", wire.sum: epsilon0 = {how.epsilon0:g} is found for '
+            "privacy.epsilon; leave it out."
+        )
+    if not setting.sites and setting.cohort < how.least:
+        raise ArchipelError(
+            f"wire.sum: least = {how.least} reports hide each other, and a round has "
+            f"{setting.cohort} parties; take more parties, or say shuffled:least={setting.cohort}."
+        )
+    return how.reports
+
+
+def _unweighted(boxes: Boxes, kept: Kept) -> Boxes:
+    return Unweighted(party.bounded(boxes, kept))
+
+
+def _in_sum(
+    boxes: Boxes, kept: Kept, forms: Sequence[Tree], shares: Sequence[Share], least: int
+) -> Boxes:
+    noise = next(iter(kept.noise.values()))  # the same at every party
+    return SharedNoise(party.bounded(boxes, kept), forms, shares, noise, least)
 
 
 def _one(setting: Setting, at: int, t: int = 0) -> Any:
@@ -120,7 +247,7 @@ def _one(setting: Setting, at: int, t: int = 0) -> Any:
     )  # fmt: skip
 
 
-def _same(boxes: Boxes) -> Boxes:
+def _same(boxes: Boxes, messages: Messages) -> Boxes:
     return boxes
 
 

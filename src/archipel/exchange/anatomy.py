@@ -148,6 +148,7 @@ class Probe:
         self, upload: Tree, parties: int, cohort: int, dtype: torch.dtype, me: int = 0
     ) -> None:
         self.parties, self.sampled, self._dtype = parties, cohort, dtype
+        self.cohort, self.session, self.round = cohort, b"trial", 0
         self.present = torch.arange(me, me + cohort)
         self.asks: set[Ask] = set()
         self._upload = upload
@@ -159,6 +160,10 @@ class Probe:
 
     def mean(self, by_examples: bool = False) -> Tree:
         self.asks.add("mean by examples" if by_examples else "mean")
+        return self._upload
+
+    def total(self) -> Tree:
+        self.asks.add("mean")
         return self._upload
 
     def stack(self) -> Tree:

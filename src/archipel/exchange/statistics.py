@@ -46,8 +46,8 @@ def keep_own(boxes: Boxes, model: Model, mixes: bool = True) -> bool:
 
 def handed_over(shared: Tree) -> Tree:
     """The shared model as those get it who use it: with its statistics, where they are averaged."""
-    w = first(shared)
-    return Joined(w, shared.statistics) if isinstance(shared, Joined) else w
+    w, found = first(shared), statistics_of(shared)
+    return w if found is None else Joined(w, found)
 
 
 def statistics_of(state: Tree) -> Tensor | None:

@@ -27,6 +27,9 @@ class Received:
     weight: float = 0.0  # examples of all of them
     rows: Tree = None  # tree of [|S|, ...], in the order of `present`
     counts: Tensor | None = None  # [|S|] examples of each
+    cohort: int = 0  # parties that the round began with
+    session: bytes = b""  # names the study and the attempt at the round, as parties know it
+    round: int = 0
 
     @property
     def sampled(self) -> int:
@@ -44,6 +47,12 @@ class Received:
             raise _unasked(f"mean(by_examples={by_examples})")
         over = self.weight if by_examples else self.sampled
         return tree_map(lambda leaf: leaf / over, self.sums[ask])
+
+    def total(self) -> Tree:
+        """The sum over parties as it is: of integers to the last bit."""
+        if "mean" not in self.sums:
+            raise _unasked("total()")
+        return self.sums["mean"]
 
     def stack(self) -> Tree:
         if self.rows is None:

@@ -29,7 +29,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -41,6 +41,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from archipel.errors import ArchipelError
 from archipel.federation.words import WORDS
+from archipel.signing import verify as verify
 from archipel.store.files import sync
 
 if TYPE_CHECKING:
@@ -373,12 +374,3 @@ class Identity:
 
     def sign(self, what: bytes) -> bytes:
         return self.key.sign(what)
-
-
-def verify(public: bytes, signature: bytes, what: bytes) -> bool:
-    """Whether the owner of a public key signed this."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, what)
-    except (InvalidSignature, ValueError):
-        return False
-    return True

@@ -13,7 +13,7 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.peer.peer import PeerSite
 from archipel.federation.site import binding
-from archipel.federation.site.policy import Policy
+from archipel.federation.site.policy import SPENT, Overspent, Policy
 from archipel.federation.site.service import data_of
 from archipel.federation.site.site import Site
 from archipel.runs.run import Run
@@ -58,9 +58,13 @@ async def rehearse(
     say: Callable[[str], None] = lambda _: None,
     silence: float = 60.0,
     peers: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run the study with real processes and real TLS, in folders under `out`."""
-    study = Study.read(path)
+    """Run the study with real processes and real TLS, in folders under `out`.
+
+    `changes` are fields of the study that have other values than in the file.
+    """
+    study = Study.read_changed(path, changes or {})
     if peers != is_peer(study.algorithm_object):
         kind, hint = ("a", "leave --peers out") if peers else ("no", "say --peers")
         raise ArchipelError(f"{study.algorithm.name} has {kind} server: {hint}.")
@@ -84,6 +88,7 @@ async def rehearse(
                 "home": str(out / name),
                 "token": home.invite(name).token(),
                 "study": str(path.resolve()),
+                "changes": dict(changes or {}),
                 "hash": digest,
                 "party": k,
                 "sites": sites,
@@ -163,14 +168,19 @@ async def _site(given: dict[str, Any]) -> None:
                 binding.records(home / "data", site.site_studies.read(digest)), True
             )
         else:
-            data = party_of(Study.read(given["study"]), given["party"], given["sites"])
+            described = Study.read_changed(given["study"], given["changes"])
+            data = party_of(described, given["party"], given["sites"])
             facts = Facts.of(data)
         if not site.site_studies.has_approved(digest):
             site.decide(text, "approved", facts)
         await site.tell(link)
         if given["table"]:
             data = await data_of(site, link, digest)
-        await site.attend(link, digest, data)
+        try:
+            await site.attend(link, digest, data)
+        except Overspent:
+            await site.away(link, digest, SPENT)
+            raise
     await link.close()
 
 

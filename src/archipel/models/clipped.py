@@ -27,10 +27,9 @@ from torch import Tensor, nn
 
 from archipel.errors import ArchipelError
 from archipel.models.ghost import factors, lengths, scaled, squares_of_products
-from archipel.models.model import Model, Points, Singles, Steps, seeded
+from archipel.models.model import Model, Points, Singles, seeded
 from archipel.models.recorded import Recorded, Unrecorded
 from archipel.models.stacked import Stacked
-from archipel.rng import Ints
 
 _REMEDY = 'or choose privacy by party (unit = "party").'
 LIMIT = 256 << 20  # bytes that a way may take beside the vectors
@@ -51,18 +50,8 @@ class Clipping(Protocol):
 
     def clipped(self, w: Tensor, points: Points, clip: float | Tensor) -> Clipped: ...
 
-    def move(
-        self,
-        w: Tensor,
-        points: Points,
-        clip: float | Tensor,
-        rate: float | Tensor,
-        noise: Tensor | None,
-    ) -> Tensor:
-        """w <- w - rate (sum + noise) in place; return the norms `[r, b]`.
-
-        Without noise `[r, p]`, the caller takes it off afterwards.
-        """
+    def move(self, w: Tensor, points: Points, clip: float | Tensor, rate: float | Tensor) -> Tensor:
+        """w <- w - rate sum in place; return the norms `[r, b]`."""
 
 
 class Core(Protocol):
@@ -121,14 +110,7 @@ class ByParty:
             norms[r, own.rows] = self._add(w[r], own, total[r], 1.0)
         return Clipped(total, norms)
 
-    def move(
-        self,
-        w: Tensor,
-        points: Points,
-        clip: float | Tensor,
-        rate: float | Tensor,
-        noise: Tensor | None,
-    ) -> Tensor:
+    def move(self, w: Tensor, points: Points, clip: float | Tensor, rate: float | Tensor) -> Tensor:
         checked(clip)
         norms = w.new_zeros(points.weights.shape)
         for r in range(len(w)):
@@ -139,7 +121,6 @@ class ByParty:
                 total = torch.zeros_like(w[r])
                 norms[r, own.rows] = self._add(w[r], own, total, 1.0)
                 w[r].sub_(total, alpha=step)
-        _take_off(w, noise, rate)
         return norms
 
     def _add(self, w: Tensor, own: _Own, into: Tensor, scale: float) -> Tensor:
@@ -171,8 +152,10 @@ class Chained:
 
     def __init__(self, stacked: Stacked, w: Tensor, points: Points, limit: int) -> None:
         """`w` and `points` are a few examples, by which memory is judged."""
-        self._stacked, self._limit = stacked, limit
+        self.stacked, self._limit = stacked, limit
         b = points.weights.numel()
+        inputs = stacked.forward([], points.x, 0, stacked.first)[-1]
+        self.flat = inputs.dim() == 3  # whether the first layer sees an example once
         held = 0  # of d, h and, with several positions, a matrix of doubles
         for _, d, h, _ in stacked.book(w, points):
             held += 4 * (d.nbytes + h.nbytes)
@@ -187,14 +170,7 @@ class Chained:
         norms = [self._add(w, part, clip, total, 1.0) for part in self._parts(points)]
         return Clipped(total, torch.cat([w.new_zeros(len(w), 0), *norms], dim=1))
 
-    def move(
-        self,
-        w: Tensor,
-        points: Points,
-        clip: float | Tensor,
-        rate: float | Tensor,
-        noise: Tensor | None,
-    ) -> Tensor:
+    def move(self, w: Tensor, points: Points, clip: float | Tensor, rate: float | Tensor) -> Tensor:
         checked(clip)
         parts = self._parts(points)
         if len(parts) == 1:  # the products that would make the sum write the step
@@ -202,7 +178,6 @@ class Chained:
         else:
             total, norms = self.clipped(w, points, clip)
             _take_off(w, total, rate)
-        _take_off(w, noise, rate)
         return norms
 
     def _parts(self, points: Points) -> list[Points]:
@@ -225,7 +200,7 @@ class Chained:
         """into += scale * sum of the clipped gradients at w; return their norms `[r, b]`."""
         real = points.weights > 0
         (r, b), squares, book = real.shape, w.new_zeros((), dtype=torch.float64), []
-        for entry in self._stacked.book(w, points._replace(weights=real.to(w.dtype))):
+        for entry in self.stacked.book(w, points._replace(weights=real.to(w.dtype))):
             d, h = (part.view(r, b, -1, part.shape[-1]) for part in (entry.d, entry.h))
             of_d = lengths(d)
             squares = squares + squares_of_products(d, h, of_d, True, int(entry.biased))
@@ -236,30 +211,8 @@ class Chained:
             book = [(i, d.masked_fill(out, 0), h.masked_fill(out, 0), n) for i, d, h, n in book]
         values = scale * found.values
         for i, d, h, of_d in book:
-            self._stacked.add(into, i, scaled(d, values, of_d).flatten(1, 2), h.flatten(1, 2))
+            self.stacked.add(into, i, scaled(d, values, of_d).flatten(1, 2), h.flatten(1, 2))
         return found.norms
-
-
-def descend(
-    way: Clipping,
-    w: Tensor,
-    steps: Steps,
-    counts: Ints,
-    clip: float | Tensor,
-    denominator: float | Tensor,
-    noise: Callable[[int, int], Tensor | None],
-) -> Tensor:
-    """Descend by w <- w - lr (sum + noise) / denominator: DP-SGD, where steps are plain.
-
-    Party i takes counts[i] steps, falling; `noise(t, a)` is that of the first a parties at step t,
-    `[a, p]`. A step may have no example, as Poisson batches do, and is then one of noise alone.
-    """
-    w, rate = w.clone(memory_format=torch.contiguous_format), steps.lr / denominator
-    for t in range(int(counts.max(initial=0))):
-        a = int((counts > t).sum())
-        bound, step = (v[:a] if isinstance(v, Tensor) else v for v in (clip, rate))
-        way.move(w[:a], steps.points(t, a), bound, step, noise(t, a))
-    return w
 
 
 def _own(points: Points, clip: float | Tensor, r: int) -> _Own:
@@ -270,10 +223,8 @@ def _own(points: Points, clip: float | Tensor, r: int) -> _Own:
     return _Own(rows, x, y, _of(clip, r), None if points.seeds is None else int(points.seeds[r]))
 
 
-def _take_off(w: Tensor, g: Tensor | None, rate: float | Tensor) -> None:
+def _take_off(w: Tensor, g: Tensor, rate: float | Tensor) -> None:
     """w <- w - rate g in place."""
-    if g is None:
-        return
     if isinstance(rate, Tensor):
         w.addcmul_(g, rate, value=-1)
     else:

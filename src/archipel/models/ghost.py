@@ -95,14 +95,16 @@ def factors(
 
 
 def scaled(d: Tensor, factors: Tensor, of_d: Tensor) -> Tensor:
-    """Multiply an example's rows by its factor: `[..., t, o], [...]`, with the norms of the rows.
+    """An example's rows times its factor: `[..., t, o], [...]`, with the norms of the rows."""
+    return d * whole(factors[..., None], of_d, d.dtype)[..., None]
 
-    A row that would come out subnormal is 0: such numbers are rounded by up to half of themselves,
-    and a large input would make that large.
+
+def whole(factors: Tensor, of_d: Tensor, dtype: torch.dtype) -> Tensor:
+    """Factors of rows of these norms, but 0 for a row that would come out subnormal.
+
+    Such numbers are rounded by up to half of themselves, and a large input would make that large.
     """
-    rows = factors[..., None]
-    least = torch.finfo(d.dtype).tiny * 2**24
-    return d * torch.where(of_d * rows.abs() < least, 0.0, rows)[..., None]
+    return torch.where(of_d * factors.abs() < torch.finfo(dtype).tiny * 2**24, 0.0, factors)
 
 
 def squares_of_products(d: Tensor, h: Tensor, of_d: Tensor, weight: bool, biases: int) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from threading import Lock, get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from archipel.models.model import Model, Points, Steps, descend_stack
 
 aten = torch.ops.aten
 _TINY = 4 << 10  # numbers of a matrix up to which a sum beside it is quicker than one into it
-_SMALL = 128 << 10  # bytes of a party's vector below which its layers are laid out apart
+SMALL = 128 << 10  # bytes of a party's vector below which its layers are laid out apart
 
 
 class Activation(NamedTuple):
@@ -76,6 +77,30 @@ _FUNCTIONS: dict[object, Activation] = {
 }
 
 
+_one_at_a_time = Lock()
+
+
+class _Tracer(fx.Tracer):
+    """Traces what its own thread calls: for all others, who compute meanwhile, nothing changes.
+
+    While it traces, torch has every module of the process ask the tracer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
 def trace(module: nn.Module, model: Model) -> list[Layer] | None:
     """Return the module as a chain of layers, or None where it is anything else."""
     spans, start = {}, 0
@@ -83,7 +108,8 @@ def trace(module: nn.Module, model: Model) -> list[Layer] | None:
         spans["net." + name], start = slice(start, start + size), start + size
     module = nn.Sequential(OrderedDict(net=module))  # so that a lone layer is a chain, too
     try:
-        graph = fx.symbolic_trace(module).graph
+        with _one_at_a_time:
+            graph = _Tracer().trace(module)
     except Exception:  # a forward pass that depends on values cannot be traced: not a chain
         return None
     layers: list[Layer] = []
@@ -140,7 +166,7 @@ def _dense(name: str, child: nn.Linear, spans: dict[str, slice], used: set[str])
     )
 
 
-class _Views(NamedTuple):
+class Views(NamedTuple):
     """One dense layer's part of `[r, p]`, as matrices."""
 
     weight: Tensor  # [r, out, in]
@@ -155,13 +181,13 @@ class _Views(NamedTuple):
         if self.bias is not None:
             self.bias.sub_(d.sum(dim=1, keepdim=True))
 
-    def apart(self) -> _Views:
+    def apart(self) -> Views:
         """A copy whose matrices lie side by side, which small products are quicker on."""
         plain = torch.contiguous_format
         bias = None if self.bias is None else self.bias.clone(memory_format=plain)
-        return _Views(self.weight.clone(memory_format=plain), bias)
+        return Views(self.weight.clone(memory_format=plain), bias)
 
-    def take(self, other: _Views) -> None:
+    def take(self, other: Views) -> None:
         """Copy the other's values."""
         if other is self:
             return
@@ -169,19 +195,19 @@ class _Views(NamedTuple):
         if self.bias is not None and other.bias is not None:
             self.bias.copy_(other.bias)
 
-    def head(self, a: int) -> _Views:
+    def head(self, a: int) -> Views:
         """The first a parties."""
-        return _Views(self.weight[:a], None if self.bias is None else self.bias[:a])
+        return Views(self.weight[:a], None if self.bias is None else self.bias[:a])
 
 
 class _Drag(NamedTuple):
     """What moves parameters besides their gradient: along a shift, and towards a centre."""
 
-    shift: list[_Views] | None
-    centre: list[_Views] | None
+    shift: list[Views] | None
+    centre: list[Views] | None
     pull: Tensor | float  # or [r, 1, 1]
 
-    def weight(self, views: _Views, i: int, taken: Tensor | None = None) -> None:
+    def weight(self, views: Views, i: int, taken: Tensor | None = None) -> None:
         """Move layer i's weights; by `taken` shifts `[a, 1, 1]` where several steps are due."""
         a = len(views.weight)
         if self.centre is not None:
@@ -190,7 +216,7 @@ class _Drag(NamedTuple):
             shift = self.shift[i].weight[:a]
             views.weight.sub_(shift if taken is None else shift * taken)
 
-    def bias(self, views: _Views, i: int) -> None:
+    def bias(self, views: Views, i: int) -> None:
         if views.bias is None:
             return
         a = len(views.bias)
@@ -223,8 +249,8 @@ class Stacked:
     """All parties at once through a chain of batched layers."""
 
     def __init__(self, layers: list[Layer], loss: Loss) -> None:
-        self._layers, self._loss = layers, loss
-        self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, Dense))
+        self.layers, self._loss = layers, loss
+        self.first = next(i for i, layer in enumerate(layers) if isinstance(layer, Dense))
 
     @classmethod
     def of(cls, model: Model) -> Stacked | None:
@@ -236,11 +262,22 @@ class Stacked:
             return None
         return cls(layers, model.loss_function)
 
+    @property
+    def dense(self) -> Dense:
+        """The first dense layer."""
+        layer = self.layers[self.first]
+        assert isinstance(layer, Dense)
+        return layer
+
+    def output_grad(self, outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """Gradient of the loss by the outputs, of r parties."""
+        return self._loss.output_grad(outputs, y, weights)
+
     def grad(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
         out = torch.empty_like(w)
-        parameters, grads = self._views(w), self._views(out)
-        inputs = self._forward(parameters, points.x, 0)
-        d = self._loss.output_grad(inputs[-1], points.y, points.weights)
+        parameters, grads = self.views(w), self.views(out)
+        inputs = self.forward(parameters, points.x, 0)
+        d = self.output_grad(inputs[-1], points.y, points.weights)
 
         def collect(i: int, d: Tensor, h: Tensor) -> None:
             weight, bias = grads[i]
@@ -248,19 +285,19 @@ class Stacked:
             if bias is not None:
                 torch.sum(d, dim=1, keepdim=True, out=bias)
 
-        self._backward(parameters, inputs[self._first :], d, collect, self._first)
+        self.backward(parameters, inputs[self.first :], d, collect, self.first)
         return out
 
     def book(self, w: Tensor, points: Points) -> list[Entry]:
         """Pass forward and back, and keep what the gradient is made of rather than the gradient."""
-        parameters, kept = self._views(w), []
-        inputs = self._forward(parameters, points.x, 0)
-        d = self._loss.output_grad(inputs[-1], points.y, points.weights)
+        parameters, kept = self.views(w), []
+        inputs = self.forward(parameters, points.x, 0)
+        d = self.output_grad(inputs[-1], points.y, points.weights)
 
         def collect(i: int, d: Tensor, h: Tensor) -> None:
             kept.append(Entry(i, d, h, parameters[i].bias is not None))
 
-        self._backward(parameters, inputs[self._first :], d, collect, self._first)
+        self.backward(parameters, inputs[self.first :], d, collect, self.first)
         return kept
 
     def add(self, into: Tensor, i: int, d: Tensor, h: Tensor) -> None:
@@ -274,7 +311,7 @@ class Stacked:
             bias.add_(d.sum(dim=1, keepdim=True))
 
     def loss(self, w: Tensor, points: Points, buffers: Tensor | None = None) -> Tensor:
-        outputs = self._forward(self._views(w), points.x, 0)[-1]
+        outputs = self.forward(self.views(w), points.x, 0)[-1]
         return self._loss(outputs, points.y, points.weights)
 
     def descend(self, w: Tensor, steps: Steps, buffers: Tensor | None = None) -> Tensor:
@@ -289,14 +326,14 @@ class Stacked:
         if not steps.plain:
             return descend_stack(self, w, steps)
         w, counts, lr = w.clone(memory_format=torch.contiguous_format), steps.counts, steps.lr
-        small = w[0].numel() * w.element_size() <= _SMALL
+        small = w[0].numel() * w.element_size() <= SMALL
         pull = steps.pull * lr
-        whole = self._views(w)
+        whole = self.views(w)
         apart = [view.apart() for view in whole] if small else whole
         layers = apart
         drag = _Drag(
-            None if steps.shift is None else self._views(steps.shift * lr),
-            None if steps.towards is None else self._views(steps.towards),
+            None if steps.shift is None else self.views(steps.shift * lr),
+            None if steps.towards is None else self.views(steps.towards),
             pull[..., None] if isinstance(pull, Tensor) else pull,
         )
         rows = steps.rows.transpose(0, 1).contiguous()  # [T, r, b]: a step's rows side by side
@@ -310,7 +347,7 @@ class Stacked:
         for t in range(0, total, window):
             some = slice(t, min(t + window, total))
             active = going[some]
-            if len(layers[self._first].weight) != active[0]:
+            if len(layers[self.first].weight) != active[0]:
                 layers = [view.head(active[0]) for view in layers]
             taken = rows[some, : active[0]]
             taken = taken.transpose(0, 1).reshape(-1) if window > 1 else taken.view(-1)
@@ -322,17 +359,15 @@ class Stacked:
 
     def _window(self, steps: Steps) -> int:
         """Steps between two moves of the first layer: few enough for X X' to cost little."""
-        layer = self._layers[self._first]
-        assert isinstance(layer, Dense)
         if steps.towards is not None:
             return 1
-        point = self._forward([], steps.x[:1][None], 0, self._first)[-1]
+        point = self.forward([], steps.x[:1][None], 0, self.first)[-1]
         rows = steps.rows.shape[2] * point[..., 0].numel()  # of the layer's input, in one step
-        return max(1, round(layer.outputs / (3 * rows)))
+        return max(1, round(self.dense.outputs / (3 * rows)))
 
     def _descend_window(
         self,
-        layers: list[_Views],
+        layers: list[Views],
         x: Tensor,  # [r, steps * b, ...]
         y: Tensor,  # [steps, >= r, b, ...]
         weights: Tensor,  # [steps, >= r, b]
@@ -340,8 +375,8 @@ class Stacked:
         drag: _Drag,
     ) -> None:
         """Take the steps of a window, each on its number of active parties, the first ones."""
-        most, count, first = active[0], len(active), self._first
-        x = self._forward([], x, 0, first)[-1]
+        most, count, first = active[0], len(active), self.first
+        x = self.forward([], x, 0, first)[-1]
         inner = x.shape[2:-1]  # dimensions of an example besides its features
         x = x.reshape(most, -1, x.shape[-1])
         size = x.shape[1] // count
@@ -371,9 +406,9 @@ class Stacked:
                 drag.bias(views[i], i)  # noqa: B023
                 views[i].move(d, h)  # noqa: B023
 
-            inputs = self._forward(views, h.view(a, -1, *inner, h.shape[-1]), first + 1)
-            d = self._loss.output_grad(inputs[-1], y[j, :a], weights[j, :a])
-            d = self._backward(views, inputs, d, move, first + 1).reshape(a, size, -1)
+            inputs = self.forward(views, h.view(a, -1, *inner, h.shape[-1]), first + 1)
+            d = self.output_grad(inputs[-1], y[j, :a], weights[j, :a])
+            d = self.backward(views, inputs, d, move, first + 1).reshape(a, size, -1)
             if count == 1:
                 moves = d
             else:
@@ -387,27 +422,27 @@ class Stacked:
         drag.weight(layers[first], first, taken)
         layers[first].weight.baddbmm_(moves.transpose(1, 2), x, alpha=-1)
 
-    def _views(self, w: Tensor) -> list[_Views]:
+    def views(self, w: Tensor) -> list[Views]:
         """Matrices of the dense layers, by layer index; they share the vector's memory."""
-        return [self._view(w, i) for i in range(len(self._layers))]
+        return [self._view(w, i) for i in range(len(self.layers))]
 
-    def _view(self, w: Tensor, i: int) -> _Views:
-        layer = self._layers[i]
+    def _view(self, w: Tensor, i: int) -> Views:
+        layer = self.layers[i]
         if not isinstance(layer, Dense):
-            return _Views(w[:, :0], None)
-        return _Views(
+            return Views(w[:, :0], None)
+        return Views(
             w[:, layer.weight].view(len(w), layer.outputs, layer.inputs),
             None if layer.bias is None else w[:, None, layer.bias],
         )
 
-    def _forward(
-        self, parameters: list[_Views], x: Tensor, start: int, stop: int | None = None
+    def forward(
+        self, parameters: list[Views], x: Tensor, start: int, stop: int | None = None
     ) -> list[Tensor]:
         """Return the input of each layer from `start` on, with the last one's output at the end."""
         inputs = [x]
-        for i in range(start, len(self._layers) if stop is None else stop):
+        for i in range(start, len(self.layers) if stop is None else stop):
             h = inputs[-1]
-            match self._layers[i]:
+            match self.layers[i]:
                 case Dense() as layer:
                     weight, bias = parameters[i]
                     flat, wt = h.reshape(len(h), -1, layer.inputs), weight.transpose(1, 2)
@@ -419,9 +454,9 @@ class Stacked:
                     inputs.append(layer.forward(h))
         return inputs
 
-    def _backward(
+    def backward(
         self,
-        parameters: list[_Views],
+        parameters: list[Views],
         inputs: list[Tensor],
         d: Tensor,
         collect: Collect,
@@ -432,12 +467,12 @@ class Stacked:
         `collect` gets each dense layer's index, output gradient and input, before the weights move.
         Where `start` is the first dense layer, its input is data and has no gradient.
         """
-        for i in reversed(range(start, len(self._layers))):
+        for i in reversed(range(start, len(self.layers))):
             h = inputs[i - start]
-            match self._layers[i]:
+            match self.layers[i]:
                 case Dense() as layer:
                     flat = d.reshape(len(d), -1, layer.outputs)
-                    if i > self._first:
+                    if i > self.first:
                         d = torch.bmm(flat, parameters[i].weight).view(h.shape)
                     collect(i, flat, h.reshape(len(h), -1, layer.inputs))
                 case Flatten():

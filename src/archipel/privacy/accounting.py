@@ -5,8 +5,10 @@ Releases add up whatever they belong to: messages, rounds, evaluations, studies 
 Every answer is an upper bound, and every noise is enough.
 
 - Gaussian noise that everybody's contribution gets: exact, mu² = Σ mu_i² (`curves.py`).
-- "pld": privacy-loss distributions (`losses.py`), nearly exact. Noise on vectors of whole numbers,
-  and a δ too small for a Fourier transform, go the next way.
+- Discrete Gaussian noise on vectors of whole numbers, in shares or not: as the Gaussian noise that
+  it is made of, where the factor between the two is next to 1 (`shares.py`).
+- "pld": privacy-loss distributions (`losses.py`), nearly exact. Other noise on vectors of whole
+  numbers, and a δ too small for a Fourier transform, go the next way.
 - "rdp": Rényi divergences (`renyi.py`), looser by some 10 %.
 
 What was asked is remembered (`remembered.py`).
@@ -15,7 +17,7 @@ What was asked is remembered (`remembered.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, log, sqrt
+from math import exp, expm1, inf, log, sqrt
 from typing import Literal
 
 import numpy as np
@@ -35,11 +37,14 @@ from archipel.privacy.release import (
     Poisson,
     Pure,
     Release,
+    Shuffled,
+    Skellam,
     bare,
     together,
 )
 from archipel.privacy.remembered import remembered
 from archipel.privacy.renyi import renyi_delta, renyi_epsilon
+from archipel.privacy.shares import as_gaussian
 
 __all__ = [
     "Accountant",
@@ -52,6 +57,7 @@ __all__ = [
     "Poisson",
     "Pure",
     "Release",
+    "Skellam",
     "curve",
     "delta",
     "deltas",
@@ -66,6 +72,7 @@ _CUT = 1e-4  # part of δ that a grid may cut off
 _VAST = 200.0  # an ε whose grid may be too wide
 _NEAR = 1e-3  # how far below its target the noise that is found may leave ε
 _QUIETEST, _LOUDEST = 1e-4, 1e9  # noise that is tried
+_FACTOR = 1e-3  # between discrete and continuous noise, at most: logarithm
 _COARSE = 8.0  # times the step of a grid, while searching
 
 
@@ -161,7 +168,7 @@ def noise_for(
 
 
 def curve(
-    once: Releases,
+    after: Releases | Callable[[int], Releases],
     rounds: int,
     delta: float,
     before: Releases = (),
@@ -169,14 +176,20 @@ def curve(
     accountant: Accountant = "pld",
     neighbours: Neighbours = "add_or_remove",
 ) -> list[tuple[int, float]]:
-    """ε after some of `rounds` rounds that release `once` each, with what was released `before`."""
+    """ε after some of `rounds` rounds, with what was released `before`.
+
+    `after` says what was released after so many rounds, or what each of them releases.
+    """
     if rounds < 1 or points < 1:
         raise ArchipelError(f"rounds = {rounds}, points = {points}: give whole numbers from 1.")
     at = np.unique(np.geomspace(1, rounds, points).round().astype(int)).tolist()
     out, most = [], 0.0
     for t in sorted({*at, rounds}):
-        spent = [*before, *(Release(r.mechanism, r.sampling, r.times * t) for r in once)]
-        most = max(most, epsilon(spent, delta, accountant, neighbours))
+        if callable(after):
+            spent = after(t)
+        else:
+            spent = [Release(r.mechanism, r.sampling, r.times * t) for r in after]
+        most = max(most, epsilon([*before, *spent], delta, accountant, neighbours))
         out.append((t, most))
     return out
 
@@ -195,6 +208,12 @@ def _check(releases: Releases, accountant: str, neighbours: str) -> None:
                 f"neighbours = {neighbours!r}: a sample of fixed size "
                 f"({each.sampling.sampled} of {each.sampling.among}) is accounted where one is "
                 "replaced; say neighbours = 'replace', or sample each with a probability."
+            )
+        removed = isinstance(each.mechanism, Shuffled) and not each.mechanism.stays
+        if removed and neighbours != "replace":
+            raise ArchipelError(
+                f"neighbours = {neighbours!r}: shuffled reports are accounted where one is "
+                "replaced, since how many there are is seen; say neighbours = 'replace'."
             )
 
 
@@ -215,6 +234,18 @@ def _epsilon(
 ) -> float:
     if any(bare(each) for each in known):
         return inf
+    known, far = _smooth(known, accountant)
+    delta *= exp(-far)
+    return 2 * far + _of_continuous(known, delta, accountant, neighbours, coarse)
+
+
+def _of_continuous(
+    known: tuple[Release, ...],
+    delta: float,
+    accountant: Accountant,
+    neighbours: Neighbours,
+    coarse: float,
+) -> float:
     others, mu = _apart(known, neighbours)
     if not others or mu == inf:
         return epsilon_of(mu, delta)
@@ -235,6 +266,11 @@ def _delta(
 ) -> float:
     if any(bare(each) for each in known):
         return 1.0
+    known, far = _smooth(known, accountant)
+    if far:
+        rest = epsilon - 2 * far
+        found = _delta(known, max(rest, 0.0), accountant, neighbours) - expm1(min(rest, 0.0))
+        return min(found * exp(far), 1.0)
     others, mu = _apart(known, neighbours)
     if not others or mu == inf:
         return float(gaussian_delta(mu, epsilon))
@@ -250,6 +286,23 @@ def _delta(
         if found > least:
             return min(found, 1.0)
     return min(renyi_delta(known, neighbours, epsilon), 1.0)
+
+
+def _smooth(
+    known: tuple[Release, ...], accountant: Accountant
+) -> tuple[tuple[Release, ...], float]:
+    """Discrete Gaussian noise as the Gaussian noise it is made of, and the factor's logarithm."""
+    found, far = [], 0.0
+    for each in known:
+        it = each.mechanism
+        several = isinstance(it, DiscreteGaussian) and it.dimensions * it.shares > 1
+        if accountant == "pld" and isinstance(it, DiscreteGaussian) and several:
+            deviation, apart = as_gaussian(it.sigma, it.shares, it.dimensions)
+            if each.times * apart < _FACTOR:
+                far += each.times * apart
+                each = Release(Gaussian(deviation / it.contribution), each.sampling, each.times)
+        found.append(each)
+    return together(found), far
 
 
 def _apart(known: tuple[Release, ...], neighbours: Neighbours) -> tuple[tuple[Release, ...], float]:
@@ -279,6 +332,8 @@ def _without_delta(known: tuple[Release, ...], neighbours: Neighbours) -> float:
         match each.mechanism:
             case Pure(epsilon):
                 one = DISTANCE[neighbours] * epsilon
+            case Shuffled(epsilon0):
+                one = epsilon0
             case Laplace(noise):
                 one = DISTANCE[neighbours] / noise
             case _:

@@ -16,6 +16,7 @@ is exact for all participations, and C⁻¹ does not grow [Eneström, Kakeya].
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,8 @@ from archipel.privacy.correlated import (
     workload,
 )
 from archipel.privacy.curves import Array
+
+_WIDEST = 16  # coefficients, unless a study says how many: each but one keeps a vector
 
 
 class Choice(NamedTuple):
@@ -116,3 +119,31 @@ def best(who: Participation, rows: int = 32, momentum: float = 0.0) -> Choice:
     errors = {name: error(each, who, momentum) for name, each in found.items()}
     name = min(errors, key=errors.__getitem__)
     return Choice(name, found[name], errors)
+
+
+@lru_cache(maxsize=4096)
+def strategy_of(kind: str, who: Participation) -> Strategy:
+    """What `privacy.correlated` names, for these participations.
+
+    "banded" is the best of up to 16 coefficients, "banded:8" has 8, or one for every round.
+
+    >>> strategy_of("tree", Participation(100))
+    Tree(rounds=100)
+    """
+    name, _, band = kind.partition(":")
+    if name == "tree":
+        return Tree(who.rounds)
+    if band:
+        return banded(who, min(int(band), who.rounds))
+    widths = {2**i for i in range(_WIDEST.bit_length())} | {who.separation}
+    tried = [banded(who, each) for each in sorted(widths) if each <= min(_WIDEST, who.rounds)]
+    return min(tried, key=lambda each: error(each, who))
+
+
+def called(strategy: Strategy) -> str:
+    """The name of a strategy, as `privacy.correlated` has it.
+
+    >>> called(independent())
+    'banded:1'
+    """
+    return f"banded:{len(strategy.coefficients)}" if isinstance(strategy, Toeplitz) else "tree"

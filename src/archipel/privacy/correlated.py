@@ -34,12 +34,28 @@ has no negative entries and all x_i are the same.
 - Tree: a node that spans l rounds holds at most min(k, ⌈l / b⌉) participations and all nodes of
   that height at most k, so the squares sum to at most their product, at each height. Exact where
   T and b are powers of 2 and k = T / b.
+
+**Noise that protects.** What leaves must not tell more by its last bits than by its value, so all
+of it is made of numbers to which noise was added on a grid (`privacy.grid`), and of nothing else:
+
+- Toeplitz: y_t = (c_0 x_t − Σ_j c_j z_(t−j) + Z_t) / c_0. The sum in the bracket is (C x)_t + Z_t
+  but for Σ_j c_j y_(t−j), which left before; and z_t = y_t − x_t is kept.
+- Tree: the leaf x_t + Z, and of every node that is complete now M = −(n_l + n_r) + Z, with n the
+  noise in the estimates of its children: that is the node's sum, measured again, less these
+  estimates, which left before. It moves the node's estimate, and y_t, by v_h M.
+
+**A round of which nobody knows how much left** (it was broken off, and is begun anew) has used up
+its rows of C: they are never used again, with other noise or other updates. The state that they
+left may be lost; then noise begins anew at the next row (`begun_anew`). C falls into two blocks
+with 0 in place of what joined them, and X = C'C has no larger entries, for C >= 0: the sensitivity
+that was planned is still enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple, Protocol
 
@@ -50,6 +66,9 @@ from torch import Tensor
 from archipel.errors import ArchipelError
 from archipel.privacy.curves import Array
 from archipel.privacy.release import Gaussian, Release
+from archipel.tree import Tree as States
+
+Noised = Callable[[Tensor, int], Tensor]  # values + N(0, I); those of one round are numbered
 
 
 @dataclass(frozen=True)
@@ -77,10 +96,10 @@ class Participation:
 
 
 class State(NamedTuple):
-    """What the next round's noise depends on."""
+    """What the next round's noise depends on. It is a secret: noise that is known hides nothing."""
 
-    t: Tensor  # rounds so far
-    rows: tuple[Tensor, ...]
+    t: Tensor  # [..., 1] rounds so far
+    rows: tuple[Tensor, ...]  # [..., p] in double precision, since updates depend on it
 
 
 class Strategy(Protocol):
@@ -101,8 +120,10 @@ class Strategy(Protocol):
     def start(self, like: Tensor) -> State:
         """The state before the first round, for updates like this one."""
 
-    def noise(self, state: State, fresh: Sequence[Tensor]) -> tuple[State, Tensor]:
-        """The next state and z_t, from as many rows of Z as `fresh` says."""
+    def add(
+        self, state: State, x: Tensor, noised: Noised, going: Tensor | None = None
+    ) -> tuple[State, Tensor]:
+        """The next state, and y_t = x_t + z_t; those of a stack that are not going keep theirs."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +162,28 @@ class Toeplitz:
         return 1
 
     def start(self, like: Tensor) -> State:
-        rows = tuple(torch.zeros_like(like) for _ in self.coefficients[1:])
-        return State(torch.zeros((), dtype=torch.int64), rows)
+        return _start(like, len(self.coefficients) - 1)
 
-    def noise(self, state: State, fresh: Sequence[Tensor]) -> tuple[State, Tensor]:
-        (z,) = fresh
-        for c, row in zip(self.coefficients[1:], state.rows, strict=True):
-            z = z - c * row
-        z = z / self.coefficients[0]
-        return State(state.t + 1, (z, *state.rows)[: len(state.rows)]), z
+    def add(
+        self, state: State, x: Tensor, noised: Noised, going: Tensor | None = None
+    ) -> tuple[State, Tensor]:
+        return add_toeplitz(self.coefficients, state, x, noised, going)
+
+
+def add_toeplitz(
+    coefficients: Sequence[float | Tensor],
+    state: State,
+    x: Tensor,
+    noised: Noised,
+    going: Tensor | None = None,
+) -> tuple[State, Tensor]:
+    """`Toeplitz.add`; the parties of a stack may each have coefficients `[..., 1]` of their own."""
+    before = coefficients[0] * x
+    for c, row in zip(coefficients[1:], state.rows, strict=True):
+        before = before - c * row
+    y = noised(before, 0) / coefficients[0]
+    rows = (y - x, *state.rows)[: len(state.rows)]
+    return _next(state, rows, going), y
 
 
 @dataclass(frozen=True)
@@ -191,7 +225,7 @@ class Tree:
         rows = iter(torch.eye(count, dtype=torch.float64))
         state, out = self.start(torch.zeros(count, dtype=torch.float64)), []
         for t in range(rounds):
-            state, z = self.noise(state, [next(rows) for _ in range(self.fresh(t))])
+            state, z = drawn(self, state, [next(rows) for _ in range(self.fresh(t))])
             out.append(z.numpy())
         return np.stack(out)
 
@@ -200,22 +234,77 @@ class Tree:
         return (t ^ (t + 1)).bit_length()
 
     def start(self, like: Tensor) -> State:
-        rows = tuple(torch.zeros_like(like) for _ in range(self.heights))
-        return State(torch.zeros((), dtype=torch.int64), rows)
+        return _start(like, self.heights)
 
-    def noise(self, state: State, fresh: Sequence[Tensor]) -> tuple[State, Tensor]:
-        if int(state.t) >= self.rounds:
+    def add(
+        self, state: State, x: Tensor, noised: Noised, going: Tensor | None = None
+    ) -> tuple[State, Tensor]:
+        moving = torch.ones_like(state.t, dtype=torch.bool) if going is None else going
+        if bool((moving & (state.t >= self.rounds)).any()):
             raise ArchipelError(
                 f"rounds = {self.rounds}: the tree's noise is used up; make it for more rounds."
             )
-        leaf, *own = fresh
-        rows, node = list(state.rows), leaf
-        for h, above in enumerate(own):  # the two children of a node that is complete now
-            children = 2 * variance(h)
-            node = (children * above + rows[h] + node) / (1 + children)
-            rows[h] = torch.zeros_like(leaf)
-        rows[len(own)] = node
-        return State(state.t + 1, tuple(rows)), sum_of(rows) - sum_of(state.rows)
+        y = noised(x, 0)
+        rows, node = list(state.rows), y - x  # the noise in the estimate of a node, from the leaf
+        height = _trailing_ones(state.t)  # of the node that is complete now
+        for h in range(int((height * moving).max())):
+            done = height > h
+            again = variance(h + 1) * noised(-(rows[h] + node), h + 1)
+            node = torch.where(done, rows[h] + node + again, node)
+            y = torch.where(done, y + again, y)
+            rows[h] = torch.where(done, torch.zeros_like(node), rows[h])
+        rows = [torch.where(height == h, node, row) for h, row in enumerate(rows)]
+        return _next(state, rows, going), y
+
+
+def _start(like: Tensor, rows: int) -> State:
+    t = torch.zeros(*like.shape[:-1], 1, dtype=torch.int64)
+    return State(t, tuple(torch.zeros_like(like, dtype=torch.float64) for _ in range(rows)))
+
+
+def _next(state: State, rows: Sequence[Tensor], going: Tensor | None) -> State:
+    """The state after a round, in those of a stack that take part in it."""
+    if going is None:
+        return State(state.t + 1, tuple(rows))
+    kept = zip(rows, state.rows, strict=True)
+    return State(state.t + going, tuple(torch.where(going, new, old) for new, old in kept))
+
+
+def _trailing_ones(t: Tensor) -> Tensor:
+    """How many nodes above its leaf round t, from 0, completes."""
+    found, ones = torch.zeros_like(t), torch.ones_like(t, dtype=torch.bool)
+    while bool((ones := ones & (t & 1 == 1)).any()):
+        found, t = found + ones, t >> 1
+    return found
+
+
+# -- states in those of parties and servers --------------------------------------------------------
+
+
+def kept_on(before: States, after: States) -> States:
+    """A state as it was before a round, but for the noise: what it used is used up."""
+    if isinstance(before, State):
+        return after
+    if isinstance(before, tuple):
+        parts = [kept_on(*each) for each in zip(before, after, strict=True)]
+        return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
+    return before
+
+
+def begun_anew(state: States, rows: int | Tensor) -> States:
+    """A state after a round that used up to so many rows of noise, of which nobody knows more."""
+    if isinstance(state, State):
+        return State(state.t + rows, tuple(torch.zeros_like(row) for row in state.rows))
+    if isinstance(state, tuple):
+        parts = [begun_anew(each, rows) for each in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def drawn(strategy: Strategy, state: State, fresh: Sequence[Tensor]) -> tuple[State, Tensor]:
+    """The next state and z_t, from as many rows of Z as `Strategy.fresh` says."""
+    zero = torch.zeros_like(fresh[0])
+    return strategy.add(state, zero, lambda values, number: values + fresh[number])
 
 
 def independent() -> Toeplitz:
@@ -226,14 +315,6 @@ def independent() -> Toeplitz:
 def variance(height: int) -> float:
     """Of the best estimate of a node of the tree: 1/v_h = 1 + 1/(2 v_(h−1)), v_0 = 1."""
     return 1 / (2 - 2.0**-height)
-
-
-def sum_of(rows: Sequence[Tensor]) -> Tensor:
-    """The sum, in this order, so that it is the same bit for bit."""
-    total = rows[0]
-    for row in rows[1:]:
-        total = total + row
-    return total
 
 
 def column_sum(c: Array, who: Participation) -> Array:
@@ -267,4 +348,10 @@ def error(strategy: Strategy, who: Participation, momentum: float = 0.0) -> floa
 
 def released(strategy: Strategy, who: Participation, noise: float) -> Release:
     """A whole run as the accountant sees it; `noise` is Z's deviation over a contribution."""
-    return Release(Gaussian(noise / strategy.sensitivity(who)))
+    return Release(Gaussian(noise / sensitivity(strategy, who)))
+
+
+@lru_cache(maxsize=4096)
+def sensitivity(strategy: Strategy, who: Participation) -> float:
+    """`Strategy.sensitivity`, remembered."""
+    return strategy.sensitivity(who)

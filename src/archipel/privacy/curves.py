@@ -47,6 +47,8 @@ from archipel.privacy.release import (
     Poisson,
     Pure,
     Release,
+    Shuffled,
+    Skellam,
 )
 
 Array = NDArray[np.float64]
@@ -91,6 +93,16 @@ def pure_delta(epsilon0: float, epsilon: ArrayLike) -> Array:
     t = np.asarray(epsilon, dtype=np.float64)
     inside = -np.expm1(np.minimum(t, epsilon0) - epsilon0) / (1 + exp(-epsilon0))
     return np.where(t < -epsilon0, -np.expm1(np.minimum(t, 0.0)), inside)
+
+
+def shuffled_delta(epsilon0: float, reports: int, values: int | None, epsilon: ArrayLike) -> Array:
+    """δ of shuffled reports, one replaced: of a pair of mirror images (`shuffling.py`)."""
+    from archipel.privacy.shuffling import Randomiser, deltas  # takes long to import
+
+    t = np.asarray(epsilon, dtype=np.float64)
+    half = deltas(Randomiser(epsilon0, values), reports, np.abs(t))
+    low = np.minimum(t, 0.0)
+    return np.where(t < 0, np.exp(low) * half - np.expm1(low), half)
 
 
 def discrete_gaussian_delta(sigma: float, shift: int, epsilon: ArrayLike) -> Array:
@@ -212,6 +224,10 @@ def curves(release: Release, neighbours: Neighbours) -> tuple[Curve, Curve]:
             curve = partial(binomial_delta, coins, far * contribution)
         case Pure(epsilon):
             curve = partial(pure_delta, far * epsilon)
+        case Shuffled(epsilon0, reports, values):
+            curve = partial(shuffled_delta, epsilon0, reports, values)
+        case Skellam():
+            raise AssertionError("it has no curve of its own: see losses.has_losses")
     rate = release.rate
     if release.sampling is None:
         return curve, curve

@@ -12,6 +12,13 @@ A batch of size b has q = b / n, one of all data q = 1. Several gradients on one
 one by one and share its sample. The sample is drawn where nobody sees it: a batch is a number that
 the door knows, without rows. What an algorithm does with the gradients is post-processing.
 
+Where noise is correlated over a party's gradients (`privacy.correlated`), nothing is sampled: its
+records have an order, drawn once, and batches are dealt along it, S of an epoch, of n / S records
+each. Gradient t of the party, over all rounds, is of batch t mod S: a record is in one of S, and
+two that it is in are S apart, whatever rounds the party misses and whatever it leaves undone in
+them. Gradients are over q n with q = 1 / S. A record that is added or removed leaves the places of
+the others as they are.
+
 How many records a party has (`n`) is no secret here; it says how many steps are taken. Points
 that an algorithm brings along pass a model freely (`outputs`, `features`). The records themselves
 (`examples`) and losses, which no clip bounds, are refused.
@@ -33,15 +40,19 @@ from torch import Tensor
 
 from archipel.core import Batch, Blueprint, Descent, LocalWork, Vector
 from archipel.errors import ArchipelError
+from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.talk import Talk
-from archipel.training.descent import checked_batch_size, descend
-from archipel.tree import Tree
+from archipel.privacy.correlated import State, Strategy, Toeplitz, Tree, add_toeplitz
+from archipel.training.descent import Private, Work, checked_batch_size, descend, work_of
+from archipel.training.schedules import rate
+from archipel.tree import Tree as States
 
 if TYPE_CHECKING:
     from archipel.training.subspace import Subspace
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Size = int | float | None  # of a batch, as an algorithm gives it
 
 
@@ -59,8 +70,19 @@ class Inside(Protocol):
     @property
     def sizes(self) -> NDArray[np.int64]: ...  # [m] training records
     def sampled(self, rates: Floats, draw: int) -> Batch: ...
+    def dealt(self, parts: Ints, at: Ints, draw: int) -> Batch: ...
     def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector: ...
     def noised(self, values: Tensor, purpose: str) -> Tensor: ...  # + N(0, I), protecting
+    def fuses(self, work: Work, only: Tensor | None) -> bool: ...
+    def descend_privately(
+        self,
+        w: Vector,
+        work: Work,
+        private: Private,
+        shift: Vector | None,
+        pull: float | Tensor,
+        towards: Vector | None,
+    ) -> Vector: ...
     def steps(self, work: LocalWork) -> Tensor: ...
     def outputs(self, w: Vector, x: Tensor) -> Tensor: ...
     def features(self, w: Vector, x: Tensor) -> Tensor: ...
@@ -77,6 +99,14 @@ class Used(NamedTuple):
     gradients: int  # noised gradients on one sample, at most
 
 
+class Order(NamedTuple):
+    """Noise that is correlated over the gradients of a party, whose batches are in an order."""
+
+    strategy: Strategy
+    batches: int  # S: of an epoch
+    gradients: int  # T: that it was planned for
+
+
 @dataclass(frozen=True)
 class Noised:
     """How gradients are made private."""
@@ -84,6 +114,7 @@ class Noised:
     clip: float  # C
     noise: dict[int, float]  # z of each party, by its number
     allowed: dict[int, dict[Size, tuple[int, int]]] | None = None  # of each: draws and gradients
+    orders: dict[int, Order] | None = None  # None where noise is independent
 
 
 class _Sample(NamedTuple):
@@ -98,8 +129,8 @@ class _Sample(NamedTuple):
 class Door:
     """A party's `me`, private: see the module."""
 
-    def __init__(self, me: Inside, noised: Noised, name: str) -> None:
-        """`name` is the algorithm's, for what is refused."""
+    def __init__(self, me: Inside, noised: Noised, name: str, state: State | None = None) -> None:
+        """`name` is the algorithm's, for what is refused; `state` that of correlated noise."""
         self._me, self._noised, self._name = me, noised, name
         self.n, self.number, self.round = me.n, me.number, me.round
         self._numbers: list[int] = me.number.reshape(-1, max(1, len(me.sizes)))[0].tolist()
@@ -108,6 +139,10 @@ class Door:
         self._gradients: list[int] = []  # on each sample
         self._used: dict[Size, Used] = {}
         self._noises = 0
+        self.state = state
+        self._orders = [noised.orders[k] for k in self._numbers] if noised.orders else None
+        if state is not None:
+            self._dealt = state.t.reshape(-1, len(self._numbers))[0].numpy().copy()  # batches
 
     @property
     def blueprint(self) -> Blueprint:
@@ -129,8 +164,14 @@ class Door:
 
     def _drawn(self, size: Size, going: NDArray[np.bool_]) -> Batch:
         at = len(self._samples)
-        rates = rates_of(size, self._me.sizes)
-        batch = self._me.sampled(np.where(going, rates, 0.0), at)
+        if self._orders is None:
+            rates = rates_of(size, self._me.sizes)
+            batch = self._me.sampled(np.where(going, rates, 0.0), at)
+        else:
+            parts = np.array([order.batches for order in self._orders])
+            rates = 1 / parts
+            batch = self._me.dealt(parts, np.where(going, self._dealt % parts, parts), at)
+            self._dealt += going
         self._samples.append(_Sample(size, batch, rates, going))
         self._gradients.append(0)
         draws, most = self._used.get(size, Used(np.zeros(len(going), np.int64), 0))
@@ -145,13 +186,53 @@ class Door:
         total = self._me.clipped(w, sample.batch, self._noised.clip)
         deviation = self._by_party(self._deviations, total)  # z C
         noisy = total
-        if bool((deviation > 0).all()):
+        if self._orders is not None:
+            noisy = self._correlated(total / deviation, sample, self._orders) * deviation
+        elif bool((deviation > 0).all()):
             noisy = self._me.noised(total / deviation, f"gradient {self._noises}") * deviation
         self._noises += 1
         expected = np.maximum(sample.rates * self._me.sizes, 1e-300)  # q n
         return noisy * self._by_party(sample.going / expected, total)
 
-    def _by_party(self, values: Floats, like: Tensor) -> Tensor:
+    def _correlated(self, total: Tensor, sample: _Sample, orders: list[Order]) -> Tensor:
+        """The same with the noise of the party's next gradient; batches are used in their order."""
+        assert self.state is not None
+        if not any(sample is each for each in self._samples[self._noises : self._noises + 1]):
+            raise ArchipelError(
+                f"privacy.correlated: {self._name} does not take one gradient of each batch, in "
+                "the order in which it draws them; leave correlated out."
+            )
+        last = np.array([order.gradients for order in orders])
+        for k, dealt, most in zip(self._numbers, self._dealt, last, strict=True):
+            if dealt > most:
+                raise ArchipelError(
+                    f"privacy.correlated: the noise of party {k} was planned for {most} gradients, "
+                    "which are used up: it has been in more rounds, or in some more than once."
+                )
+        number, going = self._noises, self._by_party(sample.going, self.state.t).bool()
+
+        def noised(values: Tensor, again: int) -> Tensor:
+            return self._me.noised(values, f"gradient {number}" + f" {again}" * (again > 0))
+
+        x = total.double()
+        trees = [order.strategy for order in orders if isinstance(order.strategy, Tree)]
+        if trees:
+            longest = max(trees, key=lambda each: each.rounds)
+            self.state, y = longest.add(self.state, x, noised, going)
+        else:
+            self.state, y = add_toeplitz(self._coefficients(x), self.state, x, noised, going)
+        return y.to(total.dtype)
+
+    def _coefficients(self, like: Tensor) -> list[Tensor]:
+        """Of each party `[..., 1]`, as many as the widest has."""
+        assert self._orders is not None and self.state is not None
+        table = np.zeros((len(self._orders), 1 + len(self.state.rows)))
+        for row, order in zip(table, self._orders, strict=True):
+            assert isinstance(order.strategy, Toeplitz)
+            row[: len(order.strategy.coefficients)] = order.strategy.coefficients
+        return [self._by_party(column, like) for column in table.T]
+
+    def _by_party(self, values: NDArray[Any], like: Tensor) -> Tensor:
         """A number of each party `[m]` as `[..., 1]`, whatever the stack."""
         one = torch.from_numpy(values).to(like.dtype)
         return one.view(*self._me.lead[-1:], 1).expand(*self._me.lead, 1)
@@ -178,7 +259,40 @@ class Door:
         only: Tensor | None = None,
         aside: bool = False,
     ) -> Descent:
-        return descend(self, w, work, shift, pull, towards, only)
+        fused = self._fused(w, work, shift, pull, towards, only)
+        return descend(self, w, work, shift, pull, towards, only) if fused is None else fused
+
+    def _fused(
+        self,
+        w: Vector,
+        work: LocalWork,
+        shift: Vector | None,
+        pull: float | Tensor,
+        towards: Vector | None,
+        only: Tensor | None,
+    ) -> Descent | None:
+        """The same by an engine that takes these steps at once; None where it does not.
+
+        Samples have the numbers that they would have one by one. They are used up in there: no
+        batch of this door is one of them.
+        """
+        task, me = work_of(work), self._me
+        steps, size = me.steps(work), task.batch_size
+        rates, first = rates_of(size, me.sizes), len(self._samples)
+        private = Private(first, rates, self._noised.clip, self._deviations)
+        if self._orders is not None or not me.fuses(task, only):
+            return None
+        taken = steps.reshape(-1, len(me.sizes))[0].long().numpy()
+        draws, most = self._used.get(size, Used(np.zeros(len(taken), np.int64), 0))
+        self._use(size, Used(draws + taken, max(most, 1)))
+        total = int(taken.max(initial=0))
+        nothing = torch.zeros(len(taken), 0)
+        gone = _Sample(size, Batch(nothing.long(), nothing, nothing), rates, taken < 0)
+        self._samples += [gone] * total
+        self._gradients += [1] * total
+        self._noises += total
+        end = me.descend_privately(w, task, private, shift, pull, towards)
+        return Descent(end, steps, steps * rate(task.lr, me.round))
 
     def steps(self, work: LocalWork) -> Tensor:
         return self._me.steps(work)
@@ -238,6 +352,13 @@ class Door:
                 )
 
 
+class Remembering(NamedTuple):
+    """What a party keeps: the algorithm's own state, and that of correlated noise."""
+
+    inner: States
+    noise: State
+
+
 class Doored(Around):
     """An algorithm whose parties have the private door. What stays at a party needs none."""
 
@@ -245,12 +366,38 @@ class Doored(Around):
         super().__init__(inner)
         self._noised = noised
 
-    def party(self, me: Any, *states: Tree) -> Any:
-        return self.inner.party(Door(me, self._noised, self.name), *states)
+    def init(self, w: Vector, blueprint: Blueprint) -> States:
+        states = self.inner.init(w, blueprint)
+        if self._noised.orders is None:
+            return states
+        starts = [order.strategy.start(w) for order in set(self._noised.orders.values())]
+        noise = max(starts, key=lambda start: len(start.rows))  # the same form for all parties
+        if self.peer:
+            return Remembering(states, noise)
+        shared, own = pair(f"{self.name}.init", "shared, own", states)
+        return shared, Remembering(own, noise)
 
-    def personal(self, me: Any, shared: Tree, own: Tree) -> Any:
+    def party(self, me: Any, *states: States) -> Any:
+        if self._noised.orders is None:
+            return self.inner.party(Door(me, self._noised, self.name), *states)
+        *shared, own = states
+        door = Door(me, self._noised, self.name, own.noise)
+        if self.peer:
+            state = self.inner.party(door, own.inner)
+            return Remembering(state, door.state)  # type: ignore[arg-type]
+        return self._with_server(door, *shared, own.inner)
+
+    def _with_server(self, door: Door, *states: States) -> Any:
+        talk = Talk(self.inner.party(door, *states))
+        while not talk.ended:
+            talk.send((yield talk.said))
+        upload, own = pair(f"{self.name}.party", "upload, own", talk.said)
+        return upload, Remembering(own, door.state)  # type: ignore[arg-type]
+
+    def personal(self, me: Any, shared: States, own: States) -> Any:
         """A model that a party makes for itself does not leave it; what it asks the server does."""
-        talk = Talk(self.inner.personal(me, shared, own))
+        kept = own if self._noised.orders is None else own.inner
+        talk = Talk(self.inner.personal(me, shared, kept))
         if not talk.ended:
             raise ArchipelError(
                 f'privacy.unit = "record": {self.name} asks the server for a model of a party\'s '

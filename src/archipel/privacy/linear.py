@@ -81,11 +81,14 @@ def distances_from(view: ArrayLike, covariance: ArrayLike) -> Array:
     values, vectors = np.linalg.eigh(V / np.outer(scale, scale))
     kept = values > _ROUNDING * len(V)
     root = vectors[:, kept] * np.sqrt(values[kept])
-    return _least_norms(root, M / scale[:, None])
+    return _least_norms(root, M / scale[:, None], beyond=_ROUNDING**0.5)
 
 
-def _least_norms(F: Array, M: Array) -> Array:
-    """The least norm of a with F a = M e_u, for each u; infinite where there is none."""
+def _least_norms(F: Array, M: Array, beyond: float = _ROUNDING) -> Array:
+    """The least norm of a with F a = M e_u, for each u; infinite where there is none.
+
+    What F does not reach counts from a share `beyond` of M e_u on: F is as exact as that.
+    """
     if F.shape[1] > F.shape[0]:
         F = np.asarray(np.linalg.qr(F.T, mode="r")).T  # the same covariance from fewer sources
     size = np.linalg.norm(F, axis=1, keepdims=True)
@@ -99,7 +102,7 @@ def _least_norms(F: Array, M: Array) -> Array:
     rank = int(np.sum(s > limit * s[0]))
     inside, outside = U[:, :rank].T @ seen, U[:, rank:].T @ seen
     reach = np.linalg.norm(seen, axis=0)
-    told |= np.linalg.norm(outside, axis=0) > limit * reach
+    told |= np.linalg.norm(outside, axis=0) > beyond * max(rows.shape) * reach
     return np.where(told, np.inf, np.linalg.norm(inside / s[:rank, None], axis=0))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 
 from archipel.privacy.curves import Array, Curve, curves
-from archipel.privacy.release import DiscreteGaussian, Neighbours, Release
+from archipel.privacy.release import DiscreteGaussian, Mechanism, Neighbours, Release, Skellam
 
 SLACK = 2.0**-50  # of mass, for each release: what a Fourier transform rounds
 _FINE = 0.04  # step of the grid in deviations of one release's loss
@@ -70,10 +70,13 @@ class Loss(NamedTuple):
 
 def has_losses(releases: Sequence[Release]) -> bool:
     """Whether each has a loss distribution; noise on whole vectors of a grid has bounds only."""
-    return all(
-        not isinstance(each.mechanism, DiscreteGaussian) or each.mechanism.dimensions == 1
-        for each in releases
-    )
+
+    def has(mechanism: Mechanism) -> bool:
+        if isinstance(mechanism, DiscreteGaussian):
+            return mechanism.dimensions == mechanism.shares == 1
+        return not isinstance(mechanism, Skellam)
+
+    return all(has(each.mechanism) for each in releases)
 
 
 def losses(

@@ -9,15 +9,13 @@ divergences are those of the ideal noise.
 `Gaussian`: Balle, Wang, ICML 2018 (`analytic.py`). `Laplace`: Dwork et al., TCC 2006, and Mironov,
 CSF 2017, Proposition 6, for its Renyi divergence; that is convex in the shift and 0 at 0, so a
 shift shared out among several numbers costs no more than one of the same L1 norm in a single one.
-`DiscreteGaussian`: Canonne, Kamath, Steinke, NeurIPS 2020, and for a sum of shares Kairouz, Liu,
-Steinke, ICML 2021, https://arxiv.org/abs/2102.06387, Proposition 14. `Skellam`: Agarwal, Kairouz,
-Liu, NeurIPS 2021, Theorem 3.1. `Exponential`: McSherry, Talwar, FOCS 2007, and for its Renyi
-divergence Dong, Durfee, Rogers, ICML 2020, with Cesar, Rogers, ALT 2021: epsilon^2 / 8-zCDP.
+`DiscreteGaussian`: Canonne, Kamath, Steinke, NeurIPS 2020. It and `Skellam` may be the sum of
+shares (`shares.py`). `Exponential`: McSherry, Talwar, FOCS 2007, and for its Renyi divergence Dong,
+Durfee, Rogers, ICML 2020, with Cesar, Rogers, ALT 2021: epsilon^2 / 8-zCDP.
 
 Departures: where one integer is released, delta is summed from the chances themselves, which fall
 so that the largest shift costs most; else it is converted from Renyi divergences by Proposition 12
-of Canonne, Kamath, Steinke. Skellam's bound is proved for integer orders, and other orders take the
-next integer's.
+of Canonne, Kamath, Steinke.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, expm1, inf, log1p, pi, sqrt
+from math import expm1, inf, log1p, sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -47,6 +45,7 @@ from archipel.privacy.costs import (
     too_many,
 )
 from archipel.privacy.noise import CLOSE, discrete_gaussian, exponential, skellam
+from archipel.privacy.shares import gaussian_rdp, in_l1, skellam_rdp
 from archipel.privacy.sources import Source
 
 _STEP = 2.0**-32  # of a grid, in scales, at most
@@ -195,16 +194,8 @@ class DiscreteGaussian:
 
     def rdp(self, alpha: float) -> float:
         """Return the Renyi divergence of order alpha."""
-        a, d, total = check_order(alpha), self.size, sqrt(self.shares) * self.sigma
-        l2, tau = self.sensitivity / total, _sharing(self.sigma, self.shares)
-        l1 = _in_l1(self.sensitivity, self.sensitivity_1, d) / total
-        if tau == 0:
-            return a * l2**2 / 2
-        return min(
-            a * l2**2 / 2 + tau * d,
-            a / 2 * (l2**2 + 2 * l1 * tau + tau**2 * d),
-            a / 2 * (l2 + sqrt(d) * tau) ** 2,
-        )
+        l2, l1 = self.sensitivity, _in_l1(self.sensitivity, self.sensitivity_1, self.size)
+        return gaussian_rdp(check_order(alpha), self.sigma, self.shares, l2, l1, self.size)
 
     def _ideal(self) -> Ideal:
         if self.size == self.shares == 1 and self.sigma < _SUMMED:
@@ -259,12 +250,8 @@ class Skellam:
 
     def rdp(self, alpha: float) -> float:
         """Return the Renyi divergence of order alpha."""
-        a, v, l2 = check_order(alpha), self.variance * self.shares, self.sensitivity
-        if a == inf:
-            return inf
-        a, l1 = ceil(a), _in_l1(l2, self.sensitivity_1, self.size)
-        more = min(((2 * a - 1) * l2**2 + 6 * l1) / (4 * v**2), 3 * l1 / (2 * v))
-        return a * l2**2 / (2 * v) + more
+        l2, l1 = self.sensitivity, _in_l1(self.sensitivity, self.sensitivity_1, self.size)
+        return skellam_rdp(check_order(alpha), self.variance * self.shares, l2, l1)
 
     def _ideal(self) -> Ideal:
         from scipy.special import ive  # takes long to import
@@ -329,14 +316,8 @@ def _least(of: Callable[[float], _Integers], epsilon: float, delta: float) -> _I
 
 def _in_l1(l2: float, l1: float | None, size: int) -> float:
     """The L1 norm of `size` integers; |k| <= k^2."""
-    most = l2 * min(sqrt(size), l2)
+    most = in_l1(l2, size)
     return most if l1 is None else min(l1, most)
-
-
-def _sharing(sigma: float, shares: int) -> float:
-    """Tau: how far a sum of discrete Gaussian shares is from a discrete Gaussian."""
-    k = np.arange(1, shares)
-    return 10 * float(np.exp(-2 * (pi * sigma) ** 2 * k / (k + 1)).sum())
 
 
 def _check_integers(l2: float, l1: float | None, size: int, shares: int) -> None:

@@ -42,6 +42,7 @@ from archipel.rng import Ints, Keys
 
 CLOSE = 2.0**-48  # eta: chances are right up to a factor e^(+-eta)
 MISSED = 2.0**-100  # xi: but for so much of them
+PLAIN = 512  # below this scale they are right to the last bit: eta = 0
 
 _TAIL = 110 * log(2)  # what is more than this many nats less likely is beyond a table
 _WIDEST = 2.0**45  # scale of noise on integers

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from archipel.core import Batch, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Around, Boxes
-from archipel.privacy.door import Door, Doored, Floats, Noised, Size, rates_of
-from archipel.privacy.promise import Kept, Use, Uses
+from archipel.privacy.correlated import Participation
+from archipel.privacy.door import Door, Doored, Floats, Noised, Order, Size, rates_of
+from archipel.privacy.promise import Kept, Use, Uses, correlation
 from archipel.privacy.release import Poisson
 from archipel.tree import Tree
 
@@ -38,6 +40,9 @@ class _Blank:
 
     def noised(self, values: Tensor, purpose: str) -> Tensor:
         return values
+
+    def fuses(self, work: object, only: object) -> bool:
+        return False
 
 
 class _Counted(Around):
@@ -81,11 +86,43 @@ def uses_of(found: Mapping[Size, tuple[int, int]], n: int) -> Uses:
     )
 
 
+def in_order(
+    name: str, kind: str, found: Mapping[Size, tuple[int, int]], n: int, rounds: int
+) -> Uses:
+    """The same where noise is correlated, in so many rounds: batches are dealt in an order."""
+    if not found:
+        return ()
+    if len(found) > 1 or next(iter(found.values()))[1] > 1:
+        raise ArchipelError(
+            f'privacy.correlated = "{kind}": {name} takes several gradients of one batch, or '
+            "batches of several sizes, and noise is correlated over one of each; take another "
+            "algorithm, or leave correlated out."
+        )
+    ((size, (draws, _)),) = found.items()
+    who = Participation(draws * rounds, batches_of(size, n))
+    return (Use(None, draws, 1, correlation(kind, who)),)
+
+
+def batches_of(size: Size, n: int) -> int:
+    """Batches of an epoch over n records: S."""
+    if size is None:
+        return 1
+    points = ceil(size * n - 1e-9) if isinstance(size, float) else size
+    return -(-n // max(1, points))
+
+
 def behind_door(
     boxes: Boxes, kept: Kept, found: Mapping[int, dict[Size, tuple[int, int]]]
 ) -> Boxes:
     """The algorithm behind the private door, with the noise that was planned."""
-    return Doored(boxes, Noised(kept.promise.clip, dict(kept.noise), dict(found)))
+    orders = {
+        k: Order(use.correlation.strategy, use.correlation.separation, use.draws * kept.rounds)
+        for k, uses in kept.uses.items()
+        for use in uses
+        if use.correlation is not None
+    }
+    clip = kept.promise.first_clip
+    return Doored(boxes, Noised(clip, dict(kept.noise), dict(found), orders or None))
 
 
 def check_delta(delta: float, count: int, whose: str, units: str) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from math import ceil, inf, isfinite
+from math import ceil, inf, isfinite, sqrt
 from operator import index
 from typing import Any, Literal
 
 from archipel.errors import ArchipelError, unknown
 
 Neighbours = Literal["add_or_remove", "replace"]
+Kind = Literal["gaussian", "skellam"]  # of integer noise that is added in shares
 DISTANCE = {"add_or_remove": 1, "replace": 2}  # contributions between two neighbours
 
 
@@ -63,25 +64,53 @@ class Laplace:
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """Discrete Gaussian noise on a sum of vectors of whole numbers: steps of a grid."""
+    """Discrete Gaussian noise on a sum of vectors of whole numbers: steps of a grid.
 
-    sigma: float  # its parameter, in steps
+    Or the sum of several such, a share of each party that is counted on.
+    """
+
+    sigma: float  # parameter of one share, in steps
     contribution: float = 1.0  # largest l2 norm of a contribution, in steps, after rounding
     dimensions: int = 1
+    shares: int = 1
 
     def __post_init__(self) -> None:
         _from_zero("sigma", self.sigma)
-        _whole("dimensions", self.dimensions, 1)
-        if not (isfinite(self.contribution) and self.contribution > 0):
-            raise ArchipelError(
-                f"contribution = {self.contribution!r}: give a finite number above 0, in steps."
-            )
+        _in_steps(self.contribution, self.dimensions, self.shares)
 
     @property
     def noise(self) -> float:
         """z, as Gaussian noise has it; one number moves by whole steps."""
         largest = self.contribution if self.dimensions > 1 else ceil(self.contribution)
-        return self.sigma / largest
+        return self.sigma * sqrt(self.shares) / largest
+
+
+@dataclass(frozen=True)
+class Skellam:
+    """Skellam noise on a sum of vectors of whole numbers, or the sum of several shares of it."""
+
+    variance: float  # of one share, in steps
+    contribution: float = 1.0  # largest l2 norm of a contribution, in steps, after rounding
+    dimensions: int = 1
+    shares: int = 1
+
+    def __post_init__(self) -> None:
+        _from_zero("variance", self.variance)
+        _in_steps(self.contribution, self.dimensions, self.shares)
+
+    @property
+    def noise(self) -> float:
+        """Its deviation over the largest contribution."""
+        return sqrt(self.variance * self.shares) / self.contribution
+
+
+def _in_steps(contribution: float, dimensions: int, shares: int) -> None:
+    _whole("dimensions", dimensions, 1)
+    _whole("shares", shares, 1)
+    if not (isfinite(contribution) and contribution > 0):
+        raise ArchipelError(
+            f"contribution = {contribution!r}: give a finite number above 0, in steps."
+        )
 
 
 @dataclass(frozen=True)
@@ -109,6 +138,22 @@ class Pure:
 
     def __post_init__(self) -> None:
         _from_zero("epsilon", self.epsilon)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Reports of which nobody knows whose is which, each ε0-private where one is replaced."""
+
+    epsilon0: float
+    reports: int  # of honest participants
+    values: int | None = None  # k, of k-ary randomised response; None: any randomiser
+    stays: bool = False  # whether there is a report of a participant that is removed, too
+
+    def __post_init__(self) -> None:
+        _from_zero("epsilon0", self.epsilon0)
+        _whole("reports", self.reports, 1)
+        if self.values is not None:
+            _whole("values", self.values, 2)
 
 
 @dataclass(frozen=True)
@@ -142,7 +187,7 @@ class FixedSize:
         return self.sampled / self.among
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | Binomial | Pure
+Mechanism = Gaussian | Laplace | DiscreteGaussian | Skellam | Binomial | Pure | Shuffled
 Sampling = Poisson | FixedSize
 
 
@@ -171,8 +216,10 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
     "discrete_gaussian": DiscreteGaussian,
+    "skellam": Skellam,
     "binomial": Binomial,
     "pure": Pure,
+    "shuffled": Shuffled,
 }
 SAMPLINGS: dict[str, type[Sampling]] = {"poisson": Poisson, "fixed_size": FixedSize}
 
@@ -232,10 +279,15 @@ def together(releases: Iterable[Release]) -> tuple[Release, ...]:
 def _silent(mechanism: Mechanism) -> bool:
     if isinstance(mechanism, Pure):
         return mechanism.epsilon == 0
+    if isinstance(mechanism, Shuffled):
+        return mechanism.epsilon0 == 0
     return mechanism.noise == inf
 
 
 def bare(release: Release) -> bool:
     """Whether it leaves without any noise."""
-    mechanism = release.mechanism
-    return mechanism.epsilon == inf if isinstance(mechanism, Pure) else mechanism.noise == 0
+    match release.mechanism:
+        case Pure(epsilon) | Shuffled(epsilon):
+            return epsilon == inf
+        case other:
+            return other.noise == 0

@@ -9,6 +9,9 @@ Steinke, https://arxiv.org/abs/2004.00010, Proposition 12).
 - The discrete Gaussian on vectors has the Gaussian's divergence at whole orders, sampled or not:
   they are sums of E_Q (P/Q)^l, and for a shift v by whole steps the sum over the grid of
   e^(−|x − l v|² / 2 sigma²) is that for l = 0. So E_Q (P/Q)^l = e^(l (l − 1) |v|² / 2 sigma²).
+- Shares of noise (`shares.py`) that are sampled cost at most what all of them do: the divergence of
+  two mixtures is at most the largest of their parts'. Two contributions, each at most l in L1, are
+  2 l apart.
 - Poisson samples with one replaced have the bound of fixed size: the view without the participant
   is nearer to both views with it than these are to each other.
 - Heads of fair coins have a largest and a least number, so their divergence is infinite.
@@ -35,7 +38,10 @@ from archipel.privacy.release import (
     Neighbours,
     Pure,
     Release,
+    Shuffled,
+    Skellam,
 )
+from archipel.privacy.shares import gaussian_rdp, in_l1, skellam_rdp
 
 _ROUNDING = 1e-14  # of a divergence that is computed as a logarithm near 0
 
@@ -73,9 +79,16 @@ def _one(release: Release, far: int, orders: Array) -> Array:
     match mechanism:
         case Gaussian(noise):
             return _gaussian(noise, release, far, orders)
-        case DiscreteGaussian():
+        case DiscreteGaussian(shares=1):
             found = _gaussian(mechanism.noise, release, far, orders)
             return np.where(orders == np.round(orders), found, inf)
+        case DiscreteGaussian(sigma, contribution, size, shares):
+            l2, l1 = far * contribution, far * in_l1(contribution, size)
+            cost = (gaussian_rdp(float(a), sigma, shares, l2, l1, size) for a in orders)
+            return np.where(sigma < 0.5, inf, np.fromiter(cost, np.float64))
+        case Skellam(variance, contribution, size, shares):
+            l2, l1 = far * contribution, far * in_l1(contribution, size)
+            return np.array([skellam_rdp(float(a), variance * shares, l2, l1) for a in orders])
         case Laplace(noise) if release.sampling is None:
             from dp_accounting.dp_event import LaplaceDpEvent
 
@@ -86,6 +99,8 @@ def _one(release: Release, far: int, orders: Array) -> Array:
             return np.full_like(orders, inf)
         case Pure(epsilon):
             return _pure(far * epsilon, release.rate, orders)
+        case Shuffled(epsilon0):  # without what shuffling adds
+            return _pure(epsilon0, release.rate, orders)
 
 
 def _gaussian(noise: float, release: Release, far: int, orders: Array) -> Array:

@@ -18,6 +18,7 @@ from archipel.errors import clean
 from archipel.measures import SHARES, larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
 from archipel.runs.history import absent
+from archipel.scorecard.at_sites import spending
 from archipel.scorecard.words import metric_name, number
 
 if TYPE_CHECKING:
@@ -372,17 +373,7 @@ def cost(still: Still) -> Line:
     phrases = [(f"{decimal(still.spent.up)} up", ""), (f"{decimal(still.spent.down)} down", "")]
     if still.pace.per_second is not None:
         phrases.append((f"{still.pace.per_second:,.0f} gradients/s", ""))
-    return [*phrases, (_promised(still), "")]
-
-
-def _promised(still: Still) -> str:
-    """What was spent of privacy at most, of what is planned."""
-    kept = still.run.kept
-    if kept is None:
-        return "no differential privacy"
-    rounds = max(still.run.counted.values(), default=0) if still.done else 0
-    planned = kept.at_most(kept.rounds)
-    return f"ε ≤ {kept.at_most(rounds):.3g} of {planned:.3g} by {kept.promise.unit}"
+    return [*phrases, (spending(still.run), "")]
 
 
 def _flow(phrases: Line, width: int) -> list[Line]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -40,8 +41,11 @@ class DrawnAttendance:
         fed: Federation,
         eligible: Ints,
         seed: int,
+        past: Callable[[], Sequence[Cohort]] = tuple,
     ) -> None:
+        """`past` are the run's rounds so far."""
         self._engine, self._who, self._eligible, self._seed = engine, who, eligible, seed
+        self._past = past
         self._partial = Boxes(algorithm).keeps_partial_work
         self._work = _work(algorithm, fed, eligible)
 
@@ -79,7 +83,7 @@ class DrawnAttendance:
     def _draw(self, t: int, clock: int) -> Cohort:
         messages = len(self._engine.anatomy.messages)
         return self._who.draw(
-            self._eligible, self._seed, t, self._partial, self._work, clock, messages
+            self._eligible, self._seed, t, self._partial, self._work, clock, messages, self._past()
         )
 
     def before_evaluation(self) -> None:

@@ -52,8 +52,8 @@ class Beginning:
     def drawn(self) -> int:
         """How many parties a round has asked at the most, of which all are as likely; else all."""
         who, parties = self.who, len(self.eligible)
-        if who.away or who.availability != 1:  # those that are there are more likely
-            return parties
+        if who.away or who.availability != 1 or who.separation > 1:
+            return parties  # those that are there, or did not just take part, are more likely
         return min(parties, ceil(who.count(parties) * (1 + who.over_select) - 1e-9))
 
     @property
@@ -61,6 +61,8 @@ class Beginning:
         """Rounds that a party takes part in, at most: known where who is asked is drawn alone."""
         who = self.who
         drawn = not who.away and who.availability == 1 and self._options.get("privacy") is not None
+        if who.separation > 1:
+            return -(-int(self.rounds) // who.separation)
         if not drawn or self._fed.about.elsewhere:
             return int(self.rounds)
         here = np.ones(len(self.eligible), bool)

@@ -190,6 +190,7 @@ def _outlined(folder: Folder, outline: Mapping[str, Any], told: Mapping[str, Any
 def _of_sites(folder: Folder) -> Run:
     """A run between institutions: the study's text is here, and of the data what sites told."""
     from archipel.data.shadow import Facts, shadow
+    from archipel.engines.network.fitting import told_plan
     from archipel.runs.simulation import recall
     from archipel.study.file import Study
 
@@ -203,8 +204,14 @@ def _of_sites(folder: Folder) -> Run:
         n, n_test = (each["training_points"], each["test_points"]) if told else (0, 0)
         sites[each["name"]] = replace(facts, n=n, n_test=n_test)
     fed = shadow(study.name, sites)
-    parts = study.algorithm_object, fed, study.build_model(fed)
-    run = recall(folder, *parts, study, elsewhere=True, **study.policy())
+    parts, options = (study.algorithm_object, fed, study.build_model(fed)), study.policy()
+    if (promise := study.promise) is not None:  # its plan is found below, as sites have it
+        options["privacy"] = replace(promise, epsilon=None, noise=1.0, delta=1e-15)
+    run = recall(folder, *parts, study, elsewhere=True, **options)
+    if promise is not None:
+        about = study.study
+        how: Any = {"seed": about.seed, "rounds": about.rounds, "wire": options.get("wire")}
+        run.promise, run.kept = promise, told_plan(promise, *parts, **how)
     run.approved = text.encode()
     return run
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from archipel.engines.engine import Engine, Evaluation
-from archipel.errors import ArchipelError, RunFailed, unknown
+from archipel.errors import ArchipelError, BudgetSpent, RunFailed, unknown
 from archipel.metrics import larger_is_better
 from archipel.runs import baselines as baseline
 from archipel.runs.attendance import Attendance
@@ -94,8 +94,8 @@ class Loop:
             self.recorder.baselines()
 
     def go(self, watch: Watch | None, on_round: Callable[[list[Run]], bool | None] | None) -> None:
-        """Do the rounds that are left."""
-        run = self.runs[0]
+        """Do the rounds that are left; what was done is kept where a budget does not last."""
+        run, over = self.runs[0], None
         stopped = watch is not None and bool(watch(run))
         began = time.perf_counter() - run.seconds
         if self._due(run.done) and (not run.history or run.history[-1]["round"] < run.done):
@@ -106,7 +106,11 @@ class Loop:
             if stopped:
                 break
             evaluated = self._due(t + 1)
-            spent = self._round(t)
+            try:
+                spent = self._round(t)
+            except BudgetSpent as error:
+                over = error
+                break
             for each in self.runs:
                 each.spent = Spent(*map(sum, zip(each.spent, spent, strict=True)))
             run.seconds = time.perf_counter() - began
@@ -130,6 +134,8 @@ class Loop:
         if self.recorder is not None:
             text = f"{run.done} of {run.rounds} rounds"
             self.recorder.end(run.state, text, run.scorecard.to_json())
+        if over is not None:
+            raise over
 
     def _due(self, done: int) -> bool:
         """Whether there is an evaluation after so many rounds."""

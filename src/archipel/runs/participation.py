@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import ceil
 from typing import Any, Literal, NamedTuple
@@ -74,6 +74,7 @@ class Participation:
     on_missing: Literal["continue", "wait", "abort"] = "continue"
     deadline: float | None = None  # seconds; in a simulation it needs a `speed`
     late_joiners: bool = True  # between institutions: whether sites may join after the first round
+    separation: int = 1  # b: who was asked in a round sits out the next b - 1
     # what happens to a simulation's parties
     dropouts: float = 0.0  # chance that a sampled party does not answer
     lost: float = 0.0  # chance that a party is lost between two messages of a round
@@ -92,6 +93,10 @@ class Participation:
                     f"{name} = {value}: give a rate between 0 and 1, or a whole number of "
                     f"parties from {least}."
                 )
+        if isinstance(self.separation, bool) or self.separation < 1:
+            raise ArchipelError(
+                f"separation = {self.separation}: give a whole number of rounds from 1."
+            )
         for name in ("dropouts", "lost", "stragglers", "availability"):
             value = getattr(self, name)
             if not isinstance(value, str) and not 0 <= value <= 1:
@@ -129,6 +134,13 @@ class Participation:
             count = self.sample
         else:
             count = max(int(self.sample * parties + 1e-9), 1)
+        asked = ceil(count * (1 + self.over_select) - 1e-9)
+        if self.separation > 1 and asked * self.separation > parties:
+            raise ArchipelError(
+                f"separation = {self.separation}: {asked} of {parties} parties are asked in a "
+                f"round, and those of the {self.separation - 1} before it sit out, which takes "
+                f"{asked * self.separation} parties; sample fewer."
+            )
         if isinstance(self.quorum, int) and self.quorum > count:
             raise ArchipelError(
                 f"quorum = {self.quorum}: a round counts {count} of {parties} parties at most; "
@@ -145,16 +157,20 @@ class Participation:
         work: Floats | None = None,
         clock: int | None = None,
         messages: int = 1,
+        past: Sequence[Cohort] = (),
     ) -> Cohort:
         """Draw round t's parties, uniformly without replacement, in ascending order.
 
         `work` is how many examples each eligible party would work through; `clock` is the time,
-        which runs ahead of t once a round was waited for; `messages` are those that a party sends.
+        which runs ahead of t once a round was waited for; `messages` are those that a party sends,
+        and `past` the rounds before.
         """
         clock = t if clock is None else clock
         waited, blocked = 0, dict[int, Cause]()
+        awake = self.awake(eligible, past)
         while True:
-            cohort = self._attempt(eligible, seed, t, clock + waited, keeps_partial_work, work)
+            at = (seed, t, clock + waited)
+            cohort = self._attempt(eligible, *at, keeps_partial_work, work, awake)
             answers = self._answers(cohort.present, seed, clock + waited, messages)
             cohort = cohort._replace(waited=waited, blocked=blocked, answers=answers)
             if cohort.counted or self.on_missing == "continue":
@@ -184,9 +200,10 @@ class Participation:
         clock: int,
         keeps_partial_work: bool,
         work: Floats | None,
+        awake: NDArray[np.bool_] | None,
     ) -> Cohort:
         count = self.count(len(eligible))
-        sampled, here = self.ask(eligible, seed, t, self._here(eligible, seed, clock))
+        sampled, here = self.ask(eligible, seed, t, self._here(eligible, seed, clock), awake)
         missing = dict.fromkeys(sampled[~here].tolist(), Cause("away"))
         stays = here & (_draws(seed, clock, "dropouts", sampled) >= self.dropouts)
         missing |= dict.fromkeys(sampled[here & ~stays].tolist(), Cause("dropped out"))
@@ -229,15 +246,31 @@ class Participation:
             answers[draws < self.lost] = number
         return answers if (answers < messages).any() else None
 
+    def awake(self, eligible: Ints, past: Sequence[Cohort]) -> NDArray[np.bool_] | None:
+        """Who was not asked in the rounds just before, `[len(eligible)]`; None: all may be."""
+        if self.separation == 1 or not past:
+            return None
+        resting = np.concatenate([cohort.sampled for cohort in past[1 - self.separation :]])
+        return ~np.isin(eligible, resting)
+
     def ask(
-        self, eligible: Ints, seed: int, t: int, here: NDArray[np.bool_]
+        self,
+        eligible: Ints,
+        seed: int,
+        t: int,
+        here: NDArray[np.bool_],
+        awake: NDArray[np.bool_] | None = None,
     ) -> tuple[Ints, NDArray[np.bool_]]:
-        """Whom round t asks, those that are there first, and whether each is there."""
+        """Whom round t asks, those that are there first, and whether each is there.
+
+        Who sits out, since it was asked just before, is not asked (`awake`).
+        """
         count = self.count(len(eligible))
-        asked = min(len(eligible), ceil(count * (1 + self.over_select) - 1e-9))
+        may = np.ones(len(eligible), bool) if awake is None else awake
+        asked = min(int(may.sum()), ceil(count * (1 + self.over_select) - 1e-9))
         if asked == len(eligible):
             return eligible, here
-        pools = [np.flatnonzero(here), np.flatnonzero(~here)]
+        pools = [np.flatnonzero(may & here), np.flatnonzero(may & ~here)]
         chosen: list[Ints] = []
         for purpose, pool in zip(("sample", "sample away"), pools, strict=True):
             wanted = min(len(pool), asked - sum(map(len, chosen)))
@@ -245,7 +278,7 @@ class Participation:
                 draws = rng.generator(seed, t, purpose)
                 at = draws.choice(len(pool), wanted, replace=False, shuffle=False)
                 chosen.append(pool[at])
-        places = np.sort(np.concatenate(chosen))
+        places = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
         return eligible[places], here[places]
 
     def _here(self, eligible: Ints, seed: int, clock: int) -> NDArray[np.bool_]:

@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
     on_missing: Literal["continue", "wait", "abort"]
     deadline: float
     late_joiners: bool
+    separation: int  # rounds from one in which a party is asked to the next, at least
     dropouts: float  # chance that a sampled party does not answer
     lost: float  # chance that it is lost between two messages of a round
     stragglers: float  # share of a round's parties that do not finish
@@ -68,6 +69,7 @@ class Options(TypedDict, total=False):
     away: Mapping[str, str]  # party -> rounds, such as {"Cleveland": "11-20"}
     speed: float
     speed_spread: float
+    protocols: bool  # whether sums are made by their protocol; False: the same integers added up
 
 
 def simulate(
@@ -206,13 +208,16 @@ def build(
         sweep=settings,
         device=options.get("device", "cpu"),
         wire=options.get("wire"),
+        protocols=bool(options.get("protocols")),
         privacy=options.get("privacy"),
         rounds=begun.rounds,
         most=begun.most,
         drawn=begun.drawn,
+        separation=begun.who.separation,
     )
-    attendance = DrawnAttendance(engine, begun.who, algorithm, fed, begun.eligible, begun.seed)
     runs = begun.runs(engine, settings or {})
+    at = (begun.eligible, begun.seed, lambda: runs[0].participation)
+    attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at)
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
 
 

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A promise of privacy in words, where every site keeps it and nobody else knows its plan."""
+"""A promise of privacy in words: while a run goes on, and where every site keeps it by itself."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from archipel.privacy.promise import Privacy
+
+if TYPE_CHECKING:
+    from archipel.runs.run import Run
 
 
 def at_sites(promise: Privacy) -> str:
@@ -14,8 +19,29 @@ def at_sites(promise: Privacy) -> str:
         if promise.epsilon is None
         else f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) at most"
     )
+    if promise.correlated is not None:
+        much += f", with noise that is correlated over rounds ({promise.correlated})"
     return (
         f"{much}, for every record of a site, whoever sees what left it: each site finds its own "
         "noise and keeps account of what it spent. Not covered: metrics on test points, sums for "
         "the common scale, and how many records a site has."
     )
+
+
+def spent_at_most(run: Run) -> float | None:
+    """A bound on ε so far, quickly; None where nobody promises, or its plan is not known here."""
+    return None if run.kept is None else run.kept.at_most(max(run.counted.values(), default=0))
+
+
+def spending(run: Run) -> str:
+    """What was spent of privacy at most, of what is planned, in a few words."""
+    kept, promise = run.kept, run.promise
+    if kept is not None:
+        planned = kept.at_most(kept.rounds)
+        said = f"ε ≤ {spent_at_most(run):.3g} of {planned:.3g} by {kept.promise.unit}"
+        return f"{said}, as sites plan" if run.between_sites else said
+    if promise is None:
+        return "no differential privacy"
+    if promise.epsilon is None:
+        return f"noise {promise.noise:g} by {promise.unit}, ε is counted at each site"
+    return f"ε ≤ {promise.epsilon:.3g} by {promise.unit} in all rounds, counted at each site"

@@ -163,7 +163,7 @@ class Promise:
     planned: float | None  # for all rounds; None where it is not finite
     delta: float
     trust: str
-    clip: float
+    clip: float | str  # or "adaptive"
     noise: float  # z: deviation over clip, the least of all parties
     accountant: str
     neighbours: str
@@ -171,6 +171,8 @@ class Promise:
     simulated: bool  # whether noise was drawn from the seed: then it protects nobody
     found: float  # true positives of the best membership attack at 1 % false ones, at most
     curve: tuple[tuple[int, float], ...]  # ε after so many rounds that count
+    correlated: str | None = None  # "banded:8", "tree"; None where noise is independent
+    honest: int | None = None  # parties of every sum that must keep their share of noise secret
 
 
 @dataclass(frozen=True)

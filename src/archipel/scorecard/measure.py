@@ -306,6 +306,8 @@ def _promise(run: Run, kept: Kept) -> Promise:
         not run.between_sites,
         found_in(kept.releases(worst, rounds), neighbours=kept.neighbours) if rounds else 0.01,
         tuple(kept.curve(worst, rounds)) if rounds else (),
+        kept.correlated(worst),
+        kept.counted,
     )
 
 
@@ -315,16 +317,21 @@ _COVERS = {
 }
 _WHO = {
     "server": "against all who see the model, and not against the server, which sees every upload",
+    "sum": "whoever sees what comes of sums, the server included, as long as {honest} parties of "
+    "every sum keep their share of the noise to themselves",
+    "shuffler": "whoever sees shuffled reports, the server included, as long as the shuffler does "
+    "not work with it",
     "nobody": "whoever sees what left it, the server included",
 }
 
 
 def _guarantee(promise: Promise) -> str:
-    covers = _COVERS[promise.unit].format(who=_WHO[promise.trust])
+    who = _WHO[promise.trust].format(honest=promise.honest)
+    covers = _COVERS[promise.unit].format(who=who)
     drawn = (
         " Noise was drawn from the seed, as in every simulation: this run itself protects nobody."
         if promise.simulated
-        else ""
+        else " As sites plan it, by what they told: each one's own ledger says what it spent."
     )
     return (
         f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "

@@ -303,11 +303,13 @@ def _meant(promise: Promise | None) -> Lines:
     if promise is None:
         return []
     of = "" if promise.planned is None else f" of {promise.planned:.3g} planned"
+    clip = "a clip that adapts" if isinstance(promise.clip, str) else f"a clip of {promise.clip:g}"
+    over = "" if promise.correlated is None else f", correlated over rounds ({promise.correlated})"
     return [
         ("best membership attack", f"{promise.found:.1%}",
          f"of the {promise.unit}s that were used it finds at most, at 1 % false alarms"),
         ("noise", f"z = {promise.noise:.3g}",
-         f"over a clip of {promise.clip:g}; ε = {promise.epsilon:.3g}{of}, {promise.sampling}"),
+         f"over {clip}{over}; ε = {promise.epsilon:.3g}{of}, {promise.sampling}"),
     ]  # fmt: skip
 
 

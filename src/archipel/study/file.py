@@ -113,6 +113,12 @@ class Study(BaseModel):
             raise type(error)(f"{path.name}: {error}") from error
 
     @classmethod
+    def read_changed(cls, path: str | Path, changes: Mapping[str, Any]) -> Self:
+        """The same with fields set, `{"algorithm.lr": 0.05}`."""
+        read = cls.read(path)
+        return cls.parse(changed(read.given(), changes), read.base) if changes else read
+
+    @classmethod
     def parse(
         cls, content: str | Mapping[str, Any], base: Path | None = None, elsewhere: bool = False
     ) -> Self:

@@ -195,6 +195,9 @@ class Round(Section):
     late_joiners: Annotated[
         bool, Field(description="between institutions: sites may join after the first round")
     ] = True
+    separation: Annotated[
+        int, Field(ge=1, description="rounds from one in which a party is asked to the next")
+    ] = 1
 
 
 class Wire(Section):
@@ -234,12 +237,39 @@ class Privacy(Section):
     ] = None
     delta: Annotated[Number | None, Field(description="below 1 / records; 1e-5")] = None
     clip: Annotated[
-        Number | None, Field(description="norm of a record's gradient, or of an upload; 1.0")
+        Number | Literal["adaptive"] | None,
+        Field(description='norm of a record\'s gradient, or of an upload, or "adaptive"; 1.0'),
     ] = None
     trust: Annotated[
-        Literal["server", "nobody"] | None,
-        Field(description="by party: who may see uploads before noise is added; the server"),
+        Literal["server", "sum", "shuffler", "nobody"] | None,
+        Field(
+            description="by party: who may see uploads before noise is added: the server; a sum "
+            "that nobody looks into, to which each adds a share of the noise; a shuffler, that it "
+            "does not work with the server; nobody"
+        ),
     ] = None
+    honest: Annotated[
+        int | None,
+        Field(description='trust = "sum": parties of every sum whose noise is counted on'),
+    ] = None
+    bits: Annotated[
+        int | None, Field(description='trust = "sum": of the integers that are added up; 32')
+    ] = None
+    shares: Annotated[
+        Literal["gaussian", "skellam"] | None,
+        Field(description='trust = "sum": the integer noise of each party; gaussian'),
+    ] = None
+    correlated: Annotated[
+        str | None,
+        Field(description='noise over rounds: "banded", "banded:8" or "tree"; independent'),
+    ] = None
+    clip_start: Annotated[
+        Number | None, Field(description="where an adaptive clip begins; 1.0")
+    ] = None
+    clip_quantile: Annotated[
+        Number | None, Field(description="share of uploads that it leaves whole; 0.5")
+    ] = None
+    clip_rate: Annotated[Number | None, Field(description="how fast it moves; 0.2")] = None
 
 
 class Graph(Section):
@@ -273,6 +303,10 @@ class Simulated(Section):
     speed_spread: Annotated[
         float, Field(description="standard deviation over parties of log(speed)")
     ] = 0.0
+    protocols: Annotated[
+        bool | None,
+        Field(description="whether wire.sum runs its protocol; else the same integers are added"),
+    ] = None
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -8,6 +8,8 @@ import numbers
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, where
 
 from archipel.core import Descent, LocalWork, Party, Vector
@@ -26,6 +28,15 @@ class Work(NamedTuple):
     local_steps: int | None
     batch_size: int | float | None
     optimiser: Optimiser
+
+
+class Private(NamedTuple):
+    """What a private descent is given: Poisson samples, a clip and noise."""
+
+    first: int  # number of the first sample among the party's draws this round
+    rates: NDArray[np.float64]  # [m] q, the chance of each record
+    clip: float  # C
+    deviations: NDArray[np.float64]  # [m] z C of the noise; no noise unless all are > 0
 
 
 def work_of(algorithm: object) -> Work:

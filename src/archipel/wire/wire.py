@@ -14,7 +14,8 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.aggregation.rule import Rule, Ruled
-from archipel.aggregation.summation import Summation, Summed
+from archipel.aggregation.shuffled import ShuffledSum
+from archipel.aggregation.summation import Exact, OfIntegers, Summation, Summed
 from archipel.core import Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, OnWire, examine, go_on
@@ -66,9 +67,18 @@ class Wire:
         return not (self.up or self.down or self.rule or self.sum)
 
     def fitted(
-        self, boxes: Boxes, me: Any, w: Vector, parties: int, cohort: int | None = None
+        self,
+        boxes: Boxes,
+        me: Any,
+        w: Vector,
+        parties: int,
+        cohort: int | None = None,
+        exact: bool = False,
     ) -> tuple[Callable[[Boxes], Boxes], Anatomy]:
-        """What puts the algorithm on this wire, and what a round of it sends; found on `me`."""
+        """What puts the algorithm on this wire, and what a round of it sends; found on `me`.
+
+        With `exact`, integers that a protocol would add up are added up without it.
+        """
         anatomy = examine(boxes, me, w, parties, cohort)
         if boxes.peer:
             anatomy = anatomy._replace(mixed=tuple(me.mixed or ()))
@@ -108,7 +118,12 @@ class Wire:
             rule, count = self.rule, len(anatomy.messages)
             layers.append(lambda inner: Ruled(inner, rule, count))
         if self.sum is not None:
-            how, single = self.sum, examine(around(boxes), me, w, parties, cohort)
+            how: Summation | Exact = self.sum
+            if exact and isinstance(how, OfIntegers):
+                how = Exact(how)
+            if exact and isinstance(how, ShuffledSum):
+                how = replace(how, shuffler="")
+            single = examine(around(boxes), me, w, parties, cohort)
             layers.append(lambda inner: Summed(inner, how, single, me.seed))
         if self.up and isinstance(self.up[0], Structured):
             if not any(layer >= 0 for chain in up for layer in chain.layers):

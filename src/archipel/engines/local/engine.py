@@ -69,22 +69,28 @@ class LocalEngine:
         sweep: Mapping[str, Sequence[float]] | None = None,
         device: str = CPU,
         wire: Wire | None = None,
+        protocols: bool = False,
         cohort: int | None = None,
         privacy: Privacy | None = None,
         rounds: int = 1,
         most: int | None = None,
         drawn: int | None = None,
+        separation: int = 1,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
-        Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and which
-        ask `drawn` parties each, all as likely.
+        With `protocols`, sums that nobody can look into are made as between institutions; without,
+        the same integers are added up as they are.
+
+        Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and in one
+        of `separation` that follow each other; they ask `drawn` parties each, all as likely.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
+        self._protocols = protocols
         self.peer = bare.peer
         if topology is not None and not self.peer:
             raise ArchipelError(
@@ -119,9 +125,8 @@ class LocalEngine:
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
-            setting = Setting(
-                data, model, seed, self._eligible, drawn or self._cohort, rounds, most or rounds
-            )
+            who = (self._eligible, drawn or self._cohort, rounds, most or rounds)
+            setting = Setting(data, model, seed, *who, separation=separation)
             self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
         self._settings = Settings(
@@ -155,6 +160,7 @@ class LocalEngine:
             statistics.keep_own(bare, model, self._joined),
             self._cohort,
             self._clipping,
+            {} if self.protection is None else self.protection.rows,
         )
         board = max([model.p, *self._mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
@@ -275,6 +281,7 @@ class LocalEngine:
                 "places": share,
                 "effort": effort[share].tolist(),
                 "answers": None if answers is None else answers[share].tolist(),
+                "cohort": len(ids),
             }
             for share in shares(cost, len(self.pool))
         ]
@@ -450,10 +457,11 @@ class LocalEngine:
             boxes = statistics.joined(bare, self.model, self._joined)
             parties = len(self._eligible)
             at = (me, self.model.w.clone(), parties, self._cohort)
-            around, found = self._wire.fitted(boxes, *at)
+            wire = self._wire if self.protection is None else self.protection.on(self._wire)
+            around, found = wire.fitted(boxes, *at, exact=not self._protocols)
             if self.protection is not None:
-                outside, inner = self.protection.outside, around
-                around = lambda each: outside(inner(each))  # noqa: E731
+                outside, inner, messages = self.protection.outside, around, found.messages
+                around = lambda each: outside(inner(each), messages)  # noqa: E731
                 seen = examine(around(boxes), *at)
                 found = seen._replace(summed=found.summed, wire=found.wire, mixed=found.mixed)
         if not statistics.keep_own(bare, self.model, self._joined):

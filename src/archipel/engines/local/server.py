@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from archipel.aggregation.others import Simulated
 from archipel.core import Each
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.local import personal
@@ -104,7 +105,11 @@ class ServerRound:
         n = job.data.n[ids].to(job.model.dtype)
         counts = n if "n" in asks else None
         weight = float(n.sum(dtype=torch.float64))
-        return Received(torch.from_numpy(ids), self._parties, sums, weight, rows, counts)
+        session = Simulated(0, job.seed).session
+        return Received(
+            torch.from_numpy(ids), self._parties, sums, weight, rows, counts, len(self._asked.ids),
+            session, self._t,
+        )  # fmt: skip
 
     def _answer(self, number: int, reply: Tree, there: Ints) -> None:
         """Put the server's reply where the workers read it, for those who are there."""

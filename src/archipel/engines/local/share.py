@@ -7,14 +7,16 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.aggregation.others import Simulated
 from archipel.core import Vector
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
@@ -32,6 +34,7 @@ from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, OneByOne, Way
+from archipel.privacy.correlated import begun_anew, kept_on
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
 
@@ -62,6 +65,7 @@ class Job:
     own_statistics: bool  # whether every party keeps BatchNorm's statistics for itself
     most: int  # parties of a round, at most
     clipping: Clipping | None  # of gradients of single points, where they are private
+    rows: Mapping[int, int]  # of correlated noise, which a party uses in a round; empty: none
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -136,6 +140,8 @@ class Share:
             before = block.me.gradients
             talk = self._advance(block, number)
             last = number == len(self._job.anatomy.messages) - 1
+            if number == 0 and not last:
+                self._use_up(block.ids)  # what is left if the round is broken off
             upload, own = talk.said if last else (talk.said, None)
             total["bytes"] += self._add(block, number, upload)
             if last:
@@ -153,7 +159,7 @@ class Share:
             Block(
                 ids[at],
                 places[at],
-                self._party(ids[at], message["t"], effort[at]),
+                self._party(ids[at], message["t"], effort[at], message.get("cohort", 1)),
                 None if answers is None else answers[at],
             )
             for at in each_block(list(range(len(ids))), self._job.plan.block)
@@ -219,9 +225,9 @@ class Share:
         sums: dict[Ask, list[Tensor]] = {}
         for ask in self._memory.returned.sums[number]:
             n = _first_setting(block.me.n, block.me.lead)
-            n = n if ask == "mean by examples" else torch.ones_like(n)
             n = n if whole else n[alive]
-            sums[ask] = [n.to(tensor.dtype) @ tensor for tensor in tensors]
+            times = n if ask == "mean by examples" else None
+            sums[ask] = [_added(tensor, times) for tensor in tensors]
         return sums
 
     # -- rounds without a server -----------------------------------------------------------------
@@ -282,7 +288,7 @@ class Share:
 
     # -- states of the parties ---------------------------------------------------------------------
 
-    def _party(self, ids: Ints, t: int, effort: Any) -> LocalParty:
+    def _party(self, ids: Ints, t: int, effort: Any, cohort: int = 1) -> LocalParty:
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
@@ -304,6 +310,8 @@ class Share:
             job.draws,
             job.separable,
             clipping=job.clipping,
+            acquainted=partial(Simulated, seed=job.seed),
+            cohort=cohort,
         )
 
     def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:
@@ -320,6 +328,8 @@ class Share:
         ids, lead = block.ids[alive], self._job.lead(len(block.ids))
         kept = stacked_leaves("the own state", own, self._job.anatomy.own, lead)
         memory = self._memory.kept
+        if len(self._job.anatomy.messages) < 2:
+            self._use_up(block.ids[~alive])
         if self._before is not None:
             self._before.append((ids, tree_map(lambda store: store[ids], memory.by_party)))
         for store, rows in zip(leaves(memory.own), kept, strict=True):
@@ -330,11 +340,26 @@ class Share:
             memory.buffers[ids] = rows[alive]
         memory.visited[ids] = 1
 
+    def _use_up(self, ids: Ints) -> None:
+        """Noise of these parties that may have left is not used again, whatever becomes of it."""
+        kept, rows = self._memory.kept, self._job.rows
+        if not rows or not len(ids):
+            return
+        used = torch.tensor([rows[k] for k in ids.tolist()])
+        used = used.view(-1, *[1] * (1 + (self._job.sweep is not None)))
+        after = begun_anew(kept.own_of(ids), used)
+        for store, found in zip(leaves(kept.own), leaves(after), strict=True):
+            store[ids] = found
+        kept.visited[ids] = 1
+
     def _undo(self) -> Json:
-        """Put back what the parties kept before the round."""
-        for ids, rows in self._before or ():
-            for store, before in zip(leaves(self._memory.kept.by_party), leaves(rows), strict=True):
-                store[ids] = before
+        """Put back what the parties kept before the round, but for noise, which was used."""
+        kept = self._memory.kept
+        for ids, before in self._before or ():
+            now = tree_map(lambda store, ids=ids: store[ids], kept.by_party)
+            back = leaves(kept_on(before, now))
+            for store, rows in zip(leaves(kept.by_party), back, strict=True):
+                store[ids] = rows
         return {}
 
     # -- evaluation --------------------------------------------------------------------------------
@@ -401,6 +426,15 @@ def stacked_leaves(
             f"{what} of {lead[-1]} parties has shapes {got}, but one party's had {wanted}: "
             "keep the shape from round to round, and name the last dimension in every reduction."
         ) from None
+
+
+def _added(rows: Tensor, n: Tensor | None) -> Tensor:
+    """Rows `[..., m, p]` added up, n times each; integers to the last bit."""
+    if rows.is_floating_point():
+        times = rows.new_ones(rows.shape[-2]) if n is None else n.to(rows.dtype)
+        return times @ rows
+    weighted = rows if n is None else rows * n.to(rows.dtype).unsqueeze(-1)
+    return weighted.sum(dim=-2, dtype=rows.dtype)
 
 
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:

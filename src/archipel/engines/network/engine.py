@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.aggregation.others import session_of
 from archipel.core import Each
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
@@ -265,7 +266,8 @@ class NetworkEngine:
     async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
         """Ask for the round's uploads, message by message."""
         attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, Cause](), 0
-        steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t)
+        session = session_of(self.study, attempt)
+        steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t, session)
         sent = travelling(self.boxes.broadcast(self.shared, t))
         letter = await asyncio.to_thread(Sealed, self._letter(t, 0, attempt, sent))
         letters, most = dict.fromkeys(asked, letter), len(asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +17,19 @@ from archipel.engines import plan as planning
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.engines.protection import Protection, Setting, protection, simulated
+from archipel.errors import ArchipelError
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import Anatomy, examine
 from archipel.exchange.boxes import Boxes
 from archipel.models.model import Model
 from archipel.privacy import party as by_party
-from archipel.privacy.promise import Privacy
+from archipel.privacy.promise import Kept, Privacy
 from archipel.wire.wire import Wire
 
 _MOST_PARTIES = 1 << 20  # of a study between sites
 
 
+_SIZES = 32  # of sites, for which what they plan is found elsewhere as well
 _SOME = 20  # records of a party that stands for any
 _COHORT = 32  # parties of a round that is tried before the first one, at most
 
@@ -57,10 +60,11 @@ def fitted(
     boxes = statistics.joined(inside, model)
     with planning.threads(1):
         at = (me, model.w.clone(), parties, min(parties, _COHORT))
-        around, anatomy = (wire or Wire()).fitted(boxes, *at)
+        wire = wire or Wire()
+        around, anatomy = (wire if kept_by is None else kept_by.on(wire)).fitted(boxes, *at)
         boxes = around(boxes)
         if kept_by is not None:
-            boxes = kept_by.outside(boxes)
+            boxes = kept_by.outside(boxes, anatomy.messages)
             seen = examine(boxes, *at)
             anatomy = seen._replace(summed=anatomy.summed, wire=anatomy.wire, mixed=anatomy.mixed)
     if not statistics.keep_own(bare, model):
@@ -80,15 +84,20 @@ def protected(
     wire: Wire | None,
     parties: int,
     noise: by_party.Noise,
+    separation: int = 1,
 ) -> Protection:
     """What keeps a promise between institutions, planned for some parties of `data`.
 
     Who is asked in a round follows from the study's seed, which all know: no sample hides anybody,
-    and a party may be in every round. `noise` is the server's.
+    and a party may be in every round, or in one of `separation` that follow each other. `noise` is
+    the server's.
     """
     if rounds is None:
         raise Refused("a promise of privacy holds for a number of rounds: give rounds.")
-    setting = Setting(data, model, seed, np.array(ids), len(ids), rounds, rounds, parties)
+    most = -(-rounds // separation)
+    setting = Setting(
+        data, model, seed, np.array(ids), len(ids), rounds, most, parties, separation, sites=True
+    )
     return protection(promise, Boxes(algorithm), setting, wire or Wire(), noise)
 
 
@@ -114,6 +123,44 @@ def keepable(
     )  # fmt: skip
     fitted(algorithm, like, model, 0, seed, wire, 8, found)
     return found
+
+
+def told_plan(
+    promise: Privacy,
+    algorithm: Algorithm,
+    shadow: Federation,
+    model: Model,
+    *,
+    seed: int,
+    rounds: int,
+    wire: Wire | None,
+) -> Kept | None:
+    """What all sites plan, as far as it can be told elsewhere: from how many records they told.
+
+    By party it depends on nobody's records. None where a site did not tell, or cannot keep it.
+    """
+    how: Any = {"seed": seed, "rounds": rounds, "wire": wire, "noise": simulated(seed)}
+    if promise.unit == "party":
+        there = range(shadow.training)
+        return protected(
+            promise, algorithm, shadow, model, there, **how, parties=len(there)
+        ).kept  # fmt: skip
+    there = torch.nonzero(shadow.n[: shadow.training] > 0)[:, 0].tolist()
+    told = {k: shadow.about.counts[k] for k in there}
+    sizes = {counts[0] for counts in told.values() if counts is not None}
+    if None in told.values() or len(sizes) > _SIZES:
+        return None
+    plans = {}
+    for n in sizes:
+        try:
+            one = of_size(shadow, n)
+            plans[n] = protected(promise, algorithm, one, model, [0], **how, parties=8).kept
+        except ArchipelError:  # that site refuses by itself; what it told may be wrong
+            return None
+    of = {k: plans[counts[0]] for k, counts in told.items() if counts is not None}
+    uses = {k: plan.uses[0] for k, plan in of.items()}
+    noise = {k: plan.noise[0] for k, plan in of.items()}
+    return replace(next(iter(of.values())), uses=uses, noise=noise)
 
 
 def of_size(data: Federation, n: int) -> Federation:

@@ -24,7 +24,7 @@ from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Peer, Report
 from archipel.engines.network.transport import Cut, Partials
-from archipel.engines.protection import simulated
+from archipel.engines.protection import protecting, simulated
 from archipel.graphs import Topology
 from archipel.models.model import Model
 from archipel.privacy.promise import Privacy
@@ -49,17 +49,19 @@ async def play(
     patience: Patience | None = None,
     wire: Wire | None = None,
     privacy: Privacy | None = None,
+    private: bool = False,
 ) -> Played:
     """Run rounds with these parties; each party's first streams are cut after so many bytes.
 
-    Every party has a copy of the model: they compute in threads, where a site is a process.
+    Every party has a copy of the model: they compute in threads, where a site is a process. Where
+    it is `private`, noise is that of institutions; else it is drawn from the seed.
     """
     count = data.training
     kept_by = None
     if privacy is not None and privacy.unit == "party":
         kept_by = protected(
             privacy, algorithm, data, model, range(count), seed=0, rounds=len(cohorts), wire=wire,
-            parties=count, noise=simulated(0),
+            parties=count, noise=protecting() if private else simulated(0),
         )  # fmt: skip
     boxes, anatomy = fitted(algorithm, data, model, 0, 0, wire, count, kept_by)
     engine = NetworkEngine(boxes, model, anatomy, count, "twin")
@@ -70,7 +72,7 @@ async def play(
 
     party_states, tasks, everybody = [], [], list(range(count))
     for k in everybody:
-        promised = _promised(privacy, len(cohorts))
+        promised = {"private": private, **_promised(privacy, len(cohorts))}
         party_states.append(_party(algorithm, data, model, k, wire, **promised))
         link = MemoryLink(str(k), answer, partials)
         link.cuts += cuts
@@ -100,12 +102,12 @@ def _promised(privacy: Privacy | None, rounds: int) -> dict[str, Any]:
 def _party(
     algorithm: Algorithm, data: Federation, model: Model, k: int, wire: Wire | None, **options: Any
 ) -> PartyState:
-    """Party k, which draws noise as a simulation does."""
+    """Party k, which draws noise as a simulation does, unless it is told otherwise."""
     mine, copied = data.select(np.array([k])), copy.deepcopy(model)
-    parties = data.training
+    told = {"private": False, **options}
     return PartyState(
-        algorithm, mine, copied, party=k, wire=wire, parties=parties, private=False, **options
-    )
+        algorithm, mine, copied, party=k, wire=wire, parties=data.training, study="twin", **told
+    )  # fmt: skip
 
 
 class Disk:

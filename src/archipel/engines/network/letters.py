@@ -93,6 +93,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "scale": {"study": (str,)},
     "sums": {"study": (str,), "signature": (bytes,)},
     "roster": {"study": (str,)},
+    "members": {"study": (str,)},
     "told": {
         "study": (str,),
         "round": (int,),
@@ -136,6 +137,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "revoked": (bytes,),
         "revoked_signature": (bytes,),
     },
+    "known": {"study": (str,), "members": (bytes,)},
     "refused": {"reason": (str,)},
     # one peer to another
     "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
@@ -146,6 +148,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
     },
+    "said": {"study": (str,), "number": (int,), "content": (bytes,)},  # to all, in a private mean
 }
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from math import nan
 from typing import Any, TypeVar
 
+from archipel.aggregation.others import Stranger
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.scoring import Learnt
@@ -48,6 +49,7 @@ class PartyLoop:
         counts: bool = True,
         scale: str | None = None,
         log: Callable[[str | None], str | None] = lambda _: None,
+        meet: Callable[[], Awaitable[None]] | None = None,
         pause: float = 1.0,
     ) -> None:
         """`keep` is called before anything leaves, so that a restart sends the same again.
@@ -55,12 +57,14 @@ class PartyLoop:
         `may` is awaited before every letter: it returns when the party may go on, or raises.
         `scale` names the scale of the party's data; where it was made anew, `Rescaled` is raised.
         Without `counts` the party does not tell how many points it has, trained on or measured on.
-        `log` takes the anchor of the other side's audit log and returns this one's.
+        `log` takes the anchor of the other side's audit log and returns this one's. `meet` asks who
+        the other parties are, where the work names one that is not known here.
         """
         self._party_state, self._link, self._study = party_state, link, study
         link.most = max(link.most, SMALL + party_state.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
         self._may, self._counts, self._scale, self._log = may, counts, scale, log
+        self._meet = meet
         self._tells_work = counts and not party_state.by_record
         self._grown = 0, 0  # how far the work was at the last beat, and how often it had grown
 
@@ -91,7 +95,13 @@ class PartyLoop:
         t, number = letter["round"], letter["number"]
         self._say(f"round {t + 1}, message {number + 1}")
         asked = (t, number, list(letter.arrays), letter["attempt"])
-        arrays, gradients = await self._busy(self._party_state.work, *asked)
+        try:
+            arrays, gradients = await self._busy(self._party_state.work, *asked)
+        except Stranger:
+            if self._meet is None:
+                raise
+            await self._meet()
+            arrays, gradients = await self._busy(self._party_state.work, *asked)
         self._keep()
         fields = {
             "round": t,

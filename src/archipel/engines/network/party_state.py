@@ -7,14 +7,17 @@ or the site was killed, starts from the same state and gives the same upload. An
 sent before is sent again, not computed again.
 
 Where a study promises privacy, a round's noise is of the round's secrets: what is sent again has
-the noise that it had. What a round costs is charged before anything of it is computed, and again
-where it is answered with other noise. One file, since every letter finds the same state here.
+the noise that it had. The secrets are on the disk, and what the round costs is charged, before
+anything of it is computed: under a name of that noise, so that a round which is computed again with
+the same noise is the same charge, and one with other noise another. One file, since every letter
+finds the same state here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from math import inf
@@ -24,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Algorithm
+from archipel.aggregation.others import Between, Identities, Simulated, session_of
+from archipel.core import Algorithm, Others
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import check_algorithm_fields, check_fit
@@ -32,13 +36,14 @@ from archipel.engines.network.fitting import fitted, numbered, protected
 from archipel.engines.network.scoring import Answer, Learnt, Rules, Test
 from archipel.engines.network.transport import Refused
 from archipel.engines.network.turn import Arrays, Own, Turn, same, tree
-from archipel.engines.party import LocalParty
+from archipel.engines.party import LocalParty, drawn_secrets
 from archipel.engines.protection import Protection, simulated
 from archipel.errors import ArchipelError
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import pair, same_form
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
+from archipel.privacy.correlated import begun_anew, kept_on
 from archipel.privacy.promise import Kept, Privacy, Uses
 from archipel.tree import Tree, first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
@@ -64,13 +69,20 @@ class PartyState:
         parties: int | None = None,
         private: bool = True,
         privacy: Privacy | None = None,
-        charge: Callable[[int, Kept], None] | None = None,
+        charge: Callable[[int, Kept, bytes], None] | None = None,
+        separation: int = 1,
+        study: str = "",
+        identities: Identities | None = None,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds.
 
         `parties` are those of the study, where that is known. Without `private`, noise that
-        protects people is drawn from the seed, as in a simulation. `charge` writes down what round
-        t costs by what keeps `privacy`, or raises: then nothing is computed.
+        protects people is drawn from the seed, as in a simulation. `charge` keeps this state, and
+        writes down what round t costs by what keeps `privacy`, once for each name of a noise; or
+        it raises: then nothing is computed. After a round the party sits out the next
+        `separation` - 1. `study` and `identities` are for protocols between parties: what names the
+        study at both ends, and the keys that parties know each other by, those of a simulation
+        unless given.
         """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
@@ -84,10 +96,16 @@ class PartyState:
         if privacy is not None:
             self.protection = protected(
                 privacy, *at[:3], [party], seed=seed, rounds=rounds, wire=wire, parties=several,
-                noise=simulated(seed),
+                noise=simulated(seed), separation=separation,
             )  # fmt: skip
-        self._charge = charge
+        self._charge, self._separation = charge, separation
+        self._study, self._identities = study, identities or Simulated(party, seed)
         self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection)
+        if self.boxes.peer and separation > 1:
+            raise ArchipelError(
+                f"round.separation = {separation}: {self.boxes.name} has no server that asks, and "
+                "between institutions its peers are in every round; leave it out."
+            )
         self._keeps_own = statistics.keep_own(self.boxes, model)
         self._draws = model.one.draws(data.x[:2])
         self._separable = planning.separable(model, data)
@@ -98,6 +116,7 @@ class PartyState:
         self._rounds = rounds
         self._last = -1  # round that was worked on; earlier ones are over
         self._again = 0  # messages that were answered anew, to another letter
+        self.paid = -1  # the round that was charged last
         self._every, self._rules = evaluate_every, rules
         self._scored = 0, b""  # the round after which a model was scored, and the letter's name
         self.answer: Answer | None = None  # what was said to that letter
@@ -118,7 +137,25 @@ class PartyState:
             return
         if counted and self.turn.own is not None:
             self.own = self.turn.own
+        else:
+            self._use_up(self.turn)
         self.turn = None
+
+    def _use_up(self, turn: Turn) -> None:
+        """Correlated noise of a round that is over is not used again, whether it counted or not."""
+        if not self._rows or not turn.inbox:
+            return
+        state = (
+            begun_anew(self.own.state, self._rows)
+            if turn.own is None
+            else kept_on(self.own.state, turn.own.state)
+        )
+        self.own = replace(self.own, state=state)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of correlated noise that a round uses."""
+        return 0 if self.protection is None else self.protection.rows.get(self.party, 0)
 
     def work(self, t: int, number: int, arrays: Arrays, attempt: int = 0) -> tuple[Arrays, int]:
         """Upload number `number` of round t, in an attempt of the server's; gradients it took."""
@@ -127,20 +164,24 @@ class PartyState:
         turn = self.turn
         if turn is None or turn.round != t:
             self._begin(t)
+            if turn is not None:
+                self._use_up(turn)
             turn = Turn(t, attempt, [], [], [])
         if turn.hides and turn.attempt != attempt:
             turn = self._hide_anew(turn, number, arrays, attempt)
         if number > len(turn.inbox):
             raise Refused(f"round {t + 1}: message {number + 1} came before the ones before.")
         if number < len(turn.inbox) and not same(turn.inbox[number], arrays):
-            self._anew(t, number, may=number > 0 and not turn.hides)
+            self._anew(t, number, may=number > 0 and not turn.hides and not self._rows)
             turn = turn.until(number)  # done again, with other parties
-        self.turn, turn.attempt = turn, attempt
-        if number == len(turn.inbox):
+        is_next = number == len(turn.inbox)
+        if is_next:
             self._said(number, arrays)
-            if not turn.charged:
-                self._pay(t)
-                turn.charged = True
+        if self._shown and turn.attempt != attempt:
+            turn.charged = b""  # others may have seen a mean of the attempt before
+        self.turn, turn.attempt = turn, attempt
+        self._pay(turn, number, arrays)
+        if is_next:
             turn.inbox.append(arrays)
             try:
                 self._advance(turn)
@@ -164,12 +205,29 @@ class PartyState:
                 f"round {t + 1} is not one that this party may still take part in: it was in round "
                 f"{self._last + 1} of {self._rounds or 'any'}."
             )
+        if self._last >= 0 and t - self._last < self._separation:
+            raise Refused(
+                f"round {t + 1}: this party was in round {self._last + 1}, and the study's "
+                f"round.separation is {self._separation}: it sits out."
+            )
         self._last = t
 
-    def _pay(self, t: int) -> None:
-        """Have it written down what fresh noise in round t costs."""
-        if self.kept is not None and self._charge is not None:
-            self._charge(t, self.kept)
+    def _pay(self, turn: Turn, number: int, arrays: Arrays) -> None:
+        """Have it written down what the noise costs with which a letter is answered."""
+        if self.kept is None or self._charge is None or turn.charged:
+            return
+        if turn.secrets is None:
+            turn.secrets = drawn_secrets(1)
+        name = turn.noise(number, arrays, self._shown)
+        self._charge(turn.round, self.kept, name)
+        turn.charged, self.paid = name, turn.round
+
+    @property
+    def _shown(self) -> bool:
+        """Whether the server adds the noise, and means with it are seen before a round is done."""
+        promise = None if self.kept is None else self.kept.promise
+        by_server = promise is not None and (promise.unit, promise.trust) == ("party", "server")
+        return by_server and len(self.anatomy.messages) > 1
 
     @property
     def kept(self) -> Kept | None:
@@ -201,6 +259,7 @@ class PartyState:
         if turn.inbox and not same(turn.inbox[0], arrays):
             self._anew(turn.round, 0, may=False)
         self._anew(turn.round, 0, may=True, how="too often")
+        self._use_up(turn)
         return Turn(turn.round, attempt, [], [], [])
 
     def _advance(self, turn: Turn) -> None:
@@ -213,6 +272,7 @@ class PartyState:
             at = 0
             turn.me = self._me(turn.round, self.own.buffers)
             turn.me.secrets = turn.secrets
+            turn.me.acquainted = partial(self._others, turn.attempt)
         assert turn.me is not None
         while True:
             said, turn.me.heard = self._said(at, turn.inbox[at]), cache(partial(turn.heard, at))
@@ -230,6 +290,13 @@ class PartyState:
             at += 1  # again: it was sent before the restart
         turn.secrets, turn.hides = turn.me.secrets, turn.hides or turn.me.hides
         self._put(turn, turn.talk, turn.me)
+
+    def _others(self, attempt: int, number: int) -> Others:
+        """What this party knows of the others, in an attempt of the server's."""
+        rules, session = self._rules, session_of(self._study, attempt)
+        return Between(
+            number, self._identities, session, lambda: 0 if rules is None else rules.least
+        )
 
     def _put(self, turn: Turn, talk: Talk, me: LocalParty) -> None:
         """Keep what the algorithm said as the next upload; with the last, the own state."""
@@ -252,9 +319,7 @@ class PartyState:
         """Gradients of a round; of samples that are secret as many as there are on average."""
         if self.kept is None or not self.by_record:
             return me.gradients
-        rates = [1.0 if use.sampling is None else use.sampling.rate for use in self._uses]
-        found = zip(rates, self._uses, strict=True)
-        return round(sum(rate * self.rows * use.draws * use.noised for rate, use in found))
+        return round(sum(use.rate * self.rows * use.draws * use.noised for use in self._uses))
 
     @property
     def _uses(self) -> Uses:
@@ -279,15 +344,42 @@ class PartyState:
         heard = sha256()
         self.me = me = self._me(t, self.own.buffers, checked)
         me.heard = lambda: heard.digest()  # after other words, other noise
-        if self.secrets is not None and self.secrets[0] != t:
-            self.secrets = None
-        if self.secrets is None or len(leaves(self.anatomy.mixed)) > 1:
-            self._pay(t)
+        self.draw(t)
+        self._pay_alone(t)
         me.secrets, me.used = None if self.secrets is None else self.secrets[1], self._used
-        state = self.boxes.party(me, self.own.state)
+        try:
+            state = self.boxes.party(me, self.own.state)
+        except Exception:  # of what was computed, something may have left
+            self.own = replace(self.own, state=begun_anew(self.own.state, self._rows))
+            raise
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
         self.secrets = None
         return self._kept(me, state), self._told_gradients(me)
+
+    def draw(self, t: int) -> None:
+        """Have secrets for round t without a server, where its noise is promised.
+
+        They must be on the disk before the round is charged.
+        """
+        if self.secrets is not None and self.secrets[0] != t:
+            self.secrets = None
+        if self.secrets is None and self.kept is not None:
+            self.secrets = t, drawn_secrets(1)
+
+    def _pay_alone(self, t: int) -> None:
+        """Pay for a round without a server, whose noise is that of its secrets.
+
+        Where several vectors are mixed, the later ones may be made of other words than before, and
+        then have other noise.
+        """
+        if self.kept is None or self._charge is None:
+            return
+        assert self.secrets is not None
+        name = sha256(b"noise" + self.secrets[1].numpy().tobytes())
+        if len(leaves(self.anatomy.mixed)) > 1:
+            name.update(drawn_secrets(1).numpy().tobytes())
+        self._charge(t, self.kept, name.digest())
+        self.paid = t
 
     def _kept(self, me: LocalParty, own: Tree) -> Own:
         """What the party keeps after a round, with statistics where they are its own."""
@@ -430,6 +522,7 @@ class PartyState:
         """The own state and the open round, as tensors by name."""
         found = {"own.trained": torch.tensor([int(self.own.trained)])}
         found["last"] = torch.tensor([self._last, self._again])
+        found["paid"] = torch.tensor([self.paid])
         found["scored"] = torch.tensor([self._scored[0], self._scores])
         found["scored.name"] = torch.tensor(list(self._scored[1]), dtype=torch.uint8)
         if self.answer is not None:
@@ -451,6 +544,7 @@ class PartyState:
         if "secrets" in state:
             self.secrets = int(state["secrets.round"]), state["secrets"].clone()
         self._last, self._again = state["last"].tolist()
+        self.paid = int(state["paid"]) if "paid" in state else self._last  # of an older version
         scored, self._scores = state["scored"].tolist()
         self._scored = scored, state["scored.name"].numpy().tobytes()
         self.answer = None

@@ -171,6 +171,9 @@ class Peer:
         """One round, or the jump to where the others are."""
         t, mixing = self.round, self.mixing
         mixing.begin(t)
+        self.party_state.draw(t)
+        if self.party_state.secrets is not self._secrets:
+            self._keep()  # before it is charged: after a kill the round has the same noise
         try:
             own, gradients = await asyncio.to_thread(self.party_state.alone, t, self._mix())
         except (Behind, Over) as ahead:

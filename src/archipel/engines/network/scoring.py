@@ -21,6 +21,10 @@ class Rules(Protocol):
     def scores(self) -> int:
         """Models that are scored at most."""
 
+    @property
+    def least(self) -> int:
+        """Parties in a sum, at the fewest."""
+
     def check_upload(self, records: int, rows: int) -> None:
         """An upload was computed from so many of the party's training points."""
 

@@ -46,9 +46,18 @@ class Spoilt(Exception):
 class Steps:
     """The server's side of one round."""
 
-    def __init__(self, boxes: Boxes, anatomy: Anatomy, shared: Tree, parties: int, t: int) -> None:
+    def __init__(
+        self,
+        boxes: Boxes,
+        anatomy: Anatomy,
+        shared: Tree,
+        parties: int,
+        t: int,
+        session: bytes = b"",
+    ) -> None:
+        """`parties` are those of the study; `session` names it, and this attempt at the round."""
         self.boxes, self.anatomy, self.shared, self.t = boxes, anatomy, shared, t
-        self.parties = parties  # of the study
+        self.parties, self.session = parties, session
         self._taken: list[Uploads] = []  # of each message so far
         self._talk: Talk | None = None
 
@@ -86,7 +95,7 @@ class Steps:
         """Whether all is well without some parties, in this message or in the whole round."""
 
         def right(out: Collection[int]) -> bool:
-            other = Steps(self.boxes, self.anatomy, self.shared, self.parties, self.t)
+            other = Steps(self.boxes, self.anatomy, self.shared, self.parties, self.t, self.session)
             earlier = [_without(each, out) for each in before] if everywhere else list(before)
             try:
                 other._next([*earlier, _without(uploads, out)], None)
@@ -164,7 +173,10 @@ class Steps:
             rows = fill(message.upload, [torch.stack(column) for column in columns])
         counts = n.to(first(self.shared).dtype) if "n" in message.asks else None
         present = torch.tensor(there, dtype=torch.int64)
-        return Received(present, self.parties, sums, float(n.sum()), rows, counts)
+        return Received(
+            present, self.parties, sums, float(n.sum()), rows, counts, len(there), self.session,
+            self.t,
+        )  # fmt: skip
 
 
 def _tensors(reply: Tree) -> list[Tensor]:

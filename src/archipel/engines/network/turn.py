@@ -52,7 +52,7 @@ class Turn:
     gradients: list[int]
     secrets: Tensor | None = None  # of this round and attempt, where any were needed
     hides: bool = False  # whether the algorithm made keys or masks of them
-    charged: bool = False  # whether what its noise costs is written down
+    charged: bytes = b""  # the name under which what its noise costs is written down
     own: Own | None = None  # after the last upload
     me: LocalParty | None = None
     talk: Talk | None = None
@@ -65,8 +65,18 @@ class Turn:
 
     def heard(self, number: int) -> bytes:
         """A name of what the server said up to message `number`."""
-        digests = (Letter("work", {}, arrays).digests for arrays in self.inbox[: number + 1])
-        return sha256(b"".join(b"".join(each) for each in digests)).digest()
+        return _name(self.inbox[: number + 1])
+
+    def noise(self, number: int, arrays: Arrays, shown: bool) -> bytes:
+        """A name of the noise with which message `number`, `arrays`, would be answered.
+
+        The same secrets after the same words give the same noise, also after a restart. Where the
+        server adds it and it is `shown` within a round, every attempt of the server has its own.
+        """
+        assert self.secrets is not None
+        attempt = str(self.attempt).encode() if shown else b""
+        said = _name([*self.inbox[:number], arrays])
+        return sha256(b"noise" + self.secrets.numpy().tobytes() + said + attempt).digest()
 
     def put(self, message: Message, upload: Tree, gradients: int) -> None:
         """Answer with this upload, after so many gradients in the round."""
@@ -79,6 +89,7 @@ class Turn:
     def tensors(self) -> dict[str, Tensor]:
         found = {"turn.round": torch.tensor([self.round])}
         found["turn.attempt"] = torch.tensor([self.attempt, int(self.hides)])
+        found["turn.charged"] = torch.tensor(list(self.charged), dtype=torch.uint8)
         found["turn.gradients"] = torch.tensor(self.gradients, dtype=torch.int64)
         if self.secrets is not None:
             found["turn.secrets"] = self.secrets
@@ -108,10 +119,19 @@ class Turn:
                 if all(key in state for key in keys) and len(box) == i:
                     box.append([state[key].clone() for key in keys])
         turn.inbox = turn.inbox[: len(turn.outbox)]
-        turn.charged = bool(turn.outbox)  # what was not answered yet is begun anew
+        if "turn.charged" in state:
+            turn.charged = state["turn.charged"].numpy().tobytes()
+        elif turn.outbox:  # of an older version, which charged a round before it answered
+            turn.charged = b"before"
         if len(turn.outbox) == len(messages):
             turn.own = Own.read(anatomy.own, state, "turn.own", True)
         return turn
+
+
+def _name(letters: list[Arrays]) -> bytes:
+    """A name of what the server said in some letters."""
+    digests = (Letter("work", {}, arrays).digests for arrays in letters)
+    return sha256(b"".join(b"".join(each) for each in digests)).digest()
 
 
 def same(some: Arrays, others: Arrays) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from archipel.engines.network.grpc import Caller, GrpcServer
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.presence import Adjourned
 from archipel.engines.network.transport import POLL, Refused
-from archipel.errors import ArchipelError, DatabaseAway, RunFailed
+from archipel.errors import ArchipelError, BudgetSpent, DatabaseAway, RunFailed
 from archipel.exchange.boxes import is_peer
 from archipel.federation import approval, roster
 from archipel.federation.anchors import Anchors
@@ -138,6 +139,8 @@ class Coordinator:
             self._say(f"{name}: {why}; it goes on from its last round")
         except DatabaseAway as error:
             self._say(f"{name}: {error}")  # and it goes on when the database is back
+        except BudgetSpent as error:
+            self._say(f"{name}: stopped: {error}")
         except Exception as error:
             self._say(f"{name}: failed: {_why(error, name)}")
             with suppress(DatabaseAway):
@@ -275,7 +278,8 @@ class Coordinator:
     async def run(self, digest: str, watch: Watch | None = None) -> Any:
         """Run an approved study with the sites that approved it, from where it is."""
         self.registry.number(digest)
-        server_study, path = self._server_study(digest, asyncio.get_running_loop())
+        events = asyncio.get_running_loop()  # others are answered while a promise is planned
+        server_study, path = await asyncio.to_thread(self._server_study, digest, events)
         run = server_study.run
         sites = run.data.training
         if Folder.exists(path):
@@ -308,6 +312,10 @@ class Coordinator:
                 if not ended:
                     await asyncio.to_thread(server_study.loop.go, self._seeing(digest, watch), None)
             except (Adjourned, DatabaseAway):
+                raise
+            except BudgetSpent as error:  # it may go on, and what it has is kept
+                self.registry.set_state(digest, "stopped", str(error))
+                self.audit.append("stopped", study=digest, reason=str(error))
                 raise
             except Exception as error:
                 why = _why(error, run.data.about.name)
@@ -375,6 +383,7 @@ class Coordinator:
             server_study = ServerStudy(
                 algorithm, fed, model, options, digest, sites, events, self._silence, scale
             )
+            server_study.members = functools.partial(self._members, digest)
         server_study.sites.revoked = self._revoked
         run = server_study.run
         run.study, run.environment = study, recording.environment(study)
@@ -384,6 +393,12 @@ class Coordinator:
     def _revoked(self) -> dict[str, str]:
         """The sites that were shut out, and why."""
         return {each.name: each.reason or "" for each in self.registry.sites() if each.revoked}
+
+    def _members(self, digest: str) -> bytes:
+        """Numbers, names and keys of a study's sites, for those that add up among themselves."""
+        told = {d.site: d.identity.hex() for d in self.registry.decisions(digest)}
+        numbered = enumerate(self.registry.party_states(digest))
+        return json.dumps([[k, site, told[site]] for k, site in numbered if site in told]).encode()
 
     def _roster(self, study: Study, digest: str) -> roster.Signed:
         """Who takes part in a study between peers: those who approved when it first started."""

@@ -24,6 +24,7 @@ from archipel.engines.network.transport import Refused
 from archipel.engines.plan import Plan
 from archipel.errors import clean
 from archipel.exchange.anatomy import Anatomy
+from archipel.privacy.promise import Kept
 from archipel.rng import Ints
 
 
@@ -33,7 +34,7 @@ class PeerReports:
     plan = Plan("one", 1, 1)
     has_own = False  # the models that are scored are the peers' own
     own_statistics = False  # those of the peers' own models are the peers' own anyway
-    kept = None  # each peer keeps what is promised by itself
+    kept: Kept | None = None  # what peers plan, where that is known here
 
     def __init__(self, anatomy: Anatomy, parties: int, metric: str, silence: float) -> None:
         """A peer of which nothing is heard for `silence` seconds is not waited for."""

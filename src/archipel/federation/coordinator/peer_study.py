@@ -14,7 +14,7 @@ from archipel.core import PeerAlgorithm
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
-from archipel.engines.network.fitting import fitted, keepable
+from archipel.engines.network.fitting import fitted, keepable, told_plan
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
 from archipel.federation.coordinator.peer_reports import PeerReports
@@ -72,6 +72,13 @@ class PeerStudy:
         _, anatomy = fitted(algorithm, fed, model, 0, begun.seed, options.get("wire"), fed.training)
         metric = name_of(options.get("metric") or PRIMARY[fed.task])
         self.engine = PeerReports(anatomy, fed.training, metric, silence)
+        if promise is not None:
+            self.engine.kept = told_plan(
+                promise, algorithm, fed, model, seed=begun.seed, rounds=begun.rounds,
+                wire=options.get("wire"),
+            )  # fmt: skip
+            if self.engine.kept is not None:
+                self.engine.kept.at_most(1)  # found before anybody looks
         (self.run,) = begun.runs(self.engine, {})
         self.sites = Sites(self.run, begun.who, sites, self.engine, scale, silence)
         attendance = PeerAttendance(self.engine, self.sites)

@@ -9,7 +9,7 @@ loop runs in a thread of its own; the engine and its letters in the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -19,16 +19,16 @@ from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine, Patience
-from archipel.engines.network.fitting import fitted, keepable, protected
+from archipel.engines.network.fitting import fitted, keepable, protected, told_plan
 from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.remote import Remote
 from archipel.engines.protection import Protection, protecting
-from archipel.errors import ArchipelError, BelowQuorum, unknown
+from archipel.errors import ArchipelError, BelowQuorum, BudgetSpent, unknown
 from archipel.federation.coordinator.sites import Sites
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
 from archipel.models.model import Model
-from archipel.privacy.promise import Privacy
+from archipel.privacy.promise import Kept, Privacy
 from archipel.runs.beginning import Beginning
 from archipel.runs.loop import Loop
 from archipel.runs.participation import Cohort
@@ -51,11 +51,14 @@ class SiteAttendance:
         waited, blocked = 0, dict[int, Cause]()
         while True:
             sites.take_in()
+            self._refuse_spent(t)
             cohort, outcome, needed = self._try(t)
             cohort = cohort._replace(waited=waited, blocked=blocked)
             arrived, sampled = len(cohort.present), len(cohort.sampled)
             answer = f"{arrived} of {sampled} sites answer"
             sites.waits("" if cohort.counted else "below quorum", f"{answer}, {needed} are needed")
+            if not cohort.counted:
+                self._refuse_spent(t)
             on_missing = sites.policy()[0].on_missing
             if cohort.counted or on_missing == "continue":
                 return cohort, outcome
@@ -71,12 +74,27 @@ class SiteAttendance:
             waited, blocked = waited + 1, cohort.missing
             sites.presence.pause(_AGAIN)
 
+    def _refuse_spent(self, t: int) -> None:
+        """End a study whose sites say that they have no privacy left for as many as it needs."""
+        sites, presence, data = self._sites, self._sites.presence, self._run.data
+        eligible, needed = sites.eligible.tolist(), max(1, sites.needed)
+        spent = [k for k in eligible if presence.cause(k).why == "spent"]
+        if spent and len(eligible) - len(spent) < needed:
+            names = ", ".join(data.name(k) for k in spent[:5])
+            raise BudgetSpent(
+                f"round {t + 1}: the privacy budget of {len(spent)} of {len(eligible)} sites is "
+                f"spent ({names}) and a round needs {needed}: what was learnt in {t} rounds is "
+                "kept; go on with 'archipel coordinator start' when sites have more, or lower "
+                "round.quorum in another study."
+            )
+
     def _try(self, t: int) -> tuple[Cohort, Outcome, int]:
         """Ask the sites that are there once; also, how many uploads are needed."""
         sites, presence = self._sites, self._sites.presence
         (who, needed), eligible = sites.policy(), sites.eligible
         sites.wait_for(min(needed, len(eligible)))
-        sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible))
+        awake = who.awake(eligible, self._run.participation)
+        sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible), awake)
         missing = {int(k): presence.cause(int(k)) for k in sampled[~here]}
         outcome = Outcome(sampled[:0])
         if int(here.sum()) >= max(1, needed):
@@ -111,6 +129,7 @@ class ServerStudy:
     ) -> None:
         """`sites` are those of `fed`, which is their shadow; they may need a scale first."""
         self._study = study
+        self.members: Callable[[], bytes] = bytes  # who the sites are, as sites are told
         begun = Beginning(algorithm, fed, model, options)
         metric = _metric(fed, model, options)
         at = (algorithm, fed, model)
@@ -120,7 +139,7 @@ class ServerStudy:
         network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
         self.answers = Answers(network, self.judged, silence, patience.limit, metric)
-        kept = None if kept_by is None else kept_by.kept
+        kept = _planned(options.get("privacy"), *at, begun.seed, options)
         self.engine = Remote(network, self.answers, events, metric, patience, kept)
         (self.run,) = begun.runs(self.engine, {})
         self.run.uploaded = network.points  # grows with the uploads
@@ -140,6 +159,8 @@ class ServerStudy:
         """Answer a letter of a site that has this number."""
         if letter.kind in ("away", "scale", "sums"):
             return self.sites.answer(party, letter)
+        if letter.kind == "members":
+            return Letter("known", {"study": self._study, "members": self.members()})
         self.sites.presence.seen(party)
         scale = self.sites.scale
         if letter.kind == "next" and scale is not None and not scale.is_(letter):
@@ -189,8 +210,26 @@ def _protection(
         return None
     return protected(
         promise, algorithm, fed, model, range(fed.training), seed=seed, rounds=rounds, wire=wire,
-        parties=fed.training, noise=protecting(),
+        parties=fed.training, noise=protecting(), separation=options.get("separation", 1),
     )  # fmt: skip
+
+
+def _planned(
+    promise: Privacy | None,
+    algorithm: ServerAlgorithm,
+    fed: Federation,
+    model: Model,
+    seed: int,
+    options: Options,
+) -> Kept | None:
+    """What sites plan to spend, where that is known here; found before anybody looks."""
+    if promise is None:
+        return None
+    rounds, wire = options.get("rounds", 100), options.get("wire")
+    kept = told_plan(promise, algorithm, fed, model, seed=seed, rounds=rounds, wire=wire)
+    if kept is not None:
+        kept.at_most(1)
+    return kept
 
 
 def _metric(fed: Federation, model: Model, options: Options) -> str:

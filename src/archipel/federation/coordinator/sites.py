@@ -137,7 +137,10 @@ class Sites:
                 text = f"{site} was revoked: {self._out[site]}"
             self.of[site] = facts
             if facts is not None:
-                self._engine.knows(list(self.of).index(site), facts.n, facts.n_test)
+                party = list(self.of).index(site)
+                self._engine.knows(party, facts.n, facts.n_test)
+                if run.kept is not None and party not in run.kept.uses:
+                    run.kept = None  # what this site plans is not known here
             run.event("left" if facts is None else "joined", text)
         if not any(self.of.values()):
             raise RunFailed(f"round {run.done + 1}: every site has left the study.")

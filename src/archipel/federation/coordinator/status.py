@@ -34,6 +34,8 @@ _LAST = 5  # misses that are shown
 
 def status_of(coordinator: Coordinator) -> dict[str, Any]:
     """What the coordinator sees now."""
+    from archipel.scorecard.at_sites import spending, spent_at_most
+
     now = time.monotonic()
     studies = {}
     for digest, server_study in list(coordinator.server_studies.items()):
@@ -51,6 +53,8 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
             "bytes_up": run.spent.up,
             "bytes_down": run.spent.down,
             "seconds": run.seconds,
+            "epsilon": spent_at_most(run),
+            "privacy": "" if run.promise is None else spending(run),
             "sites": server_study.presence(),
             "waiting": waiting(server_study),
             "stalled": int(bool(waiting(server_study))),
@@ -124,6 +128,7 @@ def _overview(
         "note": _note(home, study, seen),
         "stalled": study.state == "running" and (now is None or bool(seen.get("waiting"))),
         "waiting": seen.get("waiting", ""),
+        "privacy": seen.get("privacy", ""),
         "result": _result(home, study),
         "path": str(path) if Folder.exists(path) else None,
         "decisions": _decisions(registry, study.hash),
@@ -216,6 +221,7 @@ _GAUGES = {
     "bytes_up": "Bytes of uploads",
     "bytes_down": "Bytes sent to sites",
     "seconds": "Seconds of the study's rounds",
+    "epsilon": "Privacy that was spent at most, as sites plan it",
 }
 
 

@@ -2,8 +2,9 @@
 """What a site spent of its privacy: of each table, over all studies, in its own audit log.
 
 An entry "spent" is on the disk before a round is computed that releases anything: so a site that is
-killed at any moment may have counted a round that never left, and never the other way round. What
-is released again as it was costs nothing again.
+killed at any moment may have counted a round that has not left, and never the other way round. The
+entry names the round's noise, which is of secrets that were on the disk before: after the kill the
+round is computed with the same noise and is the same entry. Only other noise is charged again.
 
 Of a study that promises nothing an entry "unbounded" is made, and no ε is enough for its table.
 
@@ -14,7 +15,7 @@ same rows, so both have one account.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from archipel.errors import ArchipelError
 from archipel.federation.audit import Entry, check
 from archipel.federation.site import binding
-from archipel.federation.site.account import Account, for_records
+from archipel.federation.site.account import Account, Planned, for_records
 from archipel.federation.site.policy import Overspent
+from archipel.federation.site.reserved import OVER, RESERVED, Reserved, standing
 from archipel.privacy.release import Neighbours, Release, read, written
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Spent(NamedTuple):
     delta: float  # of the promise
     of: int  # rounds that the promise was planned for
     releases: tuple[Release, ...]  # of this round
+    noise: str = ""  # names the noise of this attempt; empty in entries of older versions
 
     @property
     def by_record(self) -> tuple[Release, ...]:
@@ -81,7 +84,7 @@ def _spent(entry: Entry) -> Spent:
             entry.number, entry.time, str(detail["study"]), int(str(detail["round"])),
             str(detail["table"]), str(detail["unit"]),
             cast(Neighbours, str(detail["neighbours"])), float(str(detail["delta"])),
-            int(str(detail["of"])), releases,
+            int(str(detail["of"])), releases, str(detail.get("noise", "")),
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ArchipelError(
@@ -91,9 +94,9 @@ def _spent(entry: Entry) -> Spent:
 
 
 def account_of(site: Site, study: str, table: str, verified: bool = True) -> Account:
-    """What was spent of a table, and of those in whose place it stands."""
+    """What was spent of a table, and of those in whose place it stands, and what others plan."""
     tables = together(site, table)
-    lines = _lines(site, verified, SPENT, UNBOUNDED)
+    lines = _lines(site, verified, SPENT, UNBOUNDED, RESERVED, *OVER)
     spent = [_spent(each) for each in lines if each.what == SPENT]
     here = [each for each in spent if each.table in tables]
     return Account(
@@ -104,7 +107,24 @@ def account_of(site: Site, study: str, table: str, verified: bool = True) -> Acc
             for each in lines
             if each.what == UNBOUNDED and each.detail["table"] in tables
         ),
+        tuple(_to_come(site, study, standing(lines), here, tables)),
     )
+
+
+def _to_come(
+    site: Site, study: str, reserved: Mapping[str, Reserved], spent: Sequence[Spent],
+    tables: set[str],
+) -> Iterator[Planned]:  # fmt: skip
+    """What others plan of these tables that were approved before a study, if it is one."""
+    mine = reserved.get(study)
+    for each in reserved.values():
+        before = mine is None or each.number < mine.number
+        approved = each.study != study and site.site_studies.has_approved(each.study)
+        if each.table in tables and before and approved:
+            gone = [r for entry in spent if entry.study == each.study for r in entry.by_record]
+            if left := each.left(gone):
+                name = site.site_studies.name(each.study) or each.study[:12]
+                yield Planned(name, left)
 
 
 def together(site: Site, table: str) -> set[str]:
@@ -117,8 +137,8 @@ def together(site: Site, table: str) -> set[str]:
 
 
 def tables(site: Site) -> list[str]:
-    """The tables of which anything was spent, in that order."""
-    found = _lines(site, True, SPENT, UNBOUNDED)
+    """The tables of which anything was spent or reserved, in that order."""
+    found = _lines(site, True, SPENT, UNBOUNDED, RESERVED)
     return list(dict.fromkeys(str(each.detail["table"]) for each in found))
 
 
@@ -152,21 +172,30 @@ class Charging:
     study: str
     table: str
 
-    def __call__(self, t: int, kept: Kept) -> None:
-        """Write down what round t is about to cost; refuse what the site's budget does not bear."""
+    def __call__(self, t: int, kept: Kept, noise: bytes) -> None:
+        """Write down what round t is about to cost; refuse what the site's budget does not bear.
+
+        What is there under the name of this noise is the same, and not written again.
+        """
         (k,) = kept.uses
-        releases = kept.releases(k, 1)
         with _one_at_a_time:
-            self._refuse(t, kept, for_records(releases, kept.neighbours))
+            spent = entries(self.site, verified=False)
+            if any(self._is(each, t, noise) for each in spent):
+                return
+            before = sum(each.study == self.study for each in spent)
+            releases = kept.charged(k, before)
+            self._refuse(t, kept, before, for_records(releases, kept.neighbours))
             self.site.audit.append(
                 SPENT, study=self.study, round=t + 1, table=self.table, unit=kept.promise.unit,
                 neighbours=kept.neighbours, delta=float(kept.promise.delta), of=kept.rounds,
-                releases=json.dumps([written(each) for each in releases]),
+                releases=json.dumps([written(each) for each in releases]), noise=noise.hex(),
             )  # fmt: skip
 
-    def _refuse(self, t: int, kept: Kept, releases: Sequence[Release]) -> None:
-        rounds = sum(each.study == self.study for each in entries(self.site, verified=False))
-        if rounds >= kept.rounds:
+    def _is(self, entry: Spent, t: int, noise: bytes) -> bool:
+        return (entry.study, entry.round, entry.noise) == (self.study, t + 1, noise.hex())
+
+    def _refuse(self, t: int, kept: Kept, before: int, releases: Sequence[Release]) -> None:
+        if before >= kept.rounds:
             raise Overspent(
                 f"round {t + 1}: this site's noise was planned for {kept.rounds} rounds of this "
                 "study, which are spent, since some were begun anew; it takes no further part."

@@ -45,7 +45,9 @@ def exposure_at(
 
 def _account(site: Site, digest: str, study: Study, table: str = "") -> Account:
     table = table or ledger.table_of(site, study)
-    return ledger.account_of(site, digest, table) if table else NOTHING
+    found = ledger.account_of(site, digest, table) if table else NOTHING
+    over = site.site_studies.is_over(digest)  # it plans nothing more, so nobody else is in its way
+    return found._replace(planned=()) if over else found
 
 
 def _look(
@@ -81,8 +83,8 @@ def _protection(study: Study, data: Federation, model: Model, n: int | None) -> 
     how: Any = {"seed": about.seed, "rounds": about.rounds, "wire": study.wire_object}
     if n is None:
         return keepable(*parts, data, model, **how)
-    noise = simulated(about.seed)
-    return protected(*parts, of_size(data, n), model, [0], **how, parties=8, noise=noise)
+    how |= {"noise": simulated(about.seed), "separation": study.round.separation}
+    return protected(*parts, of_size(data, n), model, [0], **how, parties=8)
 
 
 def review_at(

@@ -6,18 +6,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from archipel.engines.network.party_state import PartyState
 from archipel.federation import approval
 from archipel.federation.site import ledger
+from archipel.federation.site.acquaintances import Acquaintances
 from archipel.federation.site.exposure import Rows
 from archipel.federation.site.looking import exposure_at
 from archipel.federation.site.policy import Standing
+from archipel.federation.site.reserved import reserve
+from archipel.store.files import write
 
 if TYPE_CHECKING:
     from archipel.data.federation import Federation
     from archipel.federation.site.site import Site
+    from archipel.privacy.promise import Kept
 
 
 def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState, Path]:
@@ -28,19 +32,28 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
     charging = ledger.Charging(site, study, ledger.table_of(site, described, data))
     found, policy = exposure_at(site, study, data, rows, charging.table), site.policy
     policy.refuse(found)
+    if found.planned is not None and not site.site_studies.is_over(study):
+        reserve(site, study, charging.table, found.planned)
+    path = site.site_studies.folder(study) / "state.safetensors"
     model, party = approval.model_of(described, data), site.site_studies.party(study)
     about = described.study
+
+    def charge(t: int, kept: Kept, noise: bytes) -> None:
+        if not party_state.boxes.peer:  # a peer has kept its own
+            write(path, save(party_state.state()))  # with what the noise is drawn of
+        charging(t, kept, noise)
+
     party_state = PartyState(
         described.algorithm_object, data, model, party=party, seed=about.seed,
         rounds=about.rounds, evaluate_every=about.evaluate_every,
         rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
-        privacy=described.promise, charge=charging,
+        privacy=described.promise, charge=charge, separation=described.round.separation,
+        study=study, identities=Acquaintances(site, study),
     )  # fmt: skip
-    path = site.site_studies.folder(study) / "state.safetensors"
     if described.promise is None:
         charging.unbounded()
     if path.exists():
         if described.promise is not None:
-            charging.assure_whole(site.site_studies.last(study))
+            charging.assure_whole(site.site_studies.paid(study))
         party_state.restore(load_file(path))
     return party_state, path

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from archipel.metrics import Guarded
 
 _FILE = "policy.toml"
+SPENT = "spent (its privacy budget)"  # what a coordinator is told of it
 _EXACT = 15  # digits: as they are
 
 _random = SystemRandom()
@@ -178,12 +179,15 @@ class Policy:
             said = f"what it costs is not known before a table is bound, {budget}"
             yield Rule("epsilon", True, said)
         else:
-            before = study.account.without_own.epsilon(self.delta)
-            after = study.account.without_own.epsilon(self.delta, study.planned)
-            said = (
-                f"ε = {before:.3g} was spent by other studies, {after:.3g} with all rounds of this "
-                f"one, {budget}"
-            )
+            account = study.account.without_own
+            before, to_come = account.epsilon(self.delta), account.to_come
+            after = account.epsilon(self.delta, [*to_come, *study.planned])
+            said = f"ε = {before:.3g} was spent by other studies"
+            if to_come:
+                names = ", ".join(clean(each.study) for each in account.planned)
+                whole = account.epsilon(self.delta, to_come)
+                said += f" and is {whole:.3g} with what approved ones still plan ({names})"
+            said += f", {after:.3g} with all rounds of this one, {budget}"
             yield Rule("epsilon", after <= self.epsilon, said)
 
     def refuse(self, study: Exposure) -> None:
@@ -192,10 +196,14 @@ class Policy:
         if broken:
             why = "; ".join(f"{rule.key} = {self._shown(rule.key)}: {rule.said}" for rule in broken)
             keys = " ".join(f"{rule.key}=..." for rule in broken)
-            kind = Overspent if any(rule.key == "epsilon" for rule in broken) else Withheld
+            spent = any(rule.key == "epsilon" for rule in broken)
+            leave = ""
+            if spent and (planned := study.account.planned):
+                leave = f" leave one with 'archipel site leave {clean(planned[-1].study)}',"
+            kind = Overspent if spent else Withheld
             raise kind(
                 f"study {clean(study.name)}: this site's policy is not met: {why}. Ask for another "
-                f"study, or change the policy with 'archipel site policy set {keys}'."
+                f"study,{leave} or change the policy with 'archipel site policy set {keys}'."
             )
 
     def _shown(self, key: str) -> str:
@@ -283,6 +291,10 @@ class Standing:
     @property
     def scores(self) -> int:
         return self._now().scores
+
+    @property
+    def least(self) -> int:
+        return self._now().least_sites
 
     def check_upload(self, records: int, rows: int) -> None:
         self._now().check_upload(records, rows)

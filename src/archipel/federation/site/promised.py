@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from archipel.federation.site.account import epsilon_of
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.exposure import Exposure
 from archipel.privacy.meaning import FALSE_ALARMS, found_in, in_words
+from archipel.privacy.release import Release
 from archipel.study.file import Study
 
 _WHOM = {
@@ -18,11 +19,11 @@ _WHOM = {
 
 
 def hides_uploads(study: Exposure) -> bool:
-    """Whether what leaves has its noise already."""
+    """Whether what leaves has its noise already, or is seen by nobody without that of others."""
     promise = study.promise
     if promise is None or study.unkept:
         return False
-    return promise.unit == "record" or promise.trust == "nobody"
+    return promise.unit == "record" or promise.trust != "server"
 
 
 def promised(study: Study, exposure: Exposure) -> Iterator[str]:
@@ -42,9 +43,20 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
         if hides_uploads(exposure)
         else "against all who see the model, and NOT against the coordinator, which adds the noise"
     )
+    if promise.trust == "sum":
+        from_whom = (
+            "whoever sees what comes of sums, the coordinator included, as long as "
+            f"{promise.honest} sites of every sum keep their share of the noise to themselves "
+            f"(yours adds its own, and helps to no sum of fewer than {(promise.honest or 0) + 1})"
+        )
+    if promise.trust == "shuffler":
+        from_whom = (
+            "whoever sees shuffled reports, the coordinator included, as long as the shuffler that "
+            "the study names does not work with the coordinator"
+        )
     if cost is None:
         yield (
-            f"noise of {promise.noise:g} times the clip {promise.clip:g}, {_WHOM[promise.unit]}, "
+            f"noise of {promise.noise:g} times {promise.clip_in_words}, {_WHOM[promise.unit]}, "
             f"{from_whom}; what that promises is known when a table is bound"
         )
     else:
@@ -52,18 +64,42 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
             f"(ε, δ) = ({cost:.3g}, {promise.delta:g}) {_WHOM[promise.unit]}, {from_whom}. "
             + in_words(cost, promise.delta, promise.unit, found)
         )
+    if promise.correlated is not None:
+        yield (
+            f"noise is correlated over rounds ({promise.correlated}): a part of it is taken back "
+            "later. "
+            + (
+                "Your records are used in an order that is drawn once; each attempt of a round "
+                "uses noise up, and when it is used up this site takes no further part"
+                if promise.unit == "record"
+                else f"It is the coordinator's, and enough if it asks you once in "
+                f"{study.round.separation} rounds at most"
+            )
+        )
+    if promise.adaptive:
+        yield (
+            "the clip follows the uploads: yours says, besides, whether it was longer than the "
+            "clip, which is counted in this promise"
+        )
     if exposure.account.unbounded:
         yield (
             "this table was used in a study that promised nothing, so of all studies together "
             "nothing is promised"
         )
-    elif exposure.planned is not None and exposure.account.others:
-        before = exposure.account.without_own
-        yield (
-            f"of this table other studies have spent ε = {before.epsilon(promise.delta):.3g}; with "
-            f"all of this one it is {before.epsilon(promise.delta, exposure.planned):.3g}"
-        )
+    elif exposure.planned is not None and (exposure.account.others or exposure.account.planned):
+        yield _together(exposure, exposure.planned, promise.delta)
     yield f"not covered: {', '.join(_uncovered(study, exposure))}"
+
+
+def _together(exposure: Exposure, planned: Sequence[Release], delta: float) -> str:
+    """What this study costs with all others on the table: those that were, and are approved."""
+    account = exposure.account.without_own
+    said = f"of this table other studies have spent ε = {account.epsilon(delta):.3g}"
+    if to_come := account.to_come:
+        names = ", ".join(each.study for each in account.planned)
+        whole = account.epsilon(delta, to_come)
+        said += f", {whole:.3g} with what those that you approved still plan ({names})"
+    return f"{said}; with all of this one it is {account.epsilon(delta, [*to_come, *planned]):.3g}"
 
 
 def _uncovered(study: Study, exposure: Exposure) -> Iterator[str]:

@@ -113,6 +113,11 @@ class Review:
         return (
             f"a round asks {_share(rules.sample)}{more} and counts with {_share(rules.quorum)} or "
             f"more (quorum), else {below[rules.on_missing]}; "
+            + (
+                f"after one a site sits out {apart - 1}; "
+                if (apart := rules.separation) > 1
+                else ""
+            )
             + (f"{rules.deadline:g} s for a round; " if rules.deadline else "no time limit; ")
             + ("sites may join later" if rules.late_joiners else "nobody joins later")
         )

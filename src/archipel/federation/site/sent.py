@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
 
 if TYPE_CHECKING:
     from archipel.federation.site.site import Site
@@ -44,5 +47,16 @@ def lacks(site: Site, study: str, sent: Mapping[str, Sent]) -> bool:
     folder = site.site_studies.folder(study)
     path = folder / "state.safetensors"
     if not path.exists():
-        return study not in sent and any(folder.glob("peer/*.safetensors"))
+        return study not in sent and _has_mixed(folder / "peer")
+    if site.site_studies.is_before_answer(study):
+        return study not in sent and site.site_studies.has_trained(study)
     return study not in sent or site.site_studies.last(study) > max(sent[study].rounds, default=0)
+
+
+def _has_mixed(folder: Path) -> bool:
+    """Whether a peer did more than begin its first round."""
+    path = folder / "own.safetensors"
+    if not path.exists():
+        return any(folder.glob("*.safetensors"))
+    with safe_open(path, "numpy") as state:
+        return bool(state.get_tensor("round") > 0) or len([*folder.glob("*.safetensors")]) > 1

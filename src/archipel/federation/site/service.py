@@ -21,7 +21,7 @@ from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation import scale
 from archipel.federation.site import binding
-from archipel.federation.site.policy import Withheld
+from archipel.federation.site.policy import SPENT, Overspent, Withheld
 from archipel.federation.site.site import Left, Site
 from archipel.federation.site.sums import Releases
 from archipel.tree import fits
@@ -32,6 +32,7 @@ _LONG = 60.0  # seconds until a study is looked at again that this site's policy
 _AGAIN = 10.0  # seconds until something that failed is tried again
 _LINES = 10.0  # seconds between two lines about rounds
 _FAR = 1e4  # scaled values of a column are nearer to 0 than this, on the whole
+_DECLINED = "declined by the site's own policy"
 _HUGE = 1e12  # times a column's own size that its scale may be
 
 Say = Callable[[str], None]
@@ -86,6 +87,8 @@ class Service:
             goes_on = state in ("open", "running", "stopped")
             if not refused and (goes_on or (state == "done" and site.site_studies.is_open(study))):
                 self.begin(study)
+            elif state == "done":
+                site.over(study)
 
     def begin(self, study: str) -> None:
         """Take part in a study, unless this is under way."""
@@ -112,7 +115,8 @@ class Service:
             self._say(f"{name}: {anew}")
         except Withheld as no:
             self._say(f"{name}: {no}")
-            await site.away(self._link, study, "declined by the site's own policy")
+            spent = isinstance(no, Overspent)
+            await site.away(self._link, study, SPENT if spent else _DECLINED)
             await asyncio.sleep(_LONG)  # until somebody has changed something
         except ArchipelError as error:
             self._say(f"{name}: {error}")

@@ -302,14 +302,18 @@ class Site:
 
         What was computed for that round may have left, so this is allowed a few times only.
         """
-        before = sum(
-            entry.what == "rescaled" and entry.detail["study"] == study
-            for entry in self.audit.entries()
-        )
+        before = sum(each.detail["study"] == study for each in self.audit.entries("rescaled"))
         if before >= _RESCALED:
             raise Refused(f"study {study[:12]}: its scale was made anew {before} times; leave it.")
         self.audit.append("rescaled", study=study)
         self.site_studies.drop_round(study)
+
+    def over(self, study: str) -> None:
+        """A study ended in which this site did not take part: it plans nothing any more."""
+        took_part = (self.site_studies.folder(study) / "peer").exists()
+        if not took_part and not self.site_studies.is_over(study):
+            self.site_studies.end(study, 0)
+            self.audit.append("done", study=study, rounds=0)
 
     def sign(self, letter: Letter) -> bytes:
         """Write down that a letter leaves, how many numbers it has and its digest, and sign it."""
@@ -373,6 +377,7 @@ class Site:
 
         from archipel.engines.network.party_loop import PartyLoop
         from archipel.federation import scale
+        from archipel.federation.site.acquaintances import Acquaintances
         from archipel.federation.site.part import party_state_at
 
         await self.place(link, study)
@@ -389,6 +394,7 @@ class Site:
             counts=self.tells_counts(study),
             scale=scale.name_at(path.with_name("scale.safetensors")),
             log=lambda theirs: self.exchange(theirs, say),
+            meet=lambda: Acquaintances(self, study).meet(link, say),
         )  # fmt: skip
         rounds = await attendance.run()
         self.site_studies.end(study, rounds)

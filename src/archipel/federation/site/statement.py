@@ -31,6 +31,8 @@ class OfTable(NamedTuple):
     delta: float  # of the site's policy
     budget: float | None
     left: float | None  # of the budget
+    planned: float  # ε with what approved studies still plan
+    planning: list[str]  # those studies
 
     @property
     def is_counted(self) -> bool:
@@ -45,8 +47,13 @@ class OfTable(NamedTuple):
             return f"Table {name}: {count}, one of which promised nothing: no ε is enough."
         said = f"Table {name}: ε = {self.epsilon:.3g} at δ = {self.delta:g} spent by {count}"
         if self.budget is None:
-            return f"{said}; the policy sets no budget (epsilon)."
-        return f"{said}, of a budget of {self.budget:g}; {self.left:.3g} is left."
+            said += "; the policy sets no budget (epsilon)."
+        else:
+            said += f", of a budget of {self.budget:g}; {self.left:.3g} is left."
+        if self.planning:
+            names = ", ".join(self.planning)
+            said += f" With what approved studies still plan ({names}) it is {self.planned:.3g}."
+        return said
 
 
 def spent_by(site: Site) -> dict[str, OfStudy]:
@@ -78,5 +85,11 @@ def tables(site: Site) -> list[OfTable]:
         spent = account.epsilon(policy.delta)
         left = None if policy.epsilon is None else max(0.0, policy.epsilon - spent)
         studies = len(ledger.studies(site, together))
-        found.append(OfTable(sorted(together), studies, spent, policy.delta, policy.epsilon, left))
+        planned = account.epsilon(policy.delta, account.to_come)
+        found.append(
+            OfTable(
+                sorted(together), studies, spent, policy.delta, policy.epsilon, left, planned,
+                [each.study for each in account.planned],
+            )
+        )  # fmt: skip
     return found

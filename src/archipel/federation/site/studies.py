@@ -155,16 +155,32 @@ class SiteStudies:
         if (folder / "peer").exists():
             return True
         path = folder / "state.safetensors"
-        if not path.exists():
-            return False
-        with safe_open(path, "numpy") as state:  # these two alone
-            return bool(state.get_tensor("own.trained")) or self.last(study) > 0
+        return path.exists() and (self.has_trained(study) or self.last(study) > 0)
+
+    def has_trained(self, study: str) -> bool:
+        """Whether the site heard of a round of its own that it counted."""
+        with safe_open(self.folder(study) / "state.safetensors", "numpy") as state:
+            return bool(state.get_tensor("own.trained"))
 
     def last(self, study: str) -> int:
         """The round that this site worked in last, counted from 0; -1 before the first."""
         path = self.folder(study) / "state.safetensors"
         with safe_open(path, "numpy") as state:
             return int(state.get_tensor("last")[0])
+
+    def is_before_answer(self, study: str) -> bool:
+        """Whether this site has begun a round and nothing of it has left."""
+        path = self.folder(study) / "state.safetensors"
+        with safe_open(path, "numpy") as state:
+            is_begun = "turn.gradients" in {*state.keys()}
+            return is_begun and len(state.get_tensor("turn.gradients")) == 0
+
+    def paid(self, study: str) -> int:
+        """The round that was charged last, counted from 0, as this site's state says; else -1."""
+        path = self.folder(study) / "state.safetensors"
+        with safe_open(path, "numpy") as state:
+            name = "paid" if "paid" in {*state.keys()} else "last"  # of an older version
+            return int(state.get_tensor(name)[0])
 
     def drop_round(self, study: str) -> None:
         """Forget the round that is open, which was computed on another scale; all else stays."""
@@ -177,6 +193,10 @@ class SiteStudies:
             again = kept["last"].clone()
             again[0] = -1
             write(path, save({**kept, "last": again}))
+
+    def is_over(self, study: str) -> bool:
+        """Whether the site has heard that the study ended."""
+        return (self.folder(study) / "rounds").exists()
 
     def is_open(self, study: str) -> bool:
         """Whether the site took part and has not heard how it ended."""

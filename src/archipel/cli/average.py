@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`archipel average`: a private mean of plain numbers, simulated or between peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from archipel.cli import options as o
+from archipel.cli.logs import say
+from archipel.errors import ArchipelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from archipel.aggregation.averaging import Question
+    from archipel.federation.numbers import NumbersFile
+
+File = Annotated[
+    Path | None,
+    typer.Argument(metavar="NUMBERS.toml", help="What is averaged.", show_default=False),
+]
+
+
+def average(
+    file: File = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="What is promised, in place of the file's own.")
+    ] = None,
+    parties: Annotated[
+        int | None, typer.Option(min=2, help="Simulate so many, whose numbers are drawn.")
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Simulate every message, not the sum alone.")
+    ] = False,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Rehearse: every party a process, with real TLS.")
+    ] = False,
+    me: Annotated[
+        str | None, typer.Option(help="Take part as this one of the file's [[peers]].")
+    ] = None,
+    home: Annotated[Path, typer.Option(help="The folder with this party's key.")] = Path("average"),
+    card: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Print what the others need of --me.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that the others are waited for at first.")
+    ] = 600.0,
+    patience: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that one is waited for later on.")
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(help="All randomness of a simulation.")] = 0,
+    as_json: o.Json = False,
+) -> None:
+    """Find the mean of numbers that nobody shows to anybody, with a promise of privacy.
+
+    \b
+    Every party adds noise that cancels with its neighbours', and a little of its own (GOPA). There
+    is no coordinator. With [values] of all parties in the file, or --parties, it is a simulation.
+
+    \b
+    Examples:
+      archipel average numbers.toml --epsilon 1
+      archipel average numbers.toml --epsilon 1 --parties 1000
+      archipel average numbers.toml --peers
+      archipel average --me bonn --card bonn.example.org:9001
+      archipel average numbers.toml --me bonn
+    """
+    if card is not None:
+        _print_card(home, me, card, as_json)
+        return
+    if file is None:
+        raise ArchipelError("NUMBERS.toml: is missing; give the file that says what is averaged.")
+    from archipel.federation.numbers import NumbersFile
+
+    read = NumbersFile.read(file, epsilon)
+    if [me is not None, peers, parties is not None].count(True) > 1:
+        raise ArchipelError("--me, --peers, --parties: give one of them, or none.")
+    if me is not None:
+        told = _taking_part(read, me, home, wait, patience)
+    elif peers:
+        told = _rehearsed(read, patience)
+    else:
+        told = _simulated(read, parties, whole, seed)
+    if as_json:
+        o.print_json(told)
+        return
+    _show(told)
+
+
+def _print_card(home: Path, me: str | None, address: str, as_json: bool) -> None:
+    from archipel.federation.peer import average as peer
+
+    if me is None:
+        raise ArchipelError("--card: give --me as well, the name of this party.")
+    made = peer.card(home, me, address)
+    if as_json:
+        o.print_json(made._asdict())
+    else:
+        say(made.text())
+
+
+def _taking_part(
+    file: NumbersFile, me: str, home: Path, wait: float, patience: float
+) -> dict[str, Any]:
+    import asyncio
+
+    from archipel.federation.peer import average as peer
+
+    def tell(text: str) -> None:
+        say(text, err=True)
+
+    found = asyncio.run(peer.take_part(file, me, home, wait, patience, tell))
+    spent = [each["epsilon"] for each in peer.published(home)]
+    told = _told(file.question, found.estimate, found.parties, len(file.peers), "peers")
+    return told | {"published": {"times": len(spent), "epsilon": sum(spent)}}
+
+
+def _rehearsed(file: NumbersFile, patience: float) -> dict[str, Any]:
+    import asyncio
+    from tempfile import TemporaryDirectory
+
+    from archipel.federation.peer import average as peer
+
+    _assure_values(file)
+    with TemporaryDirectory() as folder:
+        found = asyncio.run(peer.rehearse(file, Path(folder), patience))
+    told = _told(file.question, found.estimate, found.parties, len(file.values), "processes")
+    return told | {"exact": _exact(file.question, [file.values[each] for each in found.parties])}
+
+
+def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -> dict[str, Any]:
+    import numpy as np
+
+    from archipel.aggregation import averaging
+    from archipel.privacy.sources import Simulated
+    from archipel.rng import generator
+
+    question = file.question
+    if parties is None:
+        _assure_values(file)
+        names = sorted(file.values)
+        x = np.stack([question.scaled(file.values[name], name) for name in names])
+    else:
+        names = [f"party {k}" for k in range(parties)]
+        low, high = np.array(question.low), np.array(question.high)
+        x = generator(seed, "numbers").random((parties, len(low))) * (high - low) / question.unit
+    plan = question.plan(len(names))
+    if whole:
+        keys = generator(seed, "keys")
+        members = {
+            j: averaging.member(
+                question, plan, j, row, keys.bytes(32), Simulated(seed, 0, [j], "average")
+            )
+            for j, row in enumerate(x)
+        }
+        estimate = averaging.estimate(question, plan, averaging.together(members)[0][0])
+    else:
+        source = Simulated(seed, 0, range(len(names)), "average")
+        estimate = averaging.simulated(question, plan, x, source)[0]
+    told = _told(question, estimate, tuple(names), len(names), "simulation")
+    values = np.array(question.low) + question.unit * x
+    return told | {"exact": _exact(question, values)}
+
+
+def _assure_values(file: NumbersFile) -> None:
+    if len(file.values) < 2:
+        raise ArchipelError(
+            "values: give the numbers of two parties or more to simulate, --parties to draw some, "
+            "or --me to take part."
+        )
+
+
+def _exact(question: Question, values: Any) -> dict[str, float]:
+    import numpy as np
+
+    return dict(zip(question.names, np.mean(np.array(values), axis=0).tolist(), strict=True))
+
+
+def _told(
+    question: Question, estimate: np.ndarray[Any, Any], there: tuple[str, ...], asked: int, how: str
+) -> dict[str, Any]:
+    """What came of it, as plain values."""
+    from archipel.privacy import gopa
+
+    plan, names, n = question.plan(asked), question.names, len(there)
+    aside = question.epsilon, question.delta, n, question.moved
+    deviation = question.deviation(plan, n)
+
+    def by_name(values: Any) -> dict[str, float]:
+        return dict(zip(names, [float(each) for each in values], strict=True))
+
+    return {
+        "how": how,
+        "estimate": by_name(estimate),
+        "deviation": by_name(deviation),
+        "deviation_by_a_trusted_curator": by_name(question.unit * gopa.curator_error(*aside)),
+        "deviation_by_everybody_alone": by_name(question.unit * gopa.local_error(*aside)),
+        "parties": n,
+        "vanished": asked - n,
+        "protected": "party" if question.contribution is None else "person",
+        "epsilon": question.epsilon,
+        "delta": question.delta,
+        "honest": question.honest,
+        "dropouts": question.dropouts,
+        "form": plan.form,
+        "neighbours": plan.neighbours,
+        "failure": plan.failure,
+        "revealed": _revealed(question, plan.neighbours, plan.form, asked),
+    }
+
+
+def _revealed(question: Question, neighbours: int, form: str, parties: int) -> str:
+    """What every party has shown of its numbers, in a sentence."""
+    share = f"{1 - question.honest:.0%}"
+    hidden = "which are uniform by themselves" if form == "modular" else "hidden by pairwise noise"
+    return (
+        f"every party showed {len(question.names)} number(s), {hidden}: with all others' they tell "
+        f"the noisy sum, and no more, as long as at most {share} of the {parties} collude"
+    )
+
+
+def _show(told: dict[str, Any]) -> None:
+    how = {
+        "simulation": "simulated", "peers": "between peers",
+        "processes": "between processes of this machine",
+    }[told["how"]]  # fmt: skip
+    say(f"Mean of {told['parties']} parties, {how}")
+    for name, value in told["estimate"].items():
+        exact = f"; exactly {told['exact'][name]:.6g}" if "exact" in told else ""
+        say(f"  {name}: {value:.6g} ± {told['deviation'][name]:.3g}{exact}")
+    first = next(iter(told["estimate"]))
+    say(
+        f"  ± is one deviation of the noise; a trusted curator has "
+        f"{told['deviation_by_a_trusted_curator'][first]:.3g} of {first}, everybody alone "
+        f"{told['deviation_by_everybody_alone'][first]:.3g}"
+    )
+    promised = f"epsilon {told['epsilon']:g}, delta {told['delta']:g}"
+    say(f"Promised: {promised}, to every {told['protected']}")
+    say(f"Revealed: {told['revealed']}")
+    if told["vanished"]:
+        say(f"Vanished: {told['vanished']} parties, whose numbers are not in the mean")
+    if "published" in told:
+        spent = told["published"]
+        say(f"This party has published {spent['times']} times, epsilon {spent['epsilon']:g} in all")

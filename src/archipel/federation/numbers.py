@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of a private mean: what is averaged, this party's numbers, and who the parties are.
+
+    [average]
+    names = ["admissions", "deaths"]
+    low = 0
+    high = [2000, 50]
+    epsilon = 1.0
+
+    [values]
+    bonn = [412, 9]
+
+    [[peers]]
+    name = "bonn"
+    address = "bonn.example.org:9001"
+    certificate = "-----BEGIN CERTIFICATE-----..."
+
+All but [values] is the same at every party, and has a name of its own (`session`).
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from archipel.aggregation.averaging import Question
+from archipel.errors import ArchipelError, unknown
+from archipel.federation.certificates import is_of_ones_own
+from archipel.federation.roster import check_address
+
+_LISTS = ("low", "high", "contribution")
+
+
+class Card(NamedTuple):
+    """A peer, as others find it."""
+
+    name: str
+    address: str
+    certificate: str  # PEM, that it made itself
+
+    def text(self) -> str:
+        """As it stands in everybody's file."""
+        return (
+            f'[[peers]]\nname = "{self.name}"\naddress = "{self.address}"\n'
+            f'certificate = """\n{self.certificate}"""\n'
+        )
+
+
+@dataclass(frozen=True)
+class NumbersFile:
+    """What the file says."""
+
+    question: Question
+    values: Mapping[str, tuple[float, ...]]
+    peers: tuple[Card, ...] = ()  # by name
+    run: int = 1  # raised to ask the same again
+
+    @property
+    def session(self) -> str:
+        """Names all that parties have to agree on."""
+        peers = [each._asdict() for each in self.peers]
+        same = {"question": asdict(self.question), "peers": peers, "run": self.run}
+        return sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def read(cls, path: Path, epsilon: float | None = None) -> NumbersFile:
+        """Read a file; `epsilon` stands in place of its own."""
+        try:
+            found = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ArchipelError(f"'{path}': cannot be read ({error}).") from None
+        for key in found:
+            if key not in ("average", "values", "peers"):
+                raise unknown("section", key, ("average", "values", "peers"))
+        table = _table(found, "average")
+        if epsilon is not None:
+            table = {**table, "epsilon": epsilon}
+        run = table.pop("run", 1)
+        if type(run) is not int or run < 1:
+            raise ArchipelError(f"average.run = {run!r}: give a whole number from 1.")
+        values = {name: _row(name, row) for name, row in _table(found, "values").items()}
+        return cls(_question(table), values, _cards(found.get("peers", [])), run)
+
+
+def _table(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = found.get(name, {})
+    if not isinstance(table, dict):
+        raise ArchipelError(f"{name}: give a table, [{name}].")
+    return dict(table)
+
+
+def _question(table: Mapping[str, Any]) -> Question:
+    known = [each.name for each in fields(Question)]
+    for key in table:
+        if key not in known:
+            raise unknown("average", key, [*known, "run"])
+    for key in ("low", "high", "epsilon"):
+        if key not in table:
+            raise ArchipelError(f"average.{key}: is missing; give {key} = a number.")
+    given = dict(table)
+    names = given.get("names", ["value"])
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise ArchipelError(f'average.names = {names!r}: give a list of names, such as ["deaths"].')
+    given["names"] = tuple(names)
+    for key in _LISTS:
+        if key not in given:
+            continue
+        ends = given[key] if isinstance(given[key], list) else [given[key]] * len(names)
+        given[key] = tuple(_number(f"average.{key}", each) for each in ends)
+    for key in ("epsilon", "delta", "honest", "dropouts"):
+        if key in given:
+            given[key] = _number(f"average.{key}", given[key])
+    k = given.get("neighbours")
+    if k is not None and type(k) is not int:
+        raise ArchipelError(f"average.neighbours = {k!r}: give a whole number, or leave it out.")
+    try:
+        return Question(**given)
+    except ArchipelError as error:
+        raise ArchipelError(f"average.{error}") from None
+
+
+def _number(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArchipelError(f"{field} = {value!r}: give a number.")
+    return float(value)
+
+
+def _row(name: str, row: Any) -> tuple[float, ...]:
+    row = row if isinstance(row, list) else [row]
+    return tuple(_number(f"values.{name}", each) for each in row)
+
+
+def _cards(found: Any) -> tuple[Card, ...]:
+    if not isinstance(found, list):
+        raise ArchipelError("peers: give a table for each of them, [[peers]].")
+    cards = []
+    for each in found:
+        if not isinstance(each, dict) or set(each) != set(Card._fields):
+            raise ArchipelError(
+                "peers: each has a name, an address and a certificate, as 'archipel average "
+                "--card' prints them."
+            )
+        card = Card(**{key: str(value) for key, value in each.items()})
+        card = card._replace(certificate=card.certificate.lstrip())
+        check_address(card.address)
+        if not is_of_ones_own(card.certificate, card.name):
+            raise ArchipelError(
+                f"peers: the certificate of {card.name} is not one that it made; have it run "
+                "'archipel average --card' and send you what that prints."
+            )
+        cards.append(card)
+    if len({each.name for each in cards}) < len(cards):
+        raise ArchipelError("peers: one name is there twice; give every party its own.")
+    return tuple(sorted(cards))
