@@ -2,15 +2,16 @@
 """The bulletin: a public file to which every party's messages are added, and nothing is taken away.
 
 One line of JSON per entry, keys sorted, ASCII, as in a site's audit log (`federation/audit.py`).
-`before` is the SHA-256 of the line before with its newline. A party signs its entry with the hash of
-the last announcement that it saw; the keeper, who adds lines and announces when a phase begins,
+`before` is the SHA-256 of the line before with its newline. A party signs its entry with the hash
+of the last announcement that it saw; the keeper, who adds lines and announces when a phase begins,
 signs the announcements with the hash of the line before. So no line can be changed, moved, added or
 removed unless the keeper's and every later party's keys are used, and an operator who shows two
 parties two files is found out by their signatures. The last announcement says that a run is over:
-without it the end was cut off. A head that somebody kept (`--head`) shows that all was written anew.
+without it the end was cut off. A head that somebody kept (`--head`) shows that all was written
+anew.
 
-Bytes are base64. No entry is longer than `LONGEST`; what is not exactly what would have been written
-is refused.
+Bytes are base64. No entry is longer than `LONGEST`; what is not exactly what would have been
+written is refused.
 """
 
 from __future__ import annotations

@@ -5,19 +5,19 @@ secp256k1 (SEC 2, version 2.0, https://www.secg.org/sec2-v2.pdf) has prime order
 the identity generates it and nothing has to be cleared. libsecp256k1 through coincurve knows no
 identity: here it is a point like others (`IDENTITY`), which nothing that is read may be.
 
-`total` is Pippenger's bucket method on libsecp256k1's sums of many points (Bernstein, Doumen, Lange,
-Oosterwijk, INDOCRYPT 2012, https://eprint.iacr.org/2012/549, section 4). Departures: a bucket that
-counts j times is added once for each bit of j, since long sums are ten times as fast as single
-additions.
+`total` is Pippenger's bucket method on libsecp256k1's sums of many points (Bernstein, Doumen,
+Lange, Oosterwijk, INDOCRYPT 2012, https://eprint.iacr.org/2012/549, section 4). Departures: a
+bucket that counts j times is added once for each bit of j, since long sums are ten times as fast as
+single additions.
 
 Generators are hashes of public tags to points, by trying counters: nobody knows a relation between
 two of them.
 
-Side channels: libsecp256k1 multiplies the base point in constant time, and other points in time that
-depends on the scalar; Python's integers depend on their size as well. So whoever can time a party at
-work, on the same machine or by its answers, may learn of its secrets. Here a party works out all its
-answers before it sends any, and answers in phases that all share; on a machine with hostile
-neighbours that is not enough.
+Side channels: libsecp256k1 multiplies the base point in constant time, and other points in time
+that depends on the scalar; Python's integers depend on their size as well. So whoever can time a
+party at work, on the same machine or by its answers, may learn of its secrets. Here a party works
+out all its answers before it sends any, and answers in phases that all share; on a machine with
+hostile neighbours that is not enough.
 """
 
 from __future__ import annotations

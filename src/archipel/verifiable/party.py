@@ -20,10 +20,10 @@ where honest parties are connected. Noise is of public coins (`noise.py`), where
 approximate Gaussian. A party answers only what keeps the promised ε: it publishes and corrects only
 while enough others are there.
 
-A party must not be told of two bulletins: what it publishes stays hidden while its neighbours do not
-open their terms with it. They do so only after "correct" was announced without its value. So parties
-must see the same file, as in the paper; whoever keeps a value back from them and later shows it to
-others has the terms of that party opened.
+A party must not be told of two bulletins: what it publishes stays hidden while its neighbours do
+not open their terms with it. They do so only after "correct" was announced without its value. So
+parties must see the same file, as in the paper; whoever keeps a value back from them and later
+shows it to others has the terms of that party opened.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from archipel.verifiable.terms import Terms
 from archipel.verifiable.transcript import Transcript
 
 Term = tuple[int, int]  # value, blinding
+Shown = tuple[tuple[Point, ...], tuple[Point, bits.Proof] | None, tuple[Zero, ...]]
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Party:
         return self._say(run, "commit", said.body)
 
     def disputes(self, run: Run) -> list[Entry]:
-        """For each neighbour whose commitment is not the opposite of its own: the secret of both."""
+        """For each neighbour whose commitment is not its own's opposite: the secret of both."""
         mine, found = self._drawn[run.session], []
         for other in run.neighbours(self.name):
             if other in run.committed and not opposite(run, self.name, other):
@@ -112,20 +113,18 @@ class Party:
         self._enough(run, len(run.active))
         noise = self._noise(run)
         blindings = [drawn() for _ in noise]
-        rows = noise_rows(run, self.name, [commitment(*pair) for pair in zip(noise, blindings)])
+        shown = tuple(commitment(*pair) for pair in zip(noise, blindings, strict=True))
+        rows = noise_rows(run, self.name, shown)
         assert mine.noise is not None
         transcript = Transcript("noise", run.session, self.name)
         proof = bits.prove(transcript, mine.noise, rows, blindings)
-        sums = [(terms.multiplier * x, terms.multiplier * r) for x, r in self.kept[same_data(terms)]]
-        for other in run.neighbours(self.name):
-            if other in run.active:
-                sums = [(x + a, r + b) for (x, r), (a, b) in zip(sums, mine.terms[other])]
-        said = Publish(
-            tuple(commitment(*pair) for pair in zip(noise, blindings)),
-            proof,
-            tuple((x + e) % ORDER for (x, _), e in zip(sums, noise)),
-            tuple((r + b) % ORDER for (_, r), b in zip(sums, blindings)),
-        )
+        s, known = terms.multiplier, self.kept[same_data(terms)]
+        joined = [mine.terms[v] for v in run.neighbours(self.name) if v in run.active]
+        values, openings = [], []
+        for i, (x, r) in enumerate(known):
+            values.append((s * x + sum(term[i][0] for term in joined) + noise[i]) % ORDER)
+            openings.append((s * r + sum(term[i][1] for term in joined) + blindings[i]) % ORDER)
+        said = Publish(shown, proof, tuple(values), tuple(openings))
         return self._say(run, "publish", said.body)
 
     def corrections(self, run: Run) -> list[Entry]:
@@ -141,8 +140,7 @@ class Party:
 
     # -- pieces ------------------------------------------------------------------------------------
 
-    def _values(self, run: Run) -> tuple[tuple[Point, ...], tuple[Point, bits.Proof] | None,
-                                         tuple[Zero, ...]]:  # fmt: skip
+    def _values(self, run: Run) -> Shown:
         """Commitments to its values, and that they are in range, or those of an earlier run."""
         terms = run.terms
         about = same_data(terms)

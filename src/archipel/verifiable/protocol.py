@@ -48,7 +48,9 @@ def run(
     terms = {"names": [f"value {i + 1}" for i in range(count)] if count > 1 else ["value"], **terms}
     board = Board(Identity.create(), Path(bulletin) if bulletin is not None else None)
     data = str(terms.get("data", ""))
-    if data and any(each.body["terms"]["data"] == data for each in board.entries if each.what == "run"):
+    if data and any(
+        each.body["terms"]["data"] == data for each in board.entries if each.what == "run"
+    ):
         board.close()
         raise ArchipelError(
             f"data = {data!r}: '{bulletin}' has a run on it, and these parties do not have what "

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run is about, as its first announcement says it: values, noise, privacy, who takes part.
 
-A number is measured from `low` in steps: `grain` of them are a `unit`, which is how far it moves if a
-party, or one person of its, is another. It is at most `tops` steps. What a party says is
-multiplier · steps + noise, hidden by pairwise terms (`party.py`).
+A number from `low` to `high` is measured in steps: `grain` of them are a `unit`, which is how far
+it moves if a party, or one person of its, is another. What a party says is multiplier · steps +
+noise, hidden by pairwise terms (`party.py`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from typing import Any
 
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import Release, epsilon
+from archipel.privacy.gopa import disconnected
 from archipel.verifiable.bits import padded
-from archipel.verifiable.noise import Noise, disconnected, neighbours_for, planned
+from archipel.verifiable.noise import Noise, neighbours_for, planned
 
 MOST_PARTIES, MOST_NUMBERS, MOST_STEPS = 100_000, 1024, 1 << 32
+MOST_COINS = 1 << 23  # of all parties: accounting lists every number of heads
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "str": str, "int": int, "bool": bool, "float": (int, float),
-    "Mapping[str, str]": dict, "Sequence[str]": list, "Sequence[int]": list, "Sequence[float]": list,
-}  # fmt: skip
-_EACH = {"Sequence[str]": (str,), "Sequence[int]": (int,), "Sequence[float]": (int, float)}
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "float": (int, float),
+    "Mapping[str, str]": dict,
+    "Sequence[str]": list,
+    "Sequence[float]": list,
+}
+_EACH = {"Sequence[str]": (str,), "Sequence[float]": (int, float)}
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,9 @@ class Terms:
     parties: Mapping[str, str]  # name: Ed25519 public key, in hexadecimal
     names: Sequence[str]  # of each party's numbers
     low: Sequence[float]  # of each number
+    high: Sequence[float]
     unit: Sequence[float]  # how far each moves
     grain: int  # steps of a unit
-    tops: Sequence[int]  # steps of the whole range of each
     one_hot: bool  # whether exactly one of them is 1 and the others 0
     multiplier: int
     coin: int  # what a coin weighs, a power of two
@@ -51,31 +58,41 @@ class Terms:
 
     def __post_init__(self) -> None:
         d, coin = len(self.names), self.coin
+        if not 2 <= len(self.parties) <= MOST_PARTIES:
+            raise ArchipelError(f"{len(self.parties)} parties: ask 2 to {MOST_PARTIES}.")
+        if len(set(self.parties.values())) < len(self.parties):
+            raise ArchipelError("parties: two have the same key; give each its own.")
         for name, right, remedy in (
-            ("parties", 2 <= len(self.parties) <= MOST_PARTIES, f"2 to {MOST_PARTIES}"),
             ("names", 1 <= d <= MOST_NUMBERS and len(set(self.names)) == d, "names that differ"),
             ("low", len(self.low) == d and all(map(isfinite, self.low)), "one for each number"),
             ("unit", len(self.unit) == d and all(0 < u < inf for u in self.unit), "above 0"),
-            ("tops", len(self.tops) == d and all(1 <= t <= MOST_STEPS for t in self.tops),
-             f"1 to {MOST_STEPS} steps for each number"),
+            ("high", len(self.high) == d and all(map(isfinite, self.high)), "one for each number"),
             ("grain", 1 <= self.grain <= MOST_STEPS, f"1 to {MOST_STEPS} steps"),
-            ("coins", 1 <= self.coins <= 1 << 20, "at least one coin"),
+            ("coins", 1 <= self.coins <= MOST_COINS // len(self.parties), "1 to some thousands"),
             ("coin", coin > 0 and coin & (coin - 1) == 0 and coin <= 1 << 48, "a power of two"),
             ("multiplier", 1 <= self.multiplier <= 1 << 20, "at least 1"),
             ("honest", 0 < self.honest <= 1, "a share above 0, up to 1"),
             ("delta", 0 < self.delta < 1, "a number above 0 and below 1"),
             ("epsilon", 0 < self.epsilon < inf, "a number above 0"),
             ("neighbours", 1 <= self.neighbours < len(self.parties), "1 to all the others"),
-            ("one_hot", not self.one_hot or {self.grain, *self.tops} == {1}, "numbers 0 and 1"),
         ):  # fmt: skip
             if not right:
-                said = len(self.parties) if name == "parties" else getattr(self, name)
-                raise ArchipelError(f"{name} = {said}: give {remedy}.")
+                raise ArchipelError(f"{name} = {getattr(self, name)}: give {remedy}.")
+        if not all(1 <= top <= MOST_STEPS for top in self.tops):
+            raise ArchipelError(f"high = {self.high}: give at least a step more than low.")
+        if self.one_hot and {self.grain, *self.tops} != {1}:
+            raise ArchipelError("one_hot = True: give numbers that are 0 or 1.")
 
     @property
     def size(self) -> int:
         """Numbers of each party."""
         return len(self.names)
+
+    @property
+    def protected(self) -> str:
+        """To whom the promise is."""
+        whole = zip(self.low, self.high, self.unit, strict=True)
+        return "party" if all(unit >= high - low for low, high, unit in whole) else "person"
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -83,19 +100,24 @@ class Terms:
         """Values in steps, rounded so that what moves by a unit moves by its grain at most."""
         if len(values) != self.size:
             raise ArchipelError(f"{len(values)} values: every party has {self.size}.")
-        found = []
-        for value, low, unit, top in zip(values, self.low, self.unit, self.tops, strict=True):
-            if isfinite(value):
-                exact = (Fraction(value) - Fraction(low)) / Fraction(unit) * self.grain
-                if 0 <= exact <= top + Fraction(1, 2):
-                    found.append(min(floor(exact + Fraction(1, 2)), top))
-                    continue
-            high = low + unit * top / self.grain
-            raise ArchipelError(
-                f"value = {value!r}: it must lie from {low:g} to {high:g}; agree on a wider range "
-                "with all others, or clip it."
-            )
-        return found
+        for value, low, high in zip(values, self.low, self.high, strict=True):
+            if not low <= value <= high:
+                raise ArchipelError(
+                    f"value = {value!r}: it must lie from {low:g} to {high:g}; agree on a wider "
+                    "range with all others, or clip it."
+                )
+        return self._in_steps(values)
+
+    def _in_steps(self, values: Sequence[float]) -> list[int]:
+        return [
+            floor((Fraction(value) - Fraction(low)) / Fraction(unit) * self.grain + Fraction(1, 2))
+            for value, low, unit in zip(values, self.low, self.unit, strict=True)
+        ]
+
+    @cached_property
+    def tops(self) -> list[int]:
+        """Steps of the whole range of each number."""
+        return self._in_steps(self.high)
 
     @property
     def value_bits(self) -> int:
@@ -217,7 +239,6 @@ def agreed(
     if not all(unit > 0 for unit in units):
         raise ArchipelError(f"contribution = {contribution}: give a number above 0.")
     grain = _grain(widths, units, bits, whole or one_hot)
-    tops = [round(grain * width / unit) for width, unit in zip(widths, units, strict=True)]
     k = neighbours if neighbours is not None else neighbours_for(n, staying, delta)
     left = delta - disconnected(n, staying, k)
     if left <= 0:
@@ -228,7 +249,7 @@ def agreed(
         )
     noise = planned(epsilon, left, grain, staying, n, _moved(d, one_hot))
     return Terms(
-        parties, list(names), lows, units, grain, tops, one_hot, *noise, k, float(epsilon),
+        parties, list(names), lows, highs, units, grain, one_hot, *noise, k, float(epsilon),
         float(delta), float(honest), data, nonce,
     )  # fmt: skip
 

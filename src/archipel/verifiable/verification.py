@@ -2,8 +2,9 @@
 """What anybody can check of a bulletin, offline: all proofs at once, and who lied if one is wrong.
 
 Every signature, hash and form is checked first (`following.py`). Then each party's claims become
-equations, and all equations of all parties one sum of multiples (`equations.py`). If that is not the
-identity, halving finds the claims that are wrong; each has the party's name and what it is about.
+equations, and all equations of all parties one sum of multiples (`equations.py`). If that is not
+the identity, halving finds the claims that are wrong; each has the party's name and what it is
+about.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Outcome:
     epsilon: float
     delta: float
     honest: float
+    protected: str  # "person", or "party" with all its people
     faults: tuple[Fault, ...]
+    neighbours: int  # that each party picked
     release: Release | None  # of the sum, as accountants see it
     alone: float  # part of delta for a graph that leaves honest parties alone
 
@@ -81,8 +84,9 @@ class Verdict:
         return found
 
 
-def verify(path: Path, head: str | None = None) -> Verdict:
+def verify(bulletin: str | Path, head: str | None = None) -> Verdict:
     """Check a whole bulletin; `head` is the hash of a line that somebody kept."""
+    path = Path(bulletin)
     entries, lines, faults = [], [], []
     try:
         for said, line in read(path):
@@ -91,7 +95,7 @@ def verify(path: Path, head: str | None = None) -> Verdict:
     except ArchipelError as error:
         if not path.is_file():
             raise
-        faults.append(Fault("", "log changed", str(error)))
+        faults.append(Fault("", "log changed", _said(error)))
     return checked(entries, lines, faults, head)
 
 
@@ -128,7 +132,7 @@ def runs_of(entries: Sequence[Entry], lines: Sequence[bytes], faults: list[Fault
                 runs.append(Run.begin(said, line, earlier))
                 _same_scale(runs)
             except ArchipelError as error:
-                faults.append(Fault("", "malformed", str(error)))
+                faults.append(Fault("", "malformed", _said(error)))
                 break
         elif runs:
             runs[-1].take(said, line)
@@ -138,11 +142,18 @@ def runs_of(entries: Sequence[Entry], lines: Sequence[bytes], faults: list[Fault
     return runs
 
 
+def _said(error: ArchipelError) -> str:
+    """An error's sentence as a part of another."""
+    return str(error).rstrip(".")
+
+
 def _same_scale(runs: Sequence[Run]) -> None:
     """A fault of the keeper's where runs on the same data cannot be compared."""
     last = runs[-1]
     for run in runs[:-1]:
-        if run.terms.data == last.terms.data != "" and same_data(run.terms) != same_data(last.terms):
+        if run.terms.data == last.terms.data != "" and same_data(run.terms) != same_data(
+            last.terms
+        ):
             detail = f"data {last.terms.data!r} is on another scale than in an earlier run"
             last.faults.append(Fault("", "changed data", detail))
             return
@@ -182,7 +193,9 @@ def outcome(run: Run) -> Outcome:
         terms.spent(len(counted)),
         terms.delta,
         terms.honest,
+        terms.protected,
         tuple(dict.fromkeys(faults)),
+        terms.neighbours,
         terms.release(len(counted)),
         terms.alone(len(counted)),
     )
@@ -316,6 +329,7 @@ def in_plain(verdict: Verdict) -> dict[str, Any]:
                 "epsilon": each.epsilon,
                 "delta": each.delta,
                 "honest": each.honest,
+                "protected": each.protected,
                 "faults": told(each.faults),
             }
             for each in verdict.outcomes
