@@ -17,7 +17,6 @@ from archipel.federation.certificates import Identity
 from archipel.verifiable import bulletin, run, verify
 from archipel.verifiable.bulletin import Board, entry, in_bytes, in_text
 from archipel.verifiable.commitments import commitment
-from archipel.verifiable.following import same_data
 from archipel.verifiable.group import ORDER, written
 from archipel.verifiable.messages import Commit, Publish
 from archipel.verifiable.party import Party
@@ -74,7 +73,7 @@ def test_sums_are_exact_but_for_the_noise():
     followed = among(parties, board, terms_of(parties), {})
     (outcome,) = checked(board.entries, board.lines).outcomes
     expected = sum(
-        followed.terms.multiplier * party.kept[same_data(followed.terms)][0][0]
+        followed.terms.multiplier * party._drawn[followed.session].values[0][0]
         + party._noise(followed)[0]
         for party in parties
     )
@@ -508,7 +507,8 @@ def test_terms_that_no_run_can_have_are_refused():
     for key, value in (
         ("grain", 0), ("grain", True), ("coin", 3), ("low", "0"), ("delta", 0.0), ("high", [1e300]),
         ("parties", []), ("coins", 1.5), ("neighbours", 4), ("unit", [0.0]), ("extra", 1),
-        ("low", ["0"]), ("names", ["a", "a"]), ("high", [True]), ("parties", {"a": 1, "b": 2}),
+        ("low", ["0"]), ("low", [10**400]), ("epsilon", 1), ("names", ["a", "a"]),
+        ("high", [True]), ("parties", {"a": 1, "b": 2}), ("parties", {"a": "k", "b": "k"}),
     ):  # fmt: skip
         with pytest.raises(ArchipelError):
             Terms.read({**terms, key: value})

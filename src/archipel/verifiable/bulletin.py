@@ -21,7 +21,7 @@ import binascii
 import fcntl
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -156,7 +156,7 @@ def _read(line: bytes) -> Entry | None:
     return found if right else None
 
 
-def chained(entries: list[Entry], lines: list[bytes]) -> Fault | None:
+def chained(entries: Sequence[Entry], lines: Sequence[bytes]) -> Fault | None:
     """The first line that does not follow the one before."""
     before = START
     for number, (each, line) in enumerate(zip(entries, lines, strict=True), 1):

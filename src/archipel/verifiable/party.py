@@ -40,7 +40,7 @@ from archipel.verifiable import bits
 from archipel.verifiable.bits import Bits, Row, bits_of, weights_to
 from archipel.verifiable.bulletin import Entry, entry
 from archipel.verifiable.commitments import Shared, Zero, commitment
-from archipel.verifiable.following import Run, dispute_transcript, pairwise, same_data
+from archipel.verifiable.following import Run, dispute_transcript, pairwise
 from archipel.verifiable.group import BASE, ORDER, Point, drawn
 from archipel.verifiable.messages import Commit, Correct, Dispute, Join, Publish, Reveal
 from archipel.verifiable.noise import coins_of, turned
@@ -57,6 +57,7 @@ class Secrets:
 
     key: int = field(default_factory=drawn)
     share: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    values: list[Term] = field(default_factory=list)
     terms: dict[str, list[Term]] = field(default_factory=dict)  # with each neighbour
     noise: Bits | None = None
 
@@ -68,7 +69,7 @@ class Party:
     name: str
     values: Sequence[float]
     identity: Identity = field(default_factory=Identity.create)
-    kept: dict[tuple[object, ...], list[Term]] = field(default_factory=dict)  # of earlier runs
+    kept: dict[tuple[Point, ...], list[Term]] = field(default_factory=dict)  # by commitments
     _drawn: dict[bytes, Secrets] = field(default_factory=dict)
 
     def join(self, run: Run) -> Entry:
@@ -118,7 +119,7 @@ class Party:
         assert mine.noise is not None
         transcript = Transcript("noise", run.session, self.name)
         proof = bits.prove(transcript, mine.noise, rows, blindings)
-        s, known = terms.multiplier, self.kept[same_data(terms)]
+        s, known = terms.multiplier, mine.values
         joined = [mine.terms[v] for v in run.neighbours(self.name) if v in run.active]
         values, openings = [], []
         for i, (x, r) in enumerate(known):
@@ -143,17 +144,19 @@ class Party:
     def _values(self, run: Run) -> Shown:
         """Commitments to its values, and that they are in range, or those of an earlier run."""
         terms = run.terms
-        about = same_data(terms)
         steps = self._steps(terms)
-        before = self.kept.get(about)
-        mine = self.kept[about] = [(step, drawn()) for step in steps]
+        mine = [(step, drawn()) for step in steps]
         committed = tuple(commitment(*pair) for pair in mine)
-        if before is not None and terms.data and self.name in run.earlier:
+        before = self.kept.get(tuple(run.earlier.get(self.name, ())))
+        self._drawn[run.session].values = mine
+        self.kept[committed] = mine
+        if before is not None:
             transcript = Transcript("same", run.session, self.name)
-            pairs = zip(mine, before, strict=True)
-            return committed, None, tuple(Zero.prove(transcript, r - q) for (_, r), (_, q) in pairs)
-        pairs = zip(steps, terms.tops, strict=True)
-        told = bits.commit([bit for step, top in pairs for bit in bits_of(step, top)])
+            both = zip(mine, before, strict=True)
+            return committed, None, tuple(Zero.prove(transcript, r - q) for (_, r), (_, q) in both)
+        told = bits.commit(
+            [bit for step, top in zip(steps, terms.tops, strict=True) for bit in bits_of(step, top)]
+        )
         rows = value_rows(terms, committed)
         blindings = [r for _, r in mine] + [0] * (len(rows) - len(mine))
         transcript = Transcript("range", run.session, self.name)

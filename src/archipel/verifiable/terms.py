@@ -23,16 +23,16 @@ from archipel.verifiable.noise import Noise, neighbours_for, planned
 
 MOST_PARTIES, MOST_NUMBERS, MOST_STEPS = 100_000, 1024, 1 << 32
 MOST_COINS = 1 << 23  # of all parties: accounting lists every number of heads
-_KINDS: dict[str, type | tuple[type, ...]] = {
+_KINDS: dict[str, type] = {
     "str": str,
     "int": int,
     "bool": bool,
-    "float": (int, float),
+    "float": float,
     "Mapping[str, str]": dict,
     "Sequence[str]": list,
     "Sequence[float]": list,
 }
-_EACH = {"Sequence[str]": (str,), "Sequence[float]": (int, float)}
+_EACH: dict[str, type] = {"Mapping[str, str]": str, "Sequence[str]": str, "Sequence[float]": float}
 
 
 @dataclass(frozen=True)
@@ -178,14 +178,10 @@ class Terms:
             raise ArchipelError("the terms of a run: there are other keys than a run has.")
         for name, declared in cls.__dataclass_fields__.items():
             value, kind = values[name], str(declared.type)
-            inside = value if isinstance(value, list) else []
-            right = (
-                isinstance(value, _KINDS[kind])
-                and isinstance(value, bool) == (kind == "bool")
-                and all(type(each) in _EACH.get(kind, ()) for each in inside)
-                and (kind != "Mapping[str, str]" or all(type(k) is str for k in value.values()))
-            )
-            if not right:
+            inside = value.values() if isinstance(value, dict) else value
+            each = _EACH.get(kind)
+            right = type(value) is _KINDS[kind]
+            if not right or (each is not None and any(type(one) is not each for one in inside)):
                 raise ArchipelError(f"{name}: not what the terms of a run can be.")
         return cls(**values)
 
