@@ -63,6 +63,7 @@ def plan(study: StudyFile, sets: o.Set = None, as_json: o.Json = False) -> None:
 def planned(kept: Kept, rounds: int) -> dict[str, Any]:
     """What a promise costs, as plain values."""
     from archipel.privacy.meaning import found_in, in_words
+    from archipel.scorecard.at_sites import NOT_COVERED
 
     counted = dict.fromkeys(kept.uses, kept.rounds)
     spent = kept.spent(counted)
@@ -84,6 +85,7 @@ def planned(kept: Kept, rounds: int) -> dict[str, Any]:
         "neighbours": kept.neighbours,
         "accountant": "pld",
         "found": found,
+        "not_covered": NOT_COVERED,
         "meaning": in_words(spent[worst], promise.delta, promise.unit, found),
         **({} if kept.counted is None else {"shares": _shares(kept, worst)}),
         "curve": [{"rounds": t, "epsilon": epsilon} for t, epsilon in kept.curve(worst, rounds)],
@@ -128,10 +130,12 @@ def _show(told: dict[str, Any], clip: str) -> None:
     rows = {
         "promised to": _PROMISED[told["trust"]].format(unit=told["unit"]),
         "epsilon, delta": f"{told['epsilon']:.4g}, {told['delta']:g}",
-        "noise": f"{noise} times {clip}, "
-        + (f"correlated ({kind})" if (kind := told["correlated"]) else "independent"),
+        "noise": f"{noise} times {clip}",
+        **({"correlated": f"over rounds, {kind}"} if (kind := told["correlated"]) else {}),
         "rounds": f"{told['rounds']}, of which {told['counted']} count for a party at most",
-        "samples": told["sampling"],
+        "samples": told["sampling"]
+        + "; between institutions all know who is asked, and none is counted"
+        * ("fixed size" in told["sampling"]),
         "neighbours": told["neighbours"].replace("_", " "),
     }
     if shares := told.get("shares"):
@@ -157,4 +161,5 @@ def _show(told: dict[str, Any], clip: str) -> None:
     console.print(about)
     console.print()
     console.print(curve)
-    console.print(f"\n{told['meaning']}", highlight=False, markup=False, soft_wrap=True)
+    said = f"\n{told['meaning']} Not covered: {told['not_covered']}."
+    console.print(said, highlight=False, markup=False, soft_wrap=True)

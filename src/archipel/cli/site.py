@@ -148,7 +148,8 @@ def studies(home: Where = HOME, as_json: o.Json = False) -> None:
         said = said if row["readable"] is True else f"cannot be read here: {row['readable']}"
         cells = [row["study"], str(row["hash"])[:12], row["state"], said]
         if spent:
-            cells.append(_spent_of(row["privacy"]) if row["privacy"] else "")
+            mine = spent.get(str(row["hash"]))
+            cells.append("" if mine is None else _spent_of(mine._asdict()))
         shown.add_row(*(Text(clean(str(cell))) for cell in cells))
     show(shown) if rows else say("No study yet.")
 

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from archipel.runs.run import Run
 
 
+NOT_COVERED = (
+    "metrics on test points, a common scale of features, how many records a party has, and "
+    "settings that were chosen by looking at several runs"
+)
+
+
 def at_sites(promise: Privacy) -> str:
     """What is promised where every site keeps it by itself."""
     much = (
@@ -23,8 +29,7 @@ def at_sites(promise: Privacy) -> str:
         much += f", with noise that is correlated over rounds ({promise.correlated})"
     return (
         f"{much}, for every record of a site, whoever sees what left it: each site finds its own "
-        "noise and keeps account of what it spent. Not covered: metrics on test points, sums for "
-        "the common scale, and how many records a site has."
+        f"noise and keeps account of what it spent. Not covered: {NOT_COVERED}."
     )
 
 

@@ -24,7 +24,7 @@ from archipel.models.model import Model
 from archipel.privacy.promise import Kept
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run
-from archipel.scorecard.at_sites import at_sites
+from archipel.scorecard.at_sites import NOT_COVERED, at_sites
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
     KWH_PER_GB,
@@ -339,8 +339,8 @@ def _guarantee(promise: Promise) -> str:
         else " As sites plan it, by what they told: each one's own ledger says what it spent."
     )
     return (
-        f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: metrics on "
-        f"test points, a common scale of features, and how many records a party has.{drawn}"
+        f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: "
+        f"{NOT_COVERED}.{drawn}"
     )
 
 

@@ -182,6 +182,7 @@ class Share:
             if job.sweep is not None:
                 reply = tree_map(lambda leaf: leaf.unsqueeze(1), reply)
         assert block.talk is not None
+        block.me.left = frozenset(np.flatnonzero(~block.alive.numpy()).tolist())
         block.talk.send(reply)
         return block.talk
 

@@ -134,17 +134,17 @@ def told_plan(
     seed: int,
     rounds: int,
     wire: Wire | None,
+    separation: int = 1,
 ) -> Kept | None:
     """What all sites plan, as far as it can be told elsewhere: from how many records they told.
 
     By party it depends on nobody's records. None where a site did not tell, or cannot keep it.
     """
-    how: Any = {"seed": seed, "rounds": rounds, "wire": wire, "noise": simulated(seed)}
+    how: Any = {"seed": seed, "rounds": rounds, "wire": wire, "separation": separation}
+    how |= {"noise": simulated(seed)}
     if promise.unit == "party":
-        there = range(shadow.training)
-        return protected(
-            promise, algorithm, shadow, model, there, **how, parties=len(there)
-        ).kept  # fmt: skip
+        ids = range(shadow.training)
+        return protected(promise, algorithm, shadow, model, ids, **how, parties=len(ids)).kept
     there = torch.nonzero(shadow.n[: shadow.training] > 0)[:, 0].tolist()
     told = {k: shadow.about.counts[k] for k in there}
     sizes = {counts[0] for counts in told.values() if counts is not None}

@@ -226,7 +226,10 @@ def _planned(
     if promise is None:
         return None
     rounds, wire = options.get("rounds", 100), options.get("wire")
-    kept = told_plan(promise, algorithm, fed, model, seed=seed, rounds=rounds, wire=wire)
+    kept = told_plan(
+        promise, algorithm, fed, model, seed=seed, rounds=rounds, wire=wire,
+        separation=options.get("separation", 1),
+    )  # fmt: skip
     if kept is not None:
         kept.at_most(1)
     return kept

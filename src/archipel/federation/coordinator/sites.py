@@ -80,6 +80,11 @@ class Sites:
         return int(self.presence.here(self.eligible).sum())
 
     @property
+    def spent(self) -> int:
+        """How many of them say that their privacy budget is spent."""
+        return sum(self.presence.cause(k).why == "spent" for k in self.eligible.tolist())
+
+    @property
     def needed(self) -> int:
         """Uploads that a round needs."""
         return self.policy()[1]
@@ -205,7 +210,7 @@ class Sites:
         sites = max(1, sites) if self._began else total
         why = "below quorum" if self._began else "waits for sites"
         self._began, until = True, time.monotonic() + self._silence
-        while time.monotonic() < until and (here := self.present) < sites:
+        while time.monotonic() < until and (here := self.present) < min(sites, total - self.spent):
             self.waits(why, f"{here} of {total} sites are here, {sites} are needed")
             self.presence.pause(0.1)
 

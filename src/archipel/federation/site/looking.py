@@ -83,7 +83,7 @@ def _protection(study: Study, data: Federation, model: Model, n: int | None) -> 
     how: Any = {"seed": about.seed, "rounds": about.rounds, "wire": study.wire_object}
     if n is None:
         return keepable(*parts, data, model, **how)
-    how |= {"noise": simulated(about.seed), "separation": study.round.separation}
+    how |= {"noise": simulated(about.seed), "separation": study.round.separation or 1}
     return protected(*parts, of_size(data, n), model, [0], **how, parties=8)
 
 

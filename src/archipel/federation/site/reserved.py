@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from archipel.errors import ArchipelError
-from archipel.privacy.release import Release, read, together, written
+from archipel.privacy.release import Gaussian, Release, read, together, written
 from archipel.store.files import locked
 
 if TYPE_CHECKING:
@@ -49,6 +49,11 @@ def standing(lines: Iterable[Entry]) -> dict[str, Reserved]:
         elif each.what in OVER:
             found.pop(study, None)
     return found
+
+
+def plans(site: Site) -> dict[str, Reserved]:
+    """What every study plans, or planned that is over."""
+    return standing(site.audit.entries(RESERVED))
 
 
 def _reserved(entry: Entry) -> Reserved:
@@ -86,14 +91,31 @@ def deciding(site: Site) -> Iterator[None]:
 def _without(planned: Iterable[Release], spent: Iterable[Release]) -> tuple[Release, ...]:
     """Releases that are left of a plan, equal ones counted together.
 
-    >>> from archipel.privacy.release import Gaussian
-    >>> _without([Release(Gaussian(2.0), None, 5)], [Release(Gaussian(2.0), None, 3)])
-    (Release(mechanism=Gaussian(noise=2.0), sampling=None, times=2),)
+    Gaussian noise on what nobody is sampled for adds up by 1 / z^2, however it is divided.
+
+    >>> half = Release(Gaussian(0.5))
+    >>> _without([Release(Gaussian(1.0), None, 5)], [Release(Gaussian(1.0)), half])
+    ()
+    >>> _without([Release(Gaussian(1.0), None, 5)], [Release(Gaussian(1.0))])
+    (Release(mechanism=Gaussian(noise=0.5), sampling=None, times=1),)
     """
-    gone = Counter({(each.mechanism, each.sampling): each.times for each in together(spent)})
-    left = (
+    planned, spent = together(planned), together(spent)
+    gone = Counter({(each.mechanism, each.sampling): each.times for each in spent})
+    left = [
         Release(each.mechanism, each.sampling, each.times - gone[each.mechanism, each.sampling])
-        for each in together(planned)
-        if each.times > gone[each.mechanism, each.sampling]
-    )
+        for each in planned
+        if not _is_plain(each) and each.times > gone[each.mechanism, each.sampling]
+    ]
+    whole, past = (sum(map(_precision, filter(_is_plain, of))) for of in (planned, spent))
+    if whole - past > 1e-9 * whole:
+        left.append(Release(Gaussian((whole - past) ** -0.5)))
     return tuple(left)
+
+
+def _is_plain(release: Release) -> bool:
+    return isinstance(release.mechanism, Gaussian) and release.sampling is None
+
+
+def _precision(release: Release) -> float:
+    assert isinstance(release.mechanism, Gaussian)
+    return release.times / release.mechanism.noise**2

@@ -110,14 +110,11 @@ class Review:
         rules = self.study.round
         below = {"wait": "it waits", "abort": "the study ends", "continue": "it is left out"}
         more = f" and {rules.over_select:.0%} more" if rules.over_select else ""
+        rest = (rules.separation or 1) - 1
         return (
             f"a round asks {_share(rules.sample)}{more} and counts with {_share(rules.quorum)} or "
             f"more (quorum), else {below[rules.on_missing]}; "
-            + (
-                f"after one a site sits out {apart - 1}; "
-                if (apart := rules.separation) > 1
-                else ""
-            )
+            + (f"after one a site sits out {rest}; " if rest else "")
             + (f"{rules.deadline:g} s for a round; " if rules.deadline else "no time limit; ")
             + ("sites may join later" if rules.late_joiners else "nobody joins later")
         )

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from archipel.federation.site import ledger
 from archipel.federation.site.account import epsilon_of
+from archipel.federation.site.reserved import plans
 from archipel.privacy.release import Release
 
 if TYPE_CHECKING:
@@ -59,14 +61,16 @@ class OfTable(NamedTuple):
 def spent_by(site: Site) -> dict[str, OfStudy]:
     """What each study spent that promised privacy."""
     found: dict[str, OfStudy] = {}
-    entries = ledger.entries(site)
+    entries, planned = ledger.entries(site), plans(site)
     for study in dict.fromkeys(each.study for each in entries):
         mine = [each for each in entries if each.study == study]
         last = mine[-1]
         released = [release for each in mine for release in each.by_record]
-        whole = [
+        whole: Sequence[Release] = [
             Release(each.mechanism, each.sampling, each.times * last.of) for each in last.by_record
-        ]
+        ]  # of an older version, which reserved nothing
+        if study in planned:
+            whole = planned[study].releases
         found[study] = OfStudy(
             epsilon_of(released, last.delta), epsilon_of(whole, last.delta), last.delta
         )
