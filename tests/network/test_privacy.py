@@ -64,8 +64,12 @@ PRIVATE = {"unit": "record", "epsilon": 2.0}
         Privacy("party", noise=1e-9, clip=1e3, trust="nobody"),
         Privacy("party", epsilon=8.0),
         Privacy("party", noise=1e-9, clip=1e3),
+        Privacy("record", epsilon=3.0, correlated="banded:2"),
+        Privacy("record", noise=1e-9, clip=1e3, correlated="tree"),
+        Privacy("party", epsilon=8.0, correlated="tree"),
+        Privacy("party", epsilon=8.0, clip="adaptive"),
     ],
-    ids=lambda each: f"{each.unit} {each.trust} {each.epsilon}",
+    ids=lambda each: f"{each.unit} {each.trust} {each.epsilon} {each.correlated} {each.clip}",
 )
 def test_over_letters_it_is_the_simulation_with_the_same_releases(promise, algorithm):
     options = {"plan": Plan("one", 1, 1), "privacy": promise, "rounds": len(ROUNDS)}
