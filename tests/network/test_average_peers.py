@@ -151,7 +151,8 @@ def test_a_folder_without_a_key_is_told_how_to_make_one(whole, tmp_path):
 
 
 DYING = """
-import os, sys
+import os
+from archipel.aggregation import averaging
 inner = averaging.member
 def member(*args):
     box = inner(*args)
@@ -177,14 +178,19 @@ def test_processes_find_the_mean_though_one_is_killed_when_it_publishes(tmp_path
     started = {}
     for name in NAMES:
         how = [sys.executable, "-c", DYING, "average"] if name == "oslo" else archipel
-        flags = ["--me", name, "--home", str(tmp_path / name), "--patience", "15", "--json"]
+        flags = ["--me", name, "--home", str(tmp_path / name), "--wait", "120", "--json"]
+        flags += ["--patience", "15"]
         started[name] = subprocess.Popen(
             [*how, str(tmp_path / f"{name}.toml"), *flags], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-    ended = {name: process.communicate(timeout=300) for name, process in started.items()}
+    try:
+        ended = {name: process.communicate(timeout=300) for name, process in started.items()}
+    finally:
+        for process in started.values():
+            process.kill()
 
-    assert started["oslo"].returncode == -9
+    assert started["oslo"].returncode == -9, ended["oslo"]
     told = [json.loads(out) for name, (out, _) in ended.items() if name != "oslo"]
     assert [each["parties"] for each in told] == [3, 3, 3]
     assert len({json.dumps(each["estimate"]) for each in told}) == 1
