@@ -2,9 +2,11 @@
 """Milliseconds of a step of DP-SGD: Archipel, Archipel without privacy, Opacus.
 
 A round is one local epoch at every party of a cohort, from the same model, in batches of the
-workload's size: per step, clip each example's gradient, add Gaussian noise from torch's generator,
-move. Every candidate lives in its own process, already warm, and waits; they are timed in turn.
-Two processes of one thread share the parties out, or one process has two threads.
+workload's size: per step, clip each example's gradient, add Gaussian noise, move. Ours are what the
+engine does: `me.descend` with the plan's block, and through the private door, where batches are
+Poisson samples of that size on average. Opacus has ordinary batches and torch's generator. Every
+candidate lives in its own process, already warm, and waits; they are timed in turn. Two processes
+of one thread share the parties out, or one process has two threads.
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ from workloads import WORKLOADS, Workload, cohort, load
 RESULTS = Path(__file__).resolve().parent / "results"
 CLIP, NOISE = 1.0, 1.0  # C, and the standard deviation of the noise over C
 PARTIES = {"W1": 100, "W2": 100, "W3": 10}  # of a round
-BLOCKS = {"W1": (25, 50), "W2": (4, 8, 16), "W3": (1,)}  # parties at a time that are tried
 Share = Callable[[list[int]], None]  # takes the steps of some parties
 
 
@@ -103,77 +104,70 @@ def options() -> tuple[Pace, str, int, int]:
 
 
 class Ours:
-    """The engine's local steps: `plain` as it computes them, `private` by clipped gradients.
+    """The engine's local steps: `plain`, or `private`, through the door.
 
-    `given` is private with noise that is there already, to tell what drawing it costs.
+    `clipped` is private without noise, to tell what drawing it costs.
     """
 
-    def __init__(self, workload: Workload, mode: str, noise: float = NOISE) -> None:
+    def __init__(self, workload: Workload, mode: str) -> None:
         import archipel as ar
         from archipel.engines.plan import choose, ways
         from archipel.models.clipped import clipping
         from networks import build
         from ours import federation
 
-        self.workload, self.data = workload, federation(workload)
+        self.workload, self.mode, self.data = workload, mode, federation(workload)
         self.model = ar.Model(build(workload), loss="cross_entropy")
         self.work = ar.FedAvg(lr=workload.lr, local_epochs=1, batch_size=workload.batch_size)
-        if mode == "plain":
-            plan = choose(self.model, self.data, workload.batch_size, 1)
-            self.way, self.block = ways(self.model, self.data, plan.way)[plan.way], plan.block
-            return
-        way = clipping(self.model, self.data.x[:8], self.data.y[:8])
-        self.way = Private(way, noise * CLIP, workload.batch_size, mode == "given")
-        taken = {}
-        for self.block in BLOCKS[workload.name]:
-            some = parties(workload, 0)[: 2 * self.block]
-            self.round(some[: self.block])
-            began = time.perf_counter()
-            self.round(some)
-            taken[(time.perf_counter() - began) / len(some)] = self.block
-        self.block = taken[min(taken)]
+        self.plan = choose(self.model, self.data, workload.batch_size, 1)
+        self.way = ways(self.model, self.data, self.plan.way)[self.plan.way]
+        self.clipping = clipping(self.model, self.data.x[:8], self.data.y[:8])
 
     def round(self, ids: list[int]) -> None:
         from archipel.engines.party import LocalParty
+        from archipel.privacy.door import Door, Noised
 
-        for at in range(0, len(ids), self.block):
-            some = np.array(ids[at : at + self.block])
-            me = LocalParty(self.data, self.model, self.way, some, 0, 0, (len(some),))
-            me.descend(self.model.w, self.work)
+        block = self.plan.block
+        for at in range(0, len(ids), block):
+            some = ids[at : at + block]
+            me = LocalParty(
+                self.data, self.model, self.way, np.array(some), 0, 0, (len(some),), block,
+                clipping=self.clipping,
+            )  # fmt: skip
+            if self.mode == "plain":
+                me.descend(self.model.w, self.work)
+                continue
+            noise = NOISE if self.mode == "private" else 0.0
+            door = Door(me, Noised(CLIP, dict.fromkeys(some, noise)), "FedAvg")
+            door.descend(self.model.w, self.work)
 
     def check(self) -> float:
-        """Length of the way of the first party's epoch."""
+        """Length of the way of the first party's epoch, in ordinary batches and without noise."""
         from archipel.models.model import Steps
+        from archipel.models.normals import Normals
+        from archipel.models.private import Rule, Samples, descend, window
         from archipel.training.optimisers import SGD
 
-        b, n = self.workload.batch_size, int(self.data.offsets[1])
+        b, n, lr = self.workload.batch_size, int(self.data.offsets[1]), self.workload.lr
         rows = torch.arange(-(-n // b) * b).view(1, -1, b)
-        weights = (rows < n).float() / b
-        lengths = (rows < n).sum(-1).numpy()
-        order = Steps(
-            self.data.x, self.data.y, rows.clamp_max(n - 1), weights, lengths,
-            self.workload.lr, SGD(), None, 0.0, None,
-        )  # fmt: skip
-        return float((self.way.descend(self.model.w[None], order) - self.model.w).norm())
-
-
-class Private:
-    """A way whose descent is DP-SGD."""
-
-    def __init__(self, way: Any, std: float, denominator: int, given: bool) -> None:
-        self.way, self.std, self.denominator, self.given = way, std, denominator, given
-        self.buffer = torch.zeros(0)
-
-    def descend(self, w: torch.Tensor, steps: Any, buffers: None = None) -> torch.Tensor:
-        from archipel.models.clipped import descend
-
-        if len(self.buffer) < len(w):
-            self.buffer = torch.randn_like(w) * self.std
-        return descend(self.way, w, steps, steps.counts, CLIP, self.denominator, self._noise)
-
-    def _noise(self, t: int, a: int) -> torch.Tensor:
-        some = self.buffer[:a]
-        return some if self.given else some.normal_(0.0, self.std)
+        inside = rows < n
+        lengths = inside.sum(-1).numpy()
+        if self.mode == "plain":
+            order = Steps(
+                self.data.x, self.data.y, rows.clamp_max(n - 1), inside.float() / b, lengths,
+                lr, SGD(), None, 0.0, None,
+            )  # fmt: skip
+            end = self.way.descend(self.model.w[None], order)
+        else:
+            taken = Samples(
+                self.data.x, self.data.y, np.arange(n), lengths, np.array([rows.shape[1]])
+            )
+            rule = Rule(CLIP, lr, torch.tensor([[lr / b]]), None)
+            end = descend(
+                self.clipping, self.model.w[None].clone(), taken, rule,
+                Normals(0, np.zeros(1, np.int64)), window(self.clipping, b),
+            )  # fmt: skip
+        return float((end - self.model.w).norm())
 
 
 def candidate() -> None:
@@ -182,7 +176,7 @@ def candidate() -> None:
     workload = pace.workload
 
     def check() -> float:
-        return Ours(workload, mode, noise=0.0).check()
+        return Ours(workload, mode).check()
 
     with Team(processes, threads, lambda: Ours(workload, mode).round) as team:
         for t in pace.rounds(check):
@@ -198,7 +192,7 @@ def _candidate(family: str, python: str, script: str, mode: str, processes: int)
 
 OURS = [
     _candidate("archipel", sys.executable, str(HERE / "privacy.py"), mode, CORES)
-    for mode in ("plain", "given", "private")
+    for mode in ("plain", "clipped", "private")
 ]
 OPACUS = [
     _candidate(
@@ -350,10 +344,11 @@ def markdown(report: dict[str, Any], results: dict[str, Timings], command: str) 
 
 Medians of all timed rounds of {report["reps"]} interleaved repetitions, divided by the steps of a
 round; in brackets the range of the repetitions' medians. `n x m` is n processes of m threads.
-`plain` is the engine's usual local step, without privacy; `private` clips, draws Gaussian noise and
-moves; `given` is private with noise that is there already: what is between the two is drawing it.
-Opacus runs through its PrivacyEngine. Noise is from torch's generator everywhere. Processor time is
-that of all processes of a candidate.
+`plain` is the engine's usual local step, without privacy; `private` is the engine's step through
+the private door: a Poisson sample of B on average, clipped gradients, Gaussian noise of the seed,
+move. `clipped` is the same without noise: what is between the two is drawing it. Opacus runs
+through its PrivacyEngine, on ordinary batches, with torch's noise. Processor time is that of
+all processes of a candidate.
 
 {table(results, counts)}
 

@@ -22,11 +22,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from archipel.federation.certificates import Identity
+from archipel.verifiable import norm
 from archipel.verifiable.bulletin import Board, Entry
+from archipel.verifiable.equations import hold
 from archipel.verifiable.following import PHASES, Run
 from archipel.verifiable.party import Party
 from archipel.verifiable.protocol import answers
 from archipel.verifiable.terms import agreed
+from archipel.verifiable.transcript import Transcript
 from archipel.verifiable.verification import verify
 
 RESULTS = Path(__file__).parent / "results"
@@ -101,6 +104,76 @@ def held(parties: int, neighbours: int, bits: int, path: Path, liar: bool) -> di
         "verify_seconds": {"wall": wall, "cpu": cpu},
         "named": [fault._asdict() for fault in outcome.faults],
     }
+
+
+def norms() -> list[dict[str, Any]]:
+    """A vector commitment with a bounded norm, by parameters."""
+    bound = 1 << 15
+    bounded(4096, bound)  # makes all generators, which are kept
+    return [bounded(size, bound) for size in (256, 1024, 4096)]
+
+
+def bounded(size: int, bound: int) -> dict[str, Any]:
+    """Seconds of one core."""
+    draw = Random(size)
+    values = [draw.randrange(-bound, bound) // size for _ in range(size)]
+    start = time.process_time()
+    vector = norm.commit(values)
+    committed = time.process_time()
+    proof = norm.prove(Transcript("norm", b"benchmark", "party"), vector, bound)
+    proved = time.process_time()
+    transcript = Transcript("norm", b"benchmark", "party")
+    assert hold(norm.equations(transcript, vector.point, size, bound, proof))
+    return {
+        "parameters": size,
+        "commit": committed - start,
+        "prove": proved - committed,
+        "verify": time.process_time() - proved,
+        "bytes": len(proof.encoded),
+    }
+
+
+def told(found: dict[str, Any]) -> str:
+    """The page of results."""
+    honest, lies = found["all honest"], found["one lies"]
+    seconds, size = honest["party_seconds"], honest["party_bytes"]
+    first, last = found["norm"][0], found["norm"][-1]
+    more = last["parameters"] - first["parameters"]
+    lines = [
+        f"{honest['parties']} parties, values of {honest['bits']} bits, {honest['neighbours']} "
+        f"picked neighbours, ε = {honest['epsilon']:.3f} at δ = {honest['delta']:g} with half of "
+        f"them honest, on {found['machine']}. Noise: {honest['noise']['coins']} coins and "
+        f"{honest['noise_bits'] - honest['noise']['coins']} bits that fill up a unit, of each "
+        f"party; deviation of the mean {honest['deviation'][0]:.5f}. Seconds are of one core.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| a party, all phases: median, most | {seconds['median']:.4f} s, "
+        f"{seconds['most']:.4f} s |",
+        *(f"| {phase} | {seconds[phase]:.4f} s, {size[phase]:.0f} bytes |" for phase in PHASES),
+        f"| the bulletin | {honest['bulletin_bytes'] / 1e6:.2f} MB |",
+        f"| `archipel verify` of all | {honest['verify_seconds']['cpu']:.2f} s, "
+        f"{honest['verify_seconds']['wall']:.2f} s on the wall |",
+        f"| with one party that lies, who is named | {lies['verify_seconds']['cpu']:.2f} s |",
+        "",
+        "A vector in one commitment with a proof that its norm is bounded:",
+        "",
+        "| parameters | commit, s | prove, s | verify, s | bytes |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {each['parameters']} | {each['commit']:.4f} | {each['prove']:.2f} | "
+            f"{each['verify']:.2f} | {each['bytes']} |"
+            for each in found["norm"]
+        ),
+        "",
+        f"For each parameter more: {1e3 * (last['prove'] - first['prove']) / more:.2f} ms to "
+        "prove, "
+        f"{1e3 * (last['verify'] - first['verify']) / more:.3f} ms to verify.",
+        "",
+        "Goals: at most 1 s for each party, at most 90 s on two cores for verifying everything. "
+        "Made by `python benchmarks/proofs.py --keep`.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ LAYERS = [
     {"conformance"},
     {"runs", "scorecard", "report"},
     {"study", "runs.listing", "estimators", "bundle"},
-    {"comparison", "demo", "federation"},
+    {"comparison", "demo", "federation", "verifiable"},
     {"cli", "__main__"},
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -1,4 +1,6 @@
-"""How a sum is made: masks that cancel, so that the server learns the sum alone.
+"""How a sum is made: masks that cancel, so that the server learns the sum alone. On one page.
+
+To read, and to begin one's own with; the one to use is Archipel's own, wire.sum = "secure".
 
 Bonawitz et al., CCS 2017, https://arxiv.org/abs/1611.04482, Figure 4, for a curious server.
 Departures: one key pair a party for both masks and shares; no signatures and no consistency round,

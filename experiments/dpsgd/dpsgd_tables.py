@@ -16,9 +16,22 @@ TITLES = {
     "femnist": "FEMNIST, by writer",
     "heart": "Heart disease, four hospitals, by record",
     "heart-faster": "Heart disease, a larger rate",
+    "clip-0.1": "FEMNIST at 7 x 7, by writer, a clip of 0.1",
+    "clip-1": "FEMNIST at 7 x 7, by writer, a clip of 1",
+    "clip-10": "FEMNIST at 7 x 7, by writer, a clip of 10",
+    "clip-adaptive": "FEMNIST at 7 x 7, by writer, an adaptive clip from 1",
+    "clip-adaptive-0.1": "FEMNIST at 7 x 7, by writer, an adaptive clip from 0.1",
+    "clip-adaptive-10": "FEMNIST at 7 x 7, by writer, an adaptive clip from 10",
+}
+NOISES = {
+    "noise-poisson": "independent, Poisson samples",
+    "noise-banded": "banded, no sampling",
+    "noise-tree": "tree, no sampling",
+    "noise-independent": "independent, no sampling",
 }
 COLOURS = {"central": BLUE, "federated": ORANGE, "femnist": GREEN, "heart": PURPLE,
-           "heart-faster": SKY}  # fmt: skip
+           "heart-faster": SKY, "noise-poisson": BLUE, "noise-banded": ORANGE, "noise-tree": GREEN,
+           "noise-independent": PURPLE}  # fmt: skip
 TARGETS = ((0.5, 0.90), (2.0, 0.95), (8.0, 0.97))  # epsilon, accuracy: to reach
 AIMS = ((1.2, 0.95), (3.0, 0.98))
 
@@ -48,6 +61,27 @@ def part_table(name: str, found: dict[str, Any]) -> str:
     return f"### {TITLES[name]}, δ = {found['delta']:g}\n\n{table(header, rows)}"
 
 
+def noise_table(done: dict[str, Any]) -> str:
+    """Four hospitals: the AUC that each kind of noise buys, mean and deviation over seeds."""
+    names = [name for name in NOISES if name in done]
+    budgets = list(done[names[0]]["by epsilon"])
+    rows = [
+        [b, *(f"{spread(one)} (rate {one['lr']:g})"
+              for one in (done[name]["by epsilon"][b] for name in names))]
+        for b in budgets
+    ]  # fmt: skip
+    if plain := done.get("noise-none"):
+        one = plain["by epsilon"]["inf"]
+        rows.append(["without", f"{spread(one)} (rate {one['lr']:g})", *["" for _ in names[1:]]])
+    header = ["ε", *(NOISES[name] for name in names)]
+    return f"### Heart disease, kinds of noise: AUC (%)\n\n{table(header, rows)}"
+
+
+def spread(one: dict[str, Any]) -> str:
+    scores = 100 * np.array(one["scores"])
+    return f"{scores.mean():.1f} ± {scores.std(ddof=1) if len(scores) > 1 else 0.0:.1f}"
+
+
 def checks_of(done: dict[str, Any]) -> list[Check]:
     """The figures to reach, in one place and at 100 parties."""
     checks = list[Check]()
@@ -60,9 +94,12 @@ def checks_of(done: dict[str, Any]) -> list[Check]:
                      mean(one) >= target)
                 )  # fmt: skip
     for name, part in done.items():
+        if name == "noise-none":
+            continue
         private = {b: one for b, one in part["by epsilon"].items() if "spent" in one}
         most = max((one["spent"] / float(b) for b, one in private.items()), default=0.0)
-        checks.append((f"{TITLES[name]}: no run spends more than its ε", f"{most:.4f} of it at "
+        called = TITLES.get(name) or f"Heart disease, noise {NOISES[name]}"
+        checks.append((f"{called}: no run spends more than its ε", f"{most:.4f} of it at "
                        "most", most <= 1))  # fmt: skip
     return checks
 
@@ -70,13 +107,18 @@ def checks_of(done: dict[str, Any]) -> list[Check]:
 def tables(done: dict[str, Any]) -> tuple[str, list[Check]]:
     """All tables of the parts that are there, and the gates."""
     checks = checks_of(done)
-    return "\n\n".join([gates(checks), *(part_table(*each) for each in done.items())]), checks
+    parts = [part_table(name, part) for name, part in done.items() if name in TITLES]
+    noises = [noise_table(done)] if any(name in NOISES for name in done) else []
+    return "\n\n".join([gates(checks), *parts, *noises]), checks
 
 
 def figures(done: dict[str, Any]) -> dict[str, Figure]:
-    """Accuracy, or AUC, against epsilon; dotted without privacy."""
+    """Accuracy, or AUC, against epsilon; dotted without privacy. Kinds of noise by themselves."""
+    noises = {name: done[name] for name in NOISES if name in done}
+    drawn = {"noise.png": noise_figure(noises, done.get("noise-none"))} if noises else {}
+    done = {name: part for name, part in done.items() if name in COLOURS and name in TITLES}
     if not done:
-        return {}
+        return drawn
     figure = Figure(figsize=(8.4, 5.2), layout="constrained")
     ax = figure.subplots()
     for name, part in done.items():
@@ -101,4 +143,27 @@ def figures(done: dict[str, Any]) -> dict[str, Figure]:
     ax.set(xlabel="ε", ylabel="on test points (%); dotted: without privacy")
     ax.legend(loc="lower right")
     ax.set_title("What an ε buys", color=INK, fontweight="bold")
-    return {"plot.png": figure}
+    return {"plot.png": figure, **drawn}
+
+
+def noise_figure(noises: dict[str, Any], plain: dict[str, Any] | None) -> Figure:
+    """The AUC of four hospitals against epsilon, for every kind of noise."""
+    figure = Figure(figsize=(8.4, 4.6), layout="constrained")
+    ax = figure.subplots()
+    for at, (name, part) in enumerate(noises.items()):
+        points = part["by epsilon"]
+        shifted = [float(b) * 1.06 ** (at - 1.5) for b in points]  # so that bars do not overlap
+        scores = [100 * np.array(one["scores"]) for one in points.values()]
+        ax.errorbar(
+            shifted, [each.mean() for each in scores], [each.std(ddof=1) for each in scores],
+            fmt="o-", color=COLOURS[name], capsize=3, label=NOISES[name],
+        )  # fmt: skip
+    if plain is not None:
+        without = 100 * mean(plain["by epsilon"]["inf"])
+        ax.axhline(without, color=INK, linestyle=":", linewidth=1.2, label="without privacy")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([0.25, 1, 4, 16], ["0.25", "1", "4", "16"])
+    ax.set(xlabel="ε, for every record", ylabel="AUC on test points (%); bars: sd of seeds")
+    ax.legend(loc="lower right")
+    ax.set_title("Four hospitals: which noise an ε is best spent on", color=INK, fontweight="bold")
+    return figure

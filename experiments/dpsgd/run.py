@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from scattering import FEATURES, features
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 import archipel as ar
 from archipel.privacy.accounting import Pure, Release, epsilon
@@ -76,6 +77,12 @@ def femnist() -> ar.Federation:
     return on(whole, x)
 
 
+def coarse() -> ar.Federation:
+    """FEMNIST at 7 x 7 points, each picture by itself: 3,100 parameters."""
+    whole = ar.load("femnist")
+    return on(whole, avg_pool2d(whole.x.view(-1, 1, 28, 28), 4).flatten(1))
+
+
 @dataclass(frozen=True)
 class Part:
     """One curve."""
@@ -90,10 +97,29 @@ class Part:
     sample: float | int = 1.0
     fraction: float = 0.1  # of the training points, to choose by
     metric: str = "accuracy"
+    trials: int = 0  # seeds by which rates are compared, and the choice is not private; 0: it is
 
 
-def record(clip: float, delta: float = DELTA) -> Callable[[float], Privacy]:
-    return lambda budget: Privacy("record", epsilon=budget, delta=delta, clip=clip)
+def record(
+    clip: float, delta: float = DELTA, correlated: str | None = None
+) -> Callable[[float], Privacy]:
+    return lambda budget: Privacy(
+        "record", epsilon=budget, delta=delta, clip=clip, correlated=correlated
+    )
+
+
+def writer(clip: float | Literal["adaptive"], start: float = 1.0) -> Callable[[float], Privacy]:
+    return lambda budget: Privacy("party", epsilon=budget, delta=1e-3, clip=clip, clip_start=start)
+
+
+def dealt(correlated: str | None) -> Part:
+    """Four hospitals with an epoch of ten batches in a round."""
+    return Part(
+        lambda: ar.load("heart_disease"), lambda: None,
+        lambda lr: ar.FedAvg(lr, local_epochs=1, batch_size=0.1), 20,
+        (0.25, 1.0, 4.0, 16.0), (0.01, 0.03, 0.1, 0.3), record(1.0, 1e-3, correlated),
+        fraction=0.25, metric="auc", trials=3,
+    )  # fmt: skip
 
 
 MOMENTUM = ar.SGD(momentum=0.9)
@@ -102,6 +128,21 @@ HOSPITALS = Part(
     lambda lr: ar.FedAvg(lr, local_steps=1, batch_size=None), 20,
     (0.25, 1.0, 4.0, 16.0, inf), (0.3,), record(1.0, 1e-3), metric="auc",
 )  # fmt: skip
+WRITERS = Part(
+    femnist, lambda: zeros(COMPONENTS, 62),
+    lambda lr: ar.FedAvg(lr, local_epochs=1, batch_size=20), 20,
+    (0.5, 1.0, 2.0, 4.0, 8.0, inf), (0.3,), writer(1.0),
+)  # fmt: skip
+
+
+def clipped(clip: float | Literal["adaptive"], start: float = 1.0) -> Part:
+    """The same at 7 x 7 points, with a larger rate."""
+    return replace(
+        WRITERS, data=coarse, model=lambda: zeros(49, 62), epsilons=(2.0, 8.0), rates=(1.0,),
+        promise=writer(clip, start),
+    )  # fmt: skip
+
+
 PARTS = {
     "central": Part(
         lambda: mnist(1), lambda: zeros(FEATURES, 10),
@@ -115,14 +156,20 @@ PARTS = {
         ),
         80, (0.5, 2.0, 8.0, inf), (1.0, 4.0), record(0.1),
     ),
-    "femnist": Part(
-        femnist, lambda: zeros(COMPONENTS, 62),
-        lambda lr: ar.FedAvg(lr, local_epochs=1, batch_size=20), 20,
-        (0.5, 1.0, 2.0, 4.0, 8.0, inf), (0.3,),
-        lambda budget: Privacy("party", epsilon=budget, delta=1e-3, clip=1.0),
-    ),
+    "femnist": WRITERS,
     "heart": HOSPITALS,
     "heart-faster": replace(HOSPITALS, rates=(1.0,)),
+    "noise-none": replace(dealt(None), epsilons=(inf,)),
+    "noise-independent": dealt("banded:1"),
+    "noise-poisson": dealt(None),
+    "noise-banded": dealt("banded"),
+    "noise-tree": dealt("tree"),
+    "clip-0.1": clipped(0.1),
+    "clip-1": clipped(1.0),
+    "clip-10": clipped(10.0),
+    "clip-adaptive": clipped("adaptive"),
+    "clip-adaptive-0.1": clipped("adaptive", 0.1),
+    "clip-adaptive-10": clipped("adaptive", 10.0),
 }  # fmt: skip
 
 
@@ -136,10 +183,20 @@ def learnt(part: Part, fed: ar.Federation, budget: float, lr: float, seed: int) 
 
 
 def chosen(part: Part, fed: ar.Federation, budget: float) -> tuple[float, dict[str, float]]:
-    """A learning rate, likelier the more validation points it gets right; and all of them."""
+    """A learning rate, likelier the more validation points it gets right; and all of them.
+
+    Without privacy for the choice, the one with the best mean score of some seeds.
+    """
     if len(part.rates) == 1:
         return part.rates[0], {}
     tried = fed.validation(part.fraction)
+    if part.trials:
+        scores = {
+            lr: float(np.mean([learnt(part, tried, budget, lr, 90 + i).metrics[part.metric]
+                               for i in range(part.trials)]))
+            for lr in part.rates
+        }  # fmt: skip
+        return max(scores, key=scores.__getitem__), {f"{lr:g}": s for lr, s in scores.items()}
     found = {lr: learnt(part, tried, budget, lr, 99).metrics[part.metric] for lr in part.rates}
     points = int(tried.n_test.sum())
     right = [points * found[lr] for lr in part.rates]
@@ -179,7 +236,7 @@ def measured(part: Part, seeds: int) -> dict[str, Any]:
             assert kept is not None
             one["noise"] = [min(kept.noise.values()), max(kept.noise.values())]
             one["spent"] = cost(runs[0], 1)
-            if tried:  # a point trains in every trial, or helps to choose
+            if tried and not part.trials:  # a point trains in every trial, or helps to choose
                 one["with choice"] = max(
                     cost(runs[0], len(tried) + 1), cost(runs[0], 1, [Release(Pure(CHOICE))])
                 )

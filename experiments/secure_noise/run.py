@@ -32,6 +32,7 @@ from archipel.privacy.noise import discrete_gaussian, skellam
 from archipel.privacy.promise import Privacy
 from archipel.privacy.release import Kind
 from archipel.privacy.sources import Simulated
+from archipel.runs.simulation import Options
 from archipel.wire.integers import decode, encode, wrapped
 from archipel.wire.wire import Wire
 
@@ -69,8 +70,8 @@ def errors(kind: str, x: np.ndarray[Any, Any], times: int) -> np.ndarray[Any, An
     n, mu = len(x), mu_of(EPSILON, DELTA)
     if kind in (CURATOR, ALONE):
         who = Simulated(0, 0, range(1 if kind == CURATOR else n), f"{kind} {n}")
-        drawn = discrete_gaussian(who, 2.0**32 / mu, times).astype(np.float64) / 2.0**32
-        return drawn.sum(axis=0) / n
+        alone = discrete_gaussian(who, 2.0**32 / mu, times).astype(np.float64) / 2.0**32
+        return np.asarray(alone.sum(axis=0) / n)
     noise, honest, _ = SUMS[kind]
     share = Share(noise, 0.5, 1, n, counted(n, n - round(honest * n)), 32)
     z = noise_for(EPSILON, DELTA, lambda z: [Release(share.mechanism(z))], neighbours="replace")
@@ -85,7 +86,7 @@ def errors(kind: str, x: np.ndarray[Any, Any], times: int) -> np.ndarray[Any, An
         sent += torch.from_numpy(drawn[:, [t]])
         total = wrapped(code, wrapped(code, sent).sum(dim=0))
         found.append(float(decode(code, Sender(0, t, 0, np.array([-1])), total)[0]) / n + 0.5)
-    return np.array(found) - x.mean()
+    return np.asarray(np.array(found) - x.mean())
 
 
 def by_bits() -> dict[int, float | None]:
@@ -123,13 +124,14 @@ def trained(seeds: int) -> dict[str, dict[str, Any]]:
             module = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
             for each in module.parameters():
                 nn.init.zeros_(each)
-            summed = promise is not None and promise.trust == "sum"
-            run = ar.simulate(
-                ar.FedAvg(0.1, local_steps=5, batch_size=20),
-                ar.load("mnist", partition="iid", parties=PARTIES, seed=seed), ar.Model(module),
-                rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS, privacy=promise,
-                wire=Wire(sum=SecureSum(colluding=0.0)) if summed else None,
-            )  # fmt: skip
+            how: Options = {"rounds": ROUNDS, "seed": seed, "evaluate_every": ROUNDS}
+            if promise is not None:
+                how["privacy"] = promise
+                if promise.trust == "sum":
+                    how["wire"] = Wire(sum=SecureSum(colluding=0.0))
+            fed = ar.load("mnist", partition="iid", parties=PARTIES, seed=seed)
+            fedavg = ar.FedAvg(0.1, local_steps=5, batch_size=20)
+            run = ar.simulate(fedavg, fed, ar.Model(module), **how)
             scores.append(float(run.curve()[1][-1]))
             if run.kept is not None:
                 spent = run.kept.spent({0: ROUNDS})[0]

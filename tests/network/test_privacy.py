@@ -64,8 +64,12 @@ PRIVATE = {"unit": "record", "epsilon": 2.0}
         Privacy("party", noise=1e-9, clip=1e3, trust="nobody"),
         Privacy("party", epsilon=8.0),
         Privacy("party", noise=1e-9, clip=1e3),
+        Privacy("record", epsilon=3.0, correlated="banded:2"),
+        Privacy("record", noise=1e-9, clip=1e3, correlated="tree"),
+        Privacy("party", epsilon=8.0, correlated="tree"),
+        Privacy("party", epsilon=8.0, clip="adaptive"),
     ],
-    ids=lambda each: f"{each.unit} {each.trust} {each.epsilon}",
+    ids=lambda each: f"{each.unit} {each.trust} {each.epsilon} {each.correlated} {each.clip}",
 )
 def test_over_letters_it_is_the_simulation_with_the_same_releases(promise, algorithm):
     options = {"plan": Plan("one", 1, 1), "privacy": promise, "rounds": len(ROUNDS)}
@@ -730,6 +734,11 @@ def test_a_review_says_what_is_promised_what_it_costs_and_what_is_not_covered(si
     said = " ".join(review_at(site, trusting.text, trusting.empty, [], None).split())
     assert "and NOT against the coordinator, which adds the noise" in said
     assert "The coordinator sees your uploads one by one" in said
+    shared = {"unit": "party", "trust": "sum", "honest": 3}
+    summed = Desk(site, tmp_path, privacy=shared, wire={"sum": "secure"})
+    said = " ".join(review_at(site, summed.text, summed.empty, [], None).split())
+    assert "the coordinator included, as long as 3 sites of every sum keep their share" in said
+    assert "yours adds its own, and helps to no sum of fewer than 4" in said
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.aggregation.secure import SecureSum
 from archipel.aggregation.summation import Total
 from archipel.conformance import check_over_the_wire
 from archipel.core import places
@@ -151,7 +152,7 @@ class Masked:
     """
 
     def party(self, me, x, number):
-        flat = torch.cat([v.reshape(*me.lead, -1) for v in x], dim=-1)
+        flat = torch.cat([v.reshape(*me.lead, -1) for v in leaves(x)], dim=-1)
         secret = me.secret(f"key {number}")[..., :3].long() @ torch.tensor([1, 256, 65536])
         mine = power(torch.full_like(secret, BASE), secret)[..., None]
         everybody = yield torch.cat([me.number, mine], dim=-1)  # [m, 2] to all
@@ -177,8 +178,8 @@ class Masked:
         for i, keys in zip(uploads.present, uploads.stack(), strict=True):
             for j, key in zip(everybody[:, 0], keys.tolist(), strict=True):
                 total = total - (key > 0) * torch.sign(j - i) * mask(key, len(total))
-        sums = (total / SCALE).split([leaf.numel() for leaf in form])
-        parts = zip(sums, form, strict=True)
+        sums = (total / SCALE).split([leaf.numel() for leaf in leaves(form)])
+        parts = zip(sums, leaves(form), strict=True)
         return Total(tuple(x.view(one.shape).to(one.dtype) for x, one in parts), there)
 
 
@@ -190,14 +191,16 @@ WIRES = {
     "rule after steps": Wire(up=(Int8(),), rule=WithoutTheLargest()),
     "sum": Wire(sum=Masked()),
     "sum of noisy uploads": Wire(up=(Noise(),), sum=Masked()),
+    "secure": Wire(sum=SecureSum()),
+    "secure, of noisy uploads": Wire(up=(Noise(),), sum=SecureSum(bits=64)),
 }
-MESSAGES = {name: 3 if "sum" in name else 1 for name in WIRES}
+MESSAGES = {name: 5 if "secure" in name else 3 if "sum" in name else 1 for name in WIRES}
 
 
 def party_of(k, wire, algorithm=FEDAVG, **options):
     data, options = DATA.select(np.array([k])), {"private": False, **options}
     return PartyState(
-        algorithm, data, network(4, 3), party=k, wire=wire, parties=PARTIES, **options
+        algorithm, data, network(4, 3), party=k, wire=wire, parties=PARTIES, study="s", **options
     )
 
 
@@ -260,7 +263,9 @@ def test_a_wire_over_letters_is_that_of_a_simulation(name):
     rounds = [(range(5), {}, ()), ([0, 2, 3, 4], {3: max(0, last - 1)}, (2,)), (range(5), {}, (0,))]
     if last:
         rounds.append((range(5), {1: last}, (4,)))
-    with ar.LocalEngine(FEDAVG, DATA, network(4, 3), plan=Plan("one", 1, 1), wire=wire) as engine:
+    with ar.LocalEngine(
+        FEDAVG, DATA, network(4, 3), plan=Plan("one", 1, 1), wire=wire, protocols=True
+    ) as engine:
         simulated = [
             engine.round(t, list(ids), answers=np.array([lost.get(k, 9) for k in ids]))
             for t, (ids, lost, _) in enumerate(rounds)

@@ -329,7 +329,7 @@ def of_sums(
     delta: float = DELTA,
     clip: float = 0.5,
 ) -> Found:
-    """Audit noise in shares: all but `honest` parties tell the adversary theirs, which subtracts it.
+    """Audit noise in shares: the adversary subtracts those of all but `honest` parties.
 
     Party k moves coordinate k alone, up or down.
     """

@@ -33,6 +33,7 @@ from archipel.engines import protection
 from archipel.engines.local import engine as local
 from archipel.engines.party import LocalParty
 from archipel.models.clipped import clipping
+from archipel.models.private import window
 from archipel.privacy import noisy_sum
 from archipel.privacy import party as parties
 from archipel.privacy.accounting import Gaussian, Poisson, Release, epsilon
@@ -58,16 +59,28 @@ def is_found(found):
 # -- ways to break it ------------------------------------------------------------------------------
 
 NOISED, CLIPPED, SAMPLED = LocalParty.noised, LocalParty.clipped, LocalParty.sampled
+PRIVATELY, FUSED = LocalParty.descend_privately, LocalParty._sampled
+
+
+def told(patch, change):
+    """Break the steps that are taken at once: they are told something else."""
+
+    def descend_privately(me, w, work, private, *rest):
+        return PRIVATELY(me, w, work, change(private), *rest)
+
+    patch.setattr(LocalParty, "descend_privately", descend_privately)
 
 
 def silent(patch):
     patch.setattr(LocalParty, "noised", lambda me, values, purpose: values)
+    told(patch, lambda private: private._replace(deviations=0 * private.deviations))
 
 
 def halved(patch):
     patch.setattr(
         LocalParty, "noised", lambda me, values, purpose: (values + NOISED(me, values, purpose)) / 2
     )
+    told(patch, lambda private: private._replace(deviations=private.deviations / 2))
 
 
 def again(patch):
@@ -76,12 +89,18 @@ def again(patch):
 
 def unclipped(patch):
     patch.setattr(LocalParty, "clipped", lambda me, w, batch, clip: CLIPPED(me, w, batch, 1e9))
+    told(patch, lambda private: private._replace(clip=1e9))
 
 
 def everybody(patch):
     """All records in every sample, where a Poisson sample is claimed."""
     patch.setattr(
         LocalParty, "sampled", lambda me, rates, draw: SAMPLED(me, (rates > 0) * 1.0, draw)
+    )
+    patch.setattr(
+        LocalParty,
+        "_sampled",
+        lambda me, private, counts: FUSED(me, private._replace(rates=private.rates**0), counts),
     )
 
 
@@ -190,6 +209,21 @@ def test_by_record_what_algorithms_send(algorithm, noise, rounds, monkeypatch):
     holds(of_training(algorithm(), noise, rounds), power=0.1)
     silent(monkeypatch)
     is_found(of_training(algorithm(), noise, rounds))
+
+
+def test_by_record_in_windows_of_steps(monkeypatch):
+    """Three steps at once, with noise for what is read of them alone: as of three steps."""
+    data, model = records(2), linear(2)
+    assert window(clipping(model, data.x, data.y), 2) == 3
+
+    def audit():
+        return of_training(SeenFedAvg(0.1, local_steps=3, batch_size=2), 0.8, 1)
+
+    holds(audit())
+    for breaks in (silent, halved, unclipped, everybody):
+        with monkeypatch.context() as patch:
+            breaks(patch)
+            is_found(audit())
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])

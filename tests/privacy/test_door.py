@@ -1,6 +1,7 @@
 """The private door: what an algorithm is given of records, counted, clipped, sampled and noised."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import nn
 
 import archipel as ar
 from archipel.algorithms import ALGORITHMS
@@ -15,6 +17,7 @@ from archipel.engines.party import LocalParty
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes
 from archipel.models.clipped import clipping
+from archipel.models.private import window
 from archipel.privacy.door import Door, Noised
 from archipel.privacy.promise import Privacy
 from archipel.privacy.record import asked, uses_of
@@ -25,6 +28,7 @@ few = settings(max_examples=12, deadline=None)
 TINY = 1e-12  # noise that is none, to float tolerance
 WIDE = 1e6  # a clip that clips nothing
 WAYS = {}  # to clip, by model
+MODELS = {}  # by hidden layers
 
 
 def party(data, model, ids, lead=None, t=0, **options):
@@ -155,6 +159,125 @@ def test_a_gradient_is_over_the_expected_size_and_tells_not_how_many_were_drawn(
     expected = party(data, model, [0], ()).grad(model.w)
     error = torch.stack(found).std(dim=0) / len(found) ** 0.5
     assert float(((mean - expected) / error).abs().max()) < 5
+
+
+# -- steps that are taken at once ------------------------------------------------------------------
+
+
+def unequal(sizes, seed=0):
+    random = np.random.default_rng(seed)
+    x = [torch.from_numpy(random.standard_normal((n, 4))) for n in sizes]
+    return ar.Federation.from_arrays(
+        x, [torch.from_numpy(random.integers(0, 3, n)) for n in sizes], test=0.0
+    )
+
+
+def chain(hidden):
+    """Dense layers on four features with three classes, and no bias where there are many."""
+    torch.manual_seed(0)
+    sizes, layers = [4, *hidden, 3], []
+    for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+        layers += [nn.Tanh()] * (i > 0) + [nn.Linear(inputs, outputs, bias=len(sizes) < 4)]
+    return ar.Model(nn.Sequential(*layers).double())
+
+
+def one_by_one(me):
+    me.fuses = lambda work, only: False
+    return me
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
+    hidden=st.sampled_from([(), (9,), (30, 5)]),
+    size=st.sampled_from([1, 2, 7, 0.3, None]),
+    epochs=st.integers(1, 2),
+    shifted=st.booleans(),
+    pull=st.sampled_from([0.0, 0.2]),
+    block=st.sampled_from([1, 2, 99]),
+    swept=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_steps_at_once_are_those_one_by_one(
+    sizes, hidden, size, epochs, shifted, pull, block, swept, seed
+):
+    data = unequal(sizes, seed)
+    model = MODELS.get(hidden) or MODELS.setdefault(hidden, chain(hidden))
+    lead = (2, len(sizes)) if swept else (len(sizes),)
+    lr = torch.tensor([0.2, 0.5]).double().view(2, 1, 1) if swept else 0.3
+    work = ar.FedAvg(lr, local_epochs=epochs, batch_size=size)
+    random = torch.Generator().manual_seed(seed)
+    vectors = [torch.randn(*lead, model.p, generator=random).double() for _ in range(3)]
+    found = []
+    for change in (lambda me: me, one_by_one):
+        me = change(party(data, model, range(len(sizes)), lead, seed, block=block))
+        private = door(me, 0.6, 0.0)
+        end = private.descend(
+            vectors[0], work, vectors[1] if shifted else None, pull, vectors[2] if pull else None
+        )
+        after = private.grad(end.w, private.batch(3))
+        found.append((end, after, private.used, me.gradients))
+
+    for one, other in zip(*(each[0] for each in found), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-6)  # the next sample
+    assert found[0][3] == found[1][3]
+    for key, used in found[1][2].items():
+        assert found[0][2][key].gradients == used.gradients
+        assert (found[0][2][key].draws == used.draws).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, None], ids=["windows", "short windows", "steps"])
+def test_noise_of_steps_at_once_is_that_of_steps_one_by_one(size):
+    """Of many parties with the same records: where they end, with samples of their own."""
+    m = 4000
+    one = unequal([4])
+    data = ar.Federation.from_arrays([one.x] * m, [one.y] * m, test=0.0)
+    model, work = network(4, 3, hidden=6), ar.FedAvg(2.0, local_steps=4, batch_size=size)
+    assert window(clipping(model, data.x[:8], data.y[:8]), size) == {1: 17, 2: 8, None: 1}[size]
+    first, second = (
+        door(change(party(data, model, range(m))), 1.0, 0.4).descend(model.w, work).w.numpy()
+        for change in (lambda me: me, one_by_one)
+    )
+    assert not np.array_equal(first, second)
+    p = [stats.ks_2samp(a, b).pvalue for a, b in zip(first.T, second.T, strict=True)]
+    assert min(p) > 1e-4 / len(p)
+    one, other = (np.cov(each.T) for each in (first, second))
+    error = np.sqrt(2 * (np.outer(np.diag(one), np.diag(one)) + one**2) / m)
+    assert float((np.abs(one - other) / error).max()) < stats.norm.isf(5e-5 / one.size) * 1.5
+
+
+@pytest.mark.parametrize("kept", ["private", "momentum", "only", "correlated"])
+def test_other_steps_are_taken_one_by_one(kept, monkeypatch):
+    def refused(*given):
+        raise AssertionError("at once")
+
+    monkeypatch.setattr(LocalParty, "descend_privately", refused)
+    data, model = unequal([5, 3]), network(4, 3)
+    me = party(data, model, [0, 1], private=kept == "private")
+    optimiser = ar.SGD(momentum=0.9) if kept == "momentum" else ar.SGD()
+    only = torch.ones(model.p, dtype=torch.bool) if kept == "only" else None
+    private = door(me, 1.0, 1.0)
+    if kept == "correlated":
+        monkeypatch.setattr(Door, "_drawn", refused)
+        private._orders = []
+        with pytest.raises(AssertionError, match="at once"):
+            private.descend(model.w, ar.FedAvg(0.1, batch_size=2))
+        return
+    work = ar.FedAvg(0.1, local_epochs=1, batch_size=2, optimiser=optimiser)
+    end = private.descend(model.w, work, only=only)
+    assert bool(end.w.isfinite().all())
+    with pytest.raises(AssertionError, match="at once"):
+        door(party(data, model, [0, 1])).descend(model.w, ar.FedAvg(0.1, batch_size=2))
+
+
+def test_more_steps_than_planned_are_refused_before_the_first():
+    data, model = unequal([5, 3]), network(4, 3)
+    me = party(data, model, [0, 1])
+    noised = Noised(1.0, {0: 1.0, 1: 1.0}, {0: {2: (3, 1)}, 1: {2: (1, 1)}})  # party 1 takes 2
+    with pytest.raises(ArchipelError, match="asks for more gradients in round 1"):
+        Door(me, noised, "Mine").descend(model.w, ar.FedAvg(0.1, batch_size=2))
+    assert me.gradients == 0
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ def test_fields_that_cannot_be(fields, told):
 
 
 def test_other_sums_do_not_go_with_other_trust():
-    with pytest.raises(ArchipelError, match="leave wire.sum out"):
+    with pytest.raises(ArchipelError, match=r"leave wire.sum out"):
         learn(ar.FedAvg(0.1), equal(), network(4, 3), 1, wire=SECURE,
               privacy=Privacy("party", noise=1.0))  # fmt: skip
     with pytest.raises(ArchipelError, match="not linear"):

@@ -23,7 +23,7 @@ from archipel.privacy.accounting import (
     epsilon,
     noise_for,
 )
-from archipel.privacy.encoding import rounded_l2
+from archipel.privacy.encoding import rounded_l2, secure_sum_error
 from archipel.privacy.noise import discrete_gaussian
 from archipel.privacy.release import read, written
 from archipel.privacy.renyi import divergences
@@ -168,6 +168,10 @@ def test_what_is_said_of_the_noise_of_a_thousand_parties():
     )
     assert curator <= ours * 1.001 and ours <= curator * 1.002
     assert 1.05 < skellam / curator < 1.12
+    trusted = curator / 1000  # of the mean of numbers in [0, 1], one of which is replaced
+    assert trusted < secure_sum_error(1.0, 1e-5, 1000) < 1.002 * trusted
+    assert 1.1 < secure_sum_error(1.0, 1e-5, 1000, honest=0.8) / trusted < 1.13
+    assert 1.0 < secure_sum_error(1.0, 1e-5, 1000, size=100_000, bits=18) / trusted < 1.01
 
 
 # -- monotone, in whatever should lower a cost -----------------------------------------------------

@@ -1,4 +1,4 @@
-"""The group: the identity is a point, sums by buckets are sums, and nothing else is read as a point."""
+"""The group: the identity is a point, sums by buckets are sums, other bytes are no points."""
 
 import random
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from archipel.errors import ArchipelError
 
+_PIECE = 1 << 15  # numbers that are encoded at a time
 _EXACT = 2**52  # integers up to this are floating-point numbers, and so are their neighbours
 
 
@@ -66,8 +67,12 @@ class FixedPoint:
                 f"{what} is {largest:.4g} in absolute value, beyond range = {self.range:g} of "
                 "integers that are added up: clip it, or give a larger range."
             )
-        scaled = x.to(torch.float64, copy=True).mul_(self.most / self.range)
-        return scaled.round_().to(self.dtype)  # at most M, to less than half a step
+        flat, scale = x.reshape(-1), self.most / self.range
+        coded = torch.empty(len(flat), dtype=self.dtype)
+        for at in range(0, len(flat), _PIECE):  # in a processor's cache, not in twice the memory
+            piece = flat[at : at + _PIECE].to(torch.float64, copy=True)
+            coded[at : at + _PIECE] = piece.mul_(scale).round_()  # M at most
+        return coded.view(x.shape)
 
     def decode(self, total: Tensor) -> Tensor:
         """The numbers that a sum modulo 2^bits stands for, float64."""

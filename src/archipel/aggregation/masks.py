@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Words: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
 
-_PIECE = 1 << 16  # bytes; stays in a cache of the second level, with the piece that it is added to
+_PIECE = 1 << 17  # bytes; stays in a cache of the second level, with the piece it is added to
 _ZEROS = memoryview(bytes(_PIECE))
 
 

@@ -198,35 +198,33 @@ class _One:
 def one_by_one(
     me: Any, box: Callable[[Any, Terms], Generator[Any, Any, Any]], x: Terms
 ) -> Generator[Any, Any, Any]:
-    """Run a box that is written for one party for every party of `[m, p]` or `[s, m, p]`."""
+    """Run a box that is written for one party for every party of `[m, p]` or `[s, m, p]`.
+
+    Who was lost on the way (`me.left`) says nothing more, for which zeros stand.
+    """
     if me.lead == ():
         return (yield from box(me, x))
     places = list(np.ndindex(*me.lead))
-    talks: list[Talk | None] = [
-        Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places
-    ]
-    while True:
-        said = _stacked(talks, me.lead)
-        if any(talk is not None and talk.ended for talk in talks):
-            return said
-        reply = yield said
-        for i, (at, talk) in enumerate(zip(places, talks, strict=True)):
-            if me.alive is not None and not me.alive[at[-1]]:
-                talks[i] = talk = None  # who is lost hears nothing, and must not be told lies
-            if talk is not None:
-                mine = at if me.each else (*at[:-1], 0) if len(at) > 1 else ()
-                talk.send(tree_map(lambda leaf, mine=mine: leaf[mine], reply))
+    talks = [Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places]
+    there = [*range(len(talks))]
+    while not talks[there[0]].ended:
+        reply = yield _stacked(talks, there, me.lead)
+        there = [i for i in there if places[i][-1] not in me.left]
+        for at, talk in ((places[i], talks[i]) for i in there):
+            mine = at if me.each else (*at[:-1], 0) if len(at) > 1 else ()
+            talk.send(tree_map(lambda leaf, mine=mine: leaf[mine], reply))
+    return _stacked(talks, there, me.lead)
 
 
-def _stacked(talks: Sequence[Talk | None], lead: tuple[int, ...]) -> Tree:
-    """What each says, and zeros for those who are lost."""
-
+def _stacked(talks: Sequence[Talk], there: Sequence[int], lead: tuple[int, ...]) -> Tree:
     def stack(*rows: Tensor) -> Tensor:
-        return torch.stack(rows).view(*lead, *rows[0].shape)
+        if len(rows) == len(talks):
+            return torch.stack(rows).view(*lead, *rows[0].shape)
+        out = rows[0].new_zeros(len(talks), *rows[0].shape)
+        out[torch.tensor(there)] = torch.stack(rows)
+        return out.view(*lead, *rows[0].shape)
 
-    some = next(talk.said for talk in talks if talk is not None)
-    nothing = tree_map(torch.zeros_like, some)
-    return tree_map(stack, *(nothing if talk is None else talk.said for talk in talks))
+    return tree_map(stack, *(talks[i].said for i in there))
 
 
 class _Sums:

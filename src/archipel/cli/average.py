@@ -13,9 +13,9 @@ from archipel.cli.logs import say
 from archipel.errors import ArchipelError
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
 
-    from archipel.aggregation.averaging import Question
+    from archipel.aggregation.averaging import Numbers, Question
     from archipel.federation.numbers import NumbersFile
 
 File = Annotated[
@@ -51,6 +51,12 @@ def average(
     patience: Annotated[
         float, typer.Option(min=1.0, help="Seconds that one is waited for later on.")
     ] = 60.0,
+    verifiable: Annotated[
+        bool, typer.Option("--verifiable", help="Simulate with proofs that anybody can verify.")
+    ] = False,
+    bulletin: Annotated[
+        Path | None, typer.Option(help="With --verifiable: the file for all that is said.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="All randomness of a simulation.")] = 0,
     as_json: o.Json = False,
 ) -> None:
@@ -64,6 +70,7 @@ def average(
     Examples:
       archipel average numbers.toml --epsilon 1
       archipel average numbers.toml --epsilon 1 --parties 1000
+      archipel average numbers.toml --verifiable --bulletin bulletin.jsonl
       archipel average numbers.toml --peers
       archipel average --me bonn --card bonn.example.org:9001
       archipel average numbers.toml --me bonn
@@ -78,7 +85,13 @@ def average(
     read = NumbersFile.read(file, epsilon)
     if [me is not None, peers, parties is not None].count(True) > 1:
         raise ArchipelError("--me, --peers, --parties: give one of them, or none.")
-    if me is not None:
+    if verifiable and (me is not None or peers or whole):
+        raise ArchipelError("--verifiable: is simulated; leave out --me, --peers and --whole.")
+    if bulletin is not None and not verifiable:
+        raise ArchipelError(f"--bulletin {bulletin}: is written with --verifiable; say both.")
+    if verifiable:
+        told = _verifiable(read, parties, bulletin, seed)
+    elif me is not None:
         told = _taking_part(read, me, home, wait, patience)
     elif peers:
         told = _rehearsed(read, patience)
@@ -131,6 +144,47 @@ def _rehearsed(file: NumbersFile, patience: float) -> dict[str, Any]:
     return told | {"exact": _exact(file.question, [file.values[each] for each in found.parties])}
 
 
+def _numbers(file: NumbersFile, parties: int | None, seed: int) -> tuple[list[str], Numbers]:
+    """Who is simulated, with numbers in units."""
+    import numpy as np
+
+    from archipel.rng import generator
+
+    question = file.question
+    if parties is None:
+        _assure_values(file)
+        names = sorted(file.values)
+        return names, np.stack([question.scaled(file.values[name], name) for name in names])
+    low, high = np.array(question.low), np.array(question.high)
+    drawn = generator(seed, "numbers").random((parties, len(low)))
+    return [f"party {k}" for k in range(parties)], drawn * (high - low) / question.unit
+
+
+def _verifiable(
+    file: NumbersFile, parties: int | None, bulletin: Path | None, seed: int
+) -> dict[str, Any]:
+    from archipel.verifiable import run
+
+    question = file.question
+    names, x = _numbers(file, parties, seed)
+    values = question.low + question.unit * x
+    verdict = run(
+        {name: row.tolist() for name, row in zip(names, values, strict=True)},
+        bulletin, names=question.names, low=question.low, high=question.high,
+        contribution=question.contribution, epsilon=question.epsilon, delta=question.delta,
+        honest=question.honest, dropouts=question.dropouts, neighbours=question.neighbours,
+    )  # fmt: skip
+    outcome = verdict.outcomes[-1]
+    assert verdict.right and outcome.mean is not None  # whoever is simulated keeps to the protocol
+    told = _told(question, outcome.mean, tuple(names), len(names), "verifiable")
+    deviation = dict(zip(question.names, outcome.deviation, strict=True))
+    told |= {"deviation": deviation, "exact": _exact(question, values), "form": "modular"}
+    told |= {"neighbours": outcome.neighbours, "failure": outcome.alone, "spent": outcome.epsilon}
+    if bulletin is not None:
+        told |= {"bulletin": str(bulletin), "head": verdict.head}
+    return told
+
+
 def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -> dict[str, Any]:
     import numpy as np
 
@@ -139,14 +193,7 @@ def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -
     from archipel.rng import generator
 
     question = file.question
-    if parties is None:
-        _assure_values(file)
-        names = sorted(file.values)
-        x = np.stack([question.scaled(file.values[name], name) for name in names])
-    else:
-        names = [f"party {k}" for k in range(parties)]
-        low, high = np.array(question.low), np.array(question.high)
-        x = generator(seed, "numbers").random((parties, len(low))) * (high - low) / question.unit
+    names, x = _numbers(file, parties, seed)
     plan = question.plan(len(names))
     if whole:
         keys = generator(seed, "keys")
@@ -180,7 +227,11 @@ def _exact(question: Question, values: Any) -> dict[str, float]:
 
 
 def _told(
-    question: Question, estimate: np.ndarray[Any, Any], there: tuple[str, ...], asked: int, how: str
+    question: Question,
+    estimate: Sequence[float] | Numbers,
+    there: tuple[str, ...],
+    asked: int,
+    how: str,
 ) -> dict[str, Any]:
     """What came of it, as plain values."""
     from archipel.privacy import gopa
@@ -224,9 +275,11 @@ def _revealed(question: Question, neighbours: int, form: str, parties: int) -> s
 
 def _show(told: dict[str, Any]) -> None:
     how = {
-        "simulation": "simulated", "peers": "between peers",
+        "simulation": "simulated",
+        "verifiable": "simulated, with all proofs",
+        "peers": "between peers",
         "processes": "between processes of this machine",
-    }[told["how"]]  # fmt: skip
+    }[told["how"]]
     say(f"Mean of {told['parties']} parties, {how}")
     for name, value in told["estimate"].items():
         exact = f"; exactly {told['exact'][name]:.6g}" if "exact" in told else ""
@@ -242,6 +295,8 @@ def _show(told: dict[str, Any]) -> None:
     say(f"Revealed: {told['revealed']}")
     if told["vanished"]:
         say(f"Vanished: {told['vanished']} parties, whose numbers are not in the mean")
+    if "bulletin" in told:
+        say(f"Written: {told['bulletin']}, whose last line has the hash {told['head']}")
     if "published" in told:
         spent = told["published"]
         say(f"This party has published {spent['times']} times, epsilon {spent['epsilon']:g} in all")

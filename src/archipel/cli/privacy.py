@@ -130,8 +130,8 @@ def _show(told: dict[str, Any], clip: str) -> None:
     rows = {
         "promised to": _PROMISED[told["trust"]].format(unit=told["unit"]),
         "epsilon, delta": f"{told['epsilon']:.4g}, {told['delta']:g}",
-        "noise": f"{noise} times {clip}, "
-        + (f"correlated ({kind})" if (kind := told["correlated"]) else "independent"),
+        "noise": f"{noise} times {clip}",
+        **({"correlated": f"over rounds, {kind}"} if (kind := told["correlated"]) else {}),
         "rounds": f"{told['rounds']}, of which {told['counted']} count for a party at most",
         "samples": told["sampling"]
         + "; between institutions all know who is asked, and none is counted"

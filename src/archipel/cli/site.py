@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from archipel.cli import binding, deciding, policy
+from archipel.cli import binding, deciding, keys, policy
 from archipel.cli import options as o
 from archipel.cli.folder import (
     HOME,
@@ -167,6 +167,7 @@ def _reached(site: Site, study: str) -> str:
 app.command()(deciding.review)
 app.command()(deciding.approve)
 app.command()(deciding.reject)
+app.command()(keys.keys)
 
 
 @app.command()

@@ -50,7 +50,11 @@ def verify(bulletin: BulletinFile, head: Head = None, as_json: o.Json = False) -
             for line in _told(outcome, f"Run {number}" if len(verdict.outcomes) > 1 else "The run"):
                 print(clean(line))
         for name, cost in verdict.together.items():
-            print(clean(f"All runs on {name or 'the same data'} together: epsilon {cost:.3g}."))
+            print(
+                clean(f"All runs on {name or 'data without a name'} together: epsilon {cost:.3g}.")
+            )
+        if verdict.right:
+            print("Every signature and every proof holds.")
         print(f"{verdict.entries} entries; the last has the hash {verdict.head}.")
     if not verdict.right:
         raise typer.Exit(1)
@@ -58,14 +62,21 @@ def verify(bulletin: BulletinFile, head: Head = None, as_json: o.Json = False) -
 
 def _told(outcome: Outcome, run: str) -> list[str]:
     """An outcome, line by line."""
-    lines = [f"{each.party or 'The keeper'}: {each.kind}: {each.detail}." for each in outcome.faults]
+    lines = [
+        f"{each.party or 'The keeper'}: {each.kind}: {each.detail}." for each in outcome.faults
+    ]
     if outcome.mean is None:
         return [*lines, f"{run} has no verified mean: it must be repeated without those named."]
-    mean = ", ".join(f"{each:.6g}" for each in outcome.mean)
     return [
         *lines,
-        f"{run} has the verified mean {mean} with a deviation of {outcome.deviation:.3g} by its "
-        f"noise, over {len(outcome.counted)} of {outcome.parties} parties.",
-        f"It costs each of them epsilon {outcome.epsilon:.3g} at delta {outcome.delta:g} if "
-        f"{outcome.honest:.0%} of the parties are honest.",
+        f"{run} has a verified mean of {len(outcome.counted)} of {outcome.parties} parties:",
+        *(
+            f"  {name}: {mean:.6g} ± {deviation:.3g}"
+            for name, mean, deviation in zip(
+                outcome.names, outcome.mean, outcome.deviation, strict=True
+            )
+        ),
+        "± is one deviation of the noise that all coins made.",
+        f"It costs every {outcome.protected} epsilon {outcome.epsilon:.3g} at delta "
+        f"{outcome.delta:g}, if {outcome.honest:.0%} of the parties are honest.",
     ]

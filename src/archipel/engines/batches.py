@@ -144,7 +144,8 @@ def poissons(
     every = max(1, _WORDS // max(1, m * most))  # steps at a time
     column, sure = np.arange(most), rates >= 1
     below = np.where(sure, 0.0, rates * 2.0**64).astype(np.uint64)
-    found, lengths = [], np.zeros((m, len(keys)), np.int64)
+    none = np.zeros(0, np.int64)
+    found, lengths = [(none, none, none)], np.zeros((m, len(keys)), np.int64)
     for at in range(0, len(keys), every):
         some = np.stack(keys[at : at + every], axis=1)  # [m, T]
         words = rng.words(some.reshape(-1), most).reshape(*some.shape, most)
@@ -156,4 +157,4 @@ def poissons(
         party, step, place = np.nonzero(inside)
         found.append((party, at + step, starts[party] + place))
     party, step, rows = (np.concatenate(each) for each in zip(*found, strict=True))
-    return rows[np.lexsort((step, party))] if len(found) > 1 else rows, lengths
+    return rows[np.lexsort((step, party))] if len(found) > 2 else rows, lengths

@@ -25,10 +25,11 @@ from archipel.data.federation import Federation
 from archipel.engines.batches import Batches, Table, poisson, poissons
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
-from archipel.models import private
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
 from archipel.models.normals import Normals
+from archipel.models.private import Rule, Samples, window
+from archipel.models.private import descend as private_descent
 from archipel.privacy import grid
 from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
@@ -75,7 +76,7 @@ class LocalParty:
     fits: Tensor | None = None  # [..., 1] whether the last upload had no larger one, as 0 or 1
     acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
     cohort: int = 1  # parties that the round began with, where all are on this machine
-    alive: Tensor | None = None  # [m] parties that are not lost; all unless given
+    left: frozenset[int] = frozenset()  # which of the m were lost since, by their places
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
@@ -300,7 +301,7 @@ class LocalParty:
         step = lr / torch.from_numpy(expected).to(rows.dtype)
         deviations = torch.from_numpy(sampling.deviations)[party, None].to(rows.dtype)
         noisy = bool((deviations > 0).all())
-        rule = private.Rule(
+        rule = Rule(
             sampling.clip,
             lr,
             step,
@@ -310,19 +311,19 @@ class LocalParty:
             centre if pulled else None,
         )
         key = rng.key(self.seed, self.round, f"noise descent {sampling.first}")
-        size = private.window(self.clipping, work.batch_size)
+        size = window(self.clipping, work.batch_size)
         ends = []
         for at in range(0, len(order), self.block):
             chosen = order[at : at + self.block]
             part, who = torch.from_numpy(chosen), party[chosen]
             some, how, noise = taken.some(who), rule.some(part), Normals(key, self.ids[who])
-            ends.append(private.descend(self.clipping, rows[part], some, how, noise, size))
+            ends.append(private_descent(self.clipping, rows[part], some, how, noise, size))
         end = torch.cat(ends) if len(ends) > 1 else ends[0]
         if bool((order != np.arange(len(order))).any()):
             end = end[torch.from_numpy(np.argsort(order))]
         return self._stack(end)
 
-    def _sampled(self, sampling: Private, counts: Ints) -> private.Samples:
+    def _sampled(self, sampling: Private, counts: Ints) -> Samples:
         """The samples of all steps, as `sampled` draws them."""
         total = int(counts.max(initial=0))
         keys = [self._keys(f"sample {sampling.first + t}") for t in range(total)]
@@ -333,7 +334,7 @@ class LocalParty:
         if self.draws:
             draws = sampling.first + np.arange(total)
             seeds = rng.subkeys(self._keys("layers")[:, None], draws[None])
-        return private.Samples(self.data.x, self.data.y, rows, lengths, counts, seeds)
+        return Samples(self.data.x, self.data.y, rows, lengths, counts, seeds)
 
     def noised(self, values: Tensor, purpose: str) -> Tensor:
         """The same with standard normal noise that protects people: on a grid (`privacy.grid`).

@@ -198,6 +198,11 @@ def _shares(
                 f"own noise; give {most - 1} at most."
             )
     sizes = [sum(leaf.numel() for leaf in leaves(form)) for form in forms]
+    if not all(sizes):
+        raise ArchipelError(
+            'privacy.trust = "sum": the algorithm sends a message without numbers, which no sum '
+            "can be of; take another one."
+        )
     return least, [
         Share(promise.shares, promise.first_clip, size, most, honest, promise.bits)
         for size in sizes

@@ -36,11 +36,13 @@ diagonal by 16 times the rounding of its largest number, so that its root exists
 
 Departures: an example whose input is longer than 10^15 (floats) or 10^150 (doubles) adds nothing in
 a chain; see `clipped.py` for others.
+
+One file, since the steps of a window are read beside what they are derived from.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -101,7 +103,11 @@ class Rule(NamedTuple):
 
     def some(self, parties: slice | Tensor) -> Rule:
         """Of these parties."""
-        return Rule(*(v[parties] if isinstance(v, Tensor) else v for v in self))
+
+        def of(value: Any) -> Any:
+            return value[parties] if isinstance(value, Tensor) else value
+
+        return Rule(*map(of, self))
 
 
 def descend(
@@ -182,6 +188,11 @@ class _Place(NamedTuple):
         inner = values.shape[values.dim() - depth :]
         return values.view(-1, *inner).index_select(0, self.rows).view(*self.real.shape, *inner)
 
+    def put(self, rows: Tensor, into: Tensor) -> None:
+        """Write rows `[a, b, f]` to where they lie; padding is written as well."""
+        assert self.rows is not None
+        into.view(-1, rows.shape[-1]).index_copy_(0, self.rows, rows.flatten(0, 1))
+
 
 class _Window(NamedTuple):
     """The examples of some steps, packed: row after row of each party, and one of padding."""
@@ -251,7 +262,7 @@ class _Chain:
                 rows = place.of(kernel, 1)[..., : place.before]
                 h.baddbmm_(rows, moves[:a, : place.before], alpha=-1)
             d = self._step(views, h, some, place)
-            moves.view(-1, d.shape[-1]).index_copy_(0, place.rows, d.flatten(0, 1))
+            place.put(d, moves)
             self._disturb(views, t)
         weight.baddbmm_(moves.transpose(1, 2), some.x, alpha=-1)
 
@@ -418,6 +429,7 @@ def _root(matrix: Tensor) -> Tensor:
     diagonal = matrix.diagonal(dim1=1, dim2=2)
     raised = 16 * kind.eps * diagonal.amax(dim=1, keepdim=True) + kind.tiny
     diagonal += raised
+    root: Tensor
     root, failed = torch.linalg.cholesky_ex(matrix)
     odd = failed > 0
     if bool(odd.any()):

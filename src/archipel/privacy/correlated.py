@@ -105,6 +105,9 @@ class State(NamedTuple):
 class Strategy(Protocol):
     """A matrix C: what it measures, how far one participant moves it, and its noise, by round."""
 
+    def __hash__(self) -> int:
+        """Equal ones are one."""
+
     def matrix(self, rounds: int) -> Array:
         """C `[m, T]`, a row for each of Z, in the order of use."""
 

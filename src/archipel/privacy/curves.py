@@ -30,7 +30,7 @@ Departures: none in the formulas; logarithms keep tails exact where the printed 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil, exp, inf, log, sqrt
 
 import numpy as np
@@ -138,21 +138,27 @@ def _discrete_cdf(sigma: float, x: Array) -> Array:
 def binomial_delta(coins: int, shift: int, epsilon: ArrayLike) -> Array:
     """δ of the number of heads of fair coins, moved by `shift`.
 
-    P(k) / P(k − shift) falls in k, so the event is a range from 0. Up to shift − 1, and where P is 0
-    beyond all coins, nothing of the other is seen: that mass stays at every ε.
+    P(k) / P(k − shift) falls in k, so the event is a range from 0. Up to shift − 1 heads, nothing
+    of the other is seen: that mass stays at every ε.
     """
     t = np.asarray(epsilon, dtype=np.float64)
     if shift > coins:
         return np.ones_like(t)
-    here = np.arange(coins + 1)
-    logs = gammaln(coins + 1) - gammaln(here + 1) - gammaln(coins - here + 1) - coins * log(2)
-    loss = logs[shift:] - logs[: coins + 1 - shift]
-    p, q = np.cumsum(np.exp(logs)), np.cumsum(np.exp(logs[: coins + 1 - shift]))
-    seen = len(loss) - np.searchsorted(loss[::-1], t, side="right")  # of losses above t
+    loss, p, q = _heads(coins, shift)
+    seen = np.searchsorted(-loss, -t, side="left")  # losses above t, which fall
     other = np.where(seen > 0, q[np.maximum(seen - 1, 0)], 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
         out = p[shift + seen - 1] - np.where(other > 0, np.exp(t) * other, 0.0)
     return np.clip(out * (1 + 1e-9), 0.0, 1.0)
+
+
+@lru_cache(maxsize=8)
+def _heads(coins: int, shift: int) -> tuple[Array, Array, Array]:
+    """ln P(k) / P(k − shift) from k = shift on, P(K <= k), and P(K <= k − shift) from there on."""
+    k = np.arange(coins + 1)
+    logs = gammaln(coins + 1) - gammaln(k + 1) - gammaln(coins - k + 1) - coins * log(2)
+    below = logs[: coins + 1 - shift]
+    return logs[shift:] - below, np.cumsum(np.exp(logs)), np.cumsum(np.exp(below))
 
 
 # -- sampling --------------------------------------------------------------------------------------

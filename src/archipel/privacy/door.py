@@ -26,6 +26,8 @@ that an algorithm brings along pass a model freely (`outputs`, `features`). The 
 Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
 Departures: Algorithm 1 divides by the lot size L, which is q n here as well, and never by the size
 of the sample that was drawn, which would tell it.
+
+One file, since what passes the door, what it counts and what it refuses make one promise.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.core import Batch, Blueprint, Descent, LocalWork, Vector
+from archipel.core import Batch, Blueprint, Descent, LocalWork, Others, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
@@ -67,6 +69,8 @@ class Inside(Protocol):
 
     @property
     def blueprint(self) -> Blueprint: ...
+    @property
+    def others(self) -> Others: ...  # keys, and nothing of records
     @property
     def sizes(self) -> NDArray[np.int64]: ...  # [m] training records
     def sampled(self, rates: Floats, draw: int) -> Batch: ...
@@ -151,6 +155,10 @@ class Door:
     @property
     def within(self) -> Subspace | None:
         return self._me.within
+
+    @property
+    def others(self) -> Others:
+        return self._me.others
 
     # -- gradients ---------------------------------------------------------------------------------
 
@@ -277,20 +285,19 @@ class Door:
         batch of this door is one of them.
         """
         task, me = work_of(work), self._me
-        steps, size = me.steps(work), task.batch_size
-        rates, first = rates_of(size, me.sizes), len(self._samples)
-        private = Private(first, rates, self._noised.clip, self._deviations)
         if self._orders is not None or not me.fuses(task, only):
             return None
+        steps, size, first = me.steps(work), task.batch_size, len(self._samples)
         taken = steps.reshape(-1, len(me.sizes))[0].long().numpy()
         draws, most = self._used.get(size, Used(np.zeros(len(taken), np.int64), 0))
         self._use(size, Used(draws + taken, max(most, 1)))
-        total = int(taken.max(initial=0))
-        nothing = torch.zeros(len(taken), 0)
+        rates, nothing = rates_of(size, me.sizes), torch.zeros(len(taken), 0)
         gone = _Sample(size, Batch(nothing.long(), nothing, nothing), rates, taken < 0)
+        total = int(taken.max(initial=0))
         self._samples += [gone] * total
         self._gradients += [1] * total
         self._noises += total
+        private = Private(first, rates, self._noised.clip, self._deviations)
         end = me.descend_privately(w, task, private, shift, pull, towards)
         return Descent(end, steps, steps * rate(task.lr, me.round))
 

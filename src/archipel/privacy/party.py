@@ -168,6 +168,8 @@ class _Bounded(Around):
                 f'privacy.unit = "party": {self.name} sends whole numbers ({whole[0].dtype}), '
                 "which are not clipped; take an algorithm that sends vectors."
             )
+        if not leaves(upload):
+            return upload
         lead = me.lead
         wide = [leaf.detach().expand(*lead, *leaf.shape[len(lead) :]) for leaf in leaves(upload)]
         if promise.trust == "server":

@@ -127,7 +127,7 @@ class Binomial:
     @property
     def noise(self) -> float:
         """z, as Gaussian noise has it."""
-        return self.coins**0.5 / 2 / self.contribution
+        return sqrt(self.coins) / 2 / self.contribution
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ _ROUNDING = 1e-14  # of a divergence that is computed as a logarithm near 0
 
 def renyi_epsilon(releases: Sequence[Release], neighbours: Neighbours, delta: float) -> float:
     """An upper bound of ε at `delta`."""
+    if _endless(releases):
+        return inf
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
     orders = _orders()
@@ -56,10 +58,16 @@ def renyi_epsilon(releases: Sequence[Release], neighbours: Neighbours, delta: fl
 
 def renyi_delta(releases: Sequence[Release], neighbours: Neighbours, epsilon: float) -> float:
     """An upper bound of δ at `epsilon`."""
+    if _endless(releases):
+        return 1.0
     from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
     orders = _orders()
     return float(compute_delta(orders, divergences(releases, neighbours, orders), epsilon)[0])
+
+
+def _endless(releases: Sequence[Release]) -> bool:
+    return any(isinstance(each.mechanism, Binomial) for each in releases)
 
 
 def _orders() -> Array:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from archipel.aggregation.secure import SecureSum
 from archipel.exchange.anatomy import Anatomy, OnWire
 from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
@@ -234,6 +235,8 @@ _SEES = {
     "is plain: who runs the server could look at every upload{passed}.",
     "summed": "Its code is told sums over the parties alone, made by {sum}. What that hides, "
     "and from whom, is for its source to say.",
+    "secure": "Its code is told sums over the parties alone. Between institutions they are made by "
+    "secure aggregation, {sum}, and it cannot see a single upload, also where it lies.",
     "individuals": "Its code asks to see every party's upload by itself{passed}, so no secure sum "
     "could hide them.",
     "ruled": "{rule} looks at every party's upload by itself{passed}, so no secure sum could hide "
@@ -254,10 +257,12 @@ def _privacy(run: Run) -> Privacy:
     kind = {"sums": "summed" if run.anatomy.summed else "sums"}.get(server, server)
     if wire.rule and server == "individuals":
         kind = "ruled"
+    if kind == "summed" and wire.sum.startswith(SecureSum.__name__):
+        kind = "secure"
     passed = ", as it arrives" if wire.up else ""
     sees = _SEES[kind if talks else "nothing"]
     sees = sees.format(asks=words, sum=wire.sum, rule=wire.rule, passed=passed)
-    if run.between_sites and server == "sums":
+    if run.between_sites and server == "sums" and not run.anatomy.summed:
         sees += " The coordinator received every upload by itself."
     promise = None if run.kept is None else _promise(run, run.kept)
     spent, guarantee = None, _nothing(bool(wire.up))

@@ -196,8 +196,9 @@ class Round(Section):
         bool, Field(description="between institutions: sites may join after the first round")
     ] = True
     separation: Annotated[
-        int, Field(ge=1, description="rounds from one in which a party is asked to the next")
-    ] = 1
+        int | None,
+        Field(ge=1, description="rounds from one in which a party is asked to the next; 1"),
+    ] = None
 
 
 class Wire(Section):

@@ -4,9 +4,9 @@
 Bünz, Bootle, Boneh, Poelstra, Wuille, Maxwell, S&P 2018, https://eprint.iacr.org/2017/1066, section
 4.2 with the inner-product argument of section 3, made non-interactive (`transcript.py`).
 
-Departures: the weights of the bits are any public numbers, not powers of two alone. A prover commits
-to bits a_L in A, and proves for rows w_q with commitments V_q = v_q G + γ_q H that <a_L, w_q> = v_q.
-With a_R = a_L − 1, ω = Σ_q z^(1+q) w_q and y^n = (1, y, .., y^(n−1)),
+Departures: the weights of the bits are any public numbers, not powers of two alone. A prover
+commits to bits a_L in A, and proves for rows w_q with commitments V_q = v_q G + γ_q H that <a_L,
+w_q> = v_q. With a_R = a_L − 1, ω = Σ_q z^(1+q) w_q and y^n = (1, y, .., y^(n−1)),
 
     l(X) = a_L − z 1 + s_L X
     r(X) = y^n ∘ (a_R + z 1 + s_R X) + ω

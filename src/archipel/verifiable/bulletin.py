@@ -2,15 +2,16 @@
 """The bulletin: a public file to which every party's messages are added, and nothing is taken away.
 
 One line of JSON per entry, keys sorted, ASCII, as in a site's audit log (`federation/audit.py`).
-`before` is the SHA-256 of the line before with its newline. A party signs its entry with the hash of
-the last announcement that it saw; the keeper, who adds lines and announces when a phase begins,
+`before` is the SHA-256 of the line before with its newline. A party signs its entry with the hash
+of the last announcement that it saw; the keeper, who adds lines and announces when a phase begins,
 signs the announcements with the hash of the line before. So no line can be changed, moved, added or
 removed unless the keeper's and every later party's keys are used, and an operator who shows two
 parties two files is found out by their signatures. The last announcement says that a run is over:
-without it the end was cut off. A head that somebody kept (`--head`) shows that all was written anew.
+without it the end was cut off. A head that somebody kept (`--head`) shows that all was written
+anew.
 
-Bytes are base64. No entry is longer than `LONGEST`; what is not exactly what would have been written
-is refused.
+Bytes are base64. No entry is longer than `LONGEST`; what is not exactly what would have been
+written is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import binascii
 import fcntl
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -155,7 +156,7 @@ def _read(line: bytes) -> Entry | None:
     return found if right else None
 
 
-def chained(entries: list[Entry], lines: list[bytes]) -> Fault | None:
+def chained(entries: Sequence[Entry], lines: Sequence[bytes]) -> Fault | None:
     """The first line that does not follow the one before."""
     before = START
     for number, (each, line) in enumerate(zip(entries, lines, strict=True), 1):

@@ -2,8 +2,8 @@
 """Commitments that add up, and short proofs about them.
 
 Pedersen, CRYPTO 1991, https://doi.org/10.1007/3-540-46766-1_9: C = v G + r H. r is even over all
-scalars, so C tells nothing of v, whatever anybody can compute; whoever opens C in two ways knows the
-logarithm of H. `Zero`: Schnorr, CRYPTO 1989, knowledge of r where v = 0; of a difference of two
+scalars, so C tells nothing of v, whatever anybody can compute; whoever opens C in two ways knows
+the logarithm of H. `Zero`: Schnorr, CRYPTO 1989, knowledge of r where v = 0; of a difference of two
 commitments it says that both hold the same value. `Shared`: Chaum, Pedersen, CRYPTO 1992, that a
 point is a Diffie-Hellman secret of two public keys.
 

@@ -2,8 +2,8 @@
 """What a verifier checks, as sums of multiples of points that must be the identity: many at once.
 
 Bellare, Garay, Rabin, EUROCRYPT 1998, https://doi.org/10.1007/BFb0054130, the small exponents test:
-each equation is multiplied by a random number of 128 bits and all are added up. If one is wrong, the
-sum is the identity with probability 2^-128 at most. Generators that equations share are counted
+each equation is multiplied by a random number of 128 bits and all are added up. If one is wrong,
+the sum is the identity with probability 2^-128 at most. Generators that equations share are counted
 once, which is where nearly all of the work goes. A wrong one is found by halving.
 """
 

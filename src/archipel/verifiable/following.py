@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run as its bulletin tells it, entry by entry: what parties and verifiers both go by.
 
-Who is in follows from the file alone. Whoever joined before the keeper announced "commit", committed
-before it announced "reveal", and so on, is in the next phase; whoever lost a dispute is out. So all
-agree on whose pairwise terms a published value holds. Entries that are not signed, come twice, out of
-turn or in another form are faults of those who made them, and count for nothing.
+Who is in follows from the file alone. Whoever joined before the keeper announced "commit",
+committed before it announced "reveal", and so on, is in the next phase; whoever lost a dispute is
+out. So all agree on whose pairwise terms a published value holds. Entries that are not signed, come
+twice, out of turn or in another form are faults of those who made them, and count for nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Run:
             try:
                 self._said(said)
             except ArchipelError as error:
-                fault = Fault(said.by, "malformed", f"{said.what}: {error}")
+                fault = Fault(said.by, "malformed", f"{said.what}: {str(error).rstrip('.')}")
         if fault is not None:
             self.faults.append(fault)
 
@@ -153,7 +153,9 @@ class Run:
                 share = Reveal.read(said.body).share
                 if sha256(share).digest() != self.committed[name].share:
                     self.faults.append(
-                        Fault(name, "wrong noise", "its share of the coins is not the committed one")
+                        Fault(
+                            name, "wrong noise", "its share of the coins is not the committed one"
+                        )
                     )
                     return
                 self.shares[name] = share
@@ -201,7 +203,8 @@ def _key(text: str) -> bytes:
 
 def same_data(terms: Terms) -> tuple[object, ...]:
     """What two runs have in common that are on the same values."""
-    return terms.data, terms.low, terms.high, terms.steps, terms.size, terms.one_hot
+    scale = tuple(terms.names), tuple(terms.low), tuple(terms.high), tuple(terms.unit)
+    return terms.data, scale, terms.grain, terms.one_hot
 
 
 def dispute_transcript(session: bytes, name: str, other: str) -> Transcript:

@@ -5,19 +5,19 @@ secp256k1 (SEC 2, version 2.0, https://www.secg.org/sec2-v2.pdf) has prime order
 the identity generates it and nothing has to be cleared. libsecp256k1 through coincurve knows no
 identity: here it is a point like others (`IDENTITY`), which nothing that is read may be.
 
-`total` is Pippenger's bucket method on libsecp256k1's sums of many points (Bernstein, Doumen, Lange,
-Oosterwijk, INDOCRYPT 2012, https://eprint.iacr.org/2012/549, section 4). Departures: a bucket that
-counts j times is added once for each bit of j, since long sums are ten times as fast as single
-additions.
+`total` is Pippenger's bucket method on libsecp256k1's sums of many points (Bernstein, Doumen,
+Lange, Oosterwijk, INDOCRYPT 2012, https://eprint.iacr.org/2012/549, section 4). Departures: a
+bucket that counts j times is added once for each bit of j, since long sums are ten times as fast as
+single additions.
 
 Generators are hashes of public tags to points, by trying counters: nobody knows a relation between
 two of them.
 
-Side channels: libsecp256k1 multiplies the base point in constant time, and other points in time that
-depends on the scalar; Python's integers depend on their size as well. So whoever can time a party at
-work, on the same machine or by its answers, may learn of its secrets. Here a party works out all its
-answers before it sends any, and answers in phases that all share; on a machine with hostile
-neighbours that is not enough.
+Side channels: libsecp256k1 multiplies the base point in constant time, and other points in time
+that depends on the scalar; Python's integers depend on their size as well. So whoever can time a
+party at work, on the same machine or by its answers, may learn of its secrets. Here a party works
+out all its answers before it sends any, and answers in phases that all share; on a machine with
+hostile neighbours that is not enough.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from math import log2
 
 import numpy as np
 from coincurve import PublicKey
+from numpy.typing import NDArray
 
 from archipel.errors import ArchipelError
 
@@ -172,10 +173,11 @@ def total(scalars: Sequence[int], points: Sequence[Point]) -> Point:
     ]
     if len(pairs) < _FEW:
         return add(value * point for value, point in pairs)
-    return _by_buckets([value for value, _ in pairs], [point.key for _, point in pairs])
+    keys = [key for _, point in pairs if (key := point.key) is not None]
+    return _by_buckets([value for value, _ in pairs], keys)
 
 
-def _by_buckets(scalars: list[int], keys: list[PublicKey | None]) -> Point:
+def _by_buckets(scalars: list[int], keys: list[PublicKey]) -> Point:
     """Each window of bits by itself: points of one digit are added up, then digit times that."""
     bits = max(value.bit_length() for value in scalars)
     width = _width(len(keys), bits)
@@ -193,7 +195,7 @@ def _by_buckets(scalars: list[int], keys: list[PublicKey | None]) -> Point:
     return result
 
 
-def _window(digits: np.ndarray, keys: list[PublicKey | None], width: int) -> Point:
+def _window(digits: NDArray[np.int64], keys: list[PublicKey], width: int) -> Point:
     """Σ digit times the points that have it."""
     order = np.argsort(digits, kind="stable")
     ends = np.searchsorted(digits[order], np.arange(1, (1 << width) + 1)).tolist()
@@ -201,7 +203,7 @@ def _window(digits: np.ndarray, keys: list[PublicKey | None], width: int) -> Poi
     buckets = [
         (digit, found.key)
         for digit, (low, high) in enumerate(pairwise(ends), 1)
-        if high > low and (found := _sum(sorted_keys[low:high])).key is not None  # type: ignore[arg-type]
+        if high > low and (found := _sum(sorted_keys[low:high])).key is not None
     ]
     return add(
         (1 << bit) * _sum([key for digit, key in buckets if digit >> bit & 1])
@@ -213,7 +215,7 @@ def _width(count: int, bits: int) -> int:
     """The window that costs least."""
 
     def cost(width: int) -> float:
-        full = min(count, 2**width)
+        full = min(count, 1 << width)
         return bits / width * (count * _SINGLE + full * _CALL + full * width / 2 * _SINGLE)
 
     return min(range(2, max(4, int(log2(count)) + 2)), key=cost)

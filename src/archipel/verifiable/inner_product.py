@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inner-product argument: two vectors, known by their commitment, in logarithmically few points.
+"""The inner-product argument: what two committed vectors multiply to, in 2 log2(n) points.
 
 Bünz, Bootle, Boneh, Poelstra, Wuille, Maxwell, S&P 2018, https://eprint.iacr.org/2017/1066,
-Protocols 1 and 2: knowledge of a, b with P = Σ a_i g_i + Σ b_i h_i and <a, b> = c. The verifier does
-not fold generators: with the challenges x_j it knows what each is multiplied by in the end (section
-3.1), and adds that to its one sum.
+Protocols 1 and 2: knowledge of a, b with P = Σ a_i g_i + Σ b_i h_i and <a, b> = c. The verifier
+does not fold generators: with the challenges x_j it knows what each is multiplied by in the end
+(section 3.1), and adds that to its one sum.
 
 Departures: none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from archipel.errors import ArchipelError

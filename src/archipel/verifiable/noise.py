@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise that nobody chooses: bits that a party commits to, turned over by coins that come later.
 
-Biswas, Cormode, CCS 2023, https://arxiv.org/abs/2208.09011: a prover commits to bits b_i, then public
-coins c_i arrive, and the noise is Σ b_i xor c_i. That is c_i + (1 − 2 c_i) b_i, so anybody turns a
-commitment to bits into one to the noise. It is binomial if either the bits or the coins are fair:
-the first is what an honest party's privacy needs, the second what the sum's accuracy needs where a
-party is not honest. Binomial noise adds up over parties.
+Biswas, Cormode, CCS 2023, https://arxiv.org/abs/2208.09011: a prover commits to bits b_i, then
+public coins c_i arrive, and the noise is Σ b_i xor c_i. That is c_i + (1 − 2 c_i) b_i, so anybody
+turns a commitment to bits into one to the noise. It is binomial if either the bits or the coins are
+fair: the first is what an honest party's privacy needs, the second what the sum's accuracy needs
+where a party is not honest. Binomial noise adds up over parties.
 
 Departures: to be as fine as values of 16 bits, coins of equal weight would have to be 10^11. Here a
 party's noise is unit · Binomial(coins, 1/2) + U, with U of log2(unit) more bits that weigh 1, 2, 4,
@@ -17,7 +17,7 @@ whole number first, where even one coin of each party would be too much noise.
 
 Accounting: the binomial of the coins of the parties that are honest and stay (`privacy/curves.py`),
 exact with its tails, composed over the numbers that one party can change; and the probability that
-the honest are not all connected by pairwise terms, over all ways to part them (`disconnected`).
+the honest are not all connected by pairwise terms (`privacy/gopa.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from hashlib import shake_256
-from math import ceil, exp, inf, lgamma, log1p, sqrt
+from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 from archipel.errors import ArchipelError
@@ -34,10 +34,12 @@ from archipel.privacy.accounting import delta as delta_of
 from archipel.privacy.analytic import mu_of
 from archipel.privacy.checks import check_delta, positive
 from archipel.privacy.curves import binomial_delta
+from archipel.privacy.gopa import disconnected
 
 _NEAR = 1.04  # times the least deviation that noise of fewer bits may have
 _DRAWS = 0.01  # part of delta for a graph that leaves honest parties alone
 _MOST = 4096  # bits of one number's noise
+_FEW = 20  # parties that are all neighbours
 
 
 class Noise(NamedTuple):
@@ -131,35 +133,10 @@ def turned(weights: list[int], coins: list[int]) -> tuple[list[int], int]:
     return signs, sum(w for w, c in zip(weights, coins, strict=True) if c)
 
 
-def disconnected(parties: int, honest: int, neighbours: int) -> float:
-    """An upper bound of the probability that pairwise terms do not connect all honest parties.
-
-    Each picks so many others, evenly. For every s of the h honest ones: none of them picked one of
-    the other h − s, and none of those picked one of them; added up over all such sets.
-    """
-    n, h, k = parties, honest, min(neighbours, parties - 1)
-    if h < 2:
-        return 0.0
-    total = 0.0
-    for s in range(1, h // 2 + 1):
-        apart = s * _missed(n, h - s, k) + (h - s) * _missed(n, s, k)
-        ways = lgamma(h + 1) - lgamma(s + 1) - lgamma(h - s + 1)
-        total += exp(min(ways + apart, 0.0))
-    return min(total, 1.0)
-
-
-def _missed(n: int, others: int, k: int) -> float:
-    """ln of the chance that k picks of n − 1 parties leave out some others."""
-    rest = n - 1 - others
-    if rest < k:
-        return -inf
-    return sum(log1p(-others / (n - 1 - i)) for i in range(k))
-
-
 def neighbours_for(parties: int, honest: int, delta: float) -> int:
-    """The fewest picks that connect the honest but for a hundredth of delta."""
+    """The fewest picks that connect the honest but for a hundredth of delta; few pick all."""
     most = parties - 1
-    for k in range(1, most):
+    for k in range(1, most if parties > _FEW else 1):
         if disconnected(parties, honest, k) <= _DRAWS * delta:
             return k
     return most

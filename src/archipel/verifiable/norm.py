@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vector in one commitment, with a proof that its l2 norm is at most a bound: for models.
 
-C = Σ x_i G_i + r H binds all of x in 33 bytes, and adds up over parties. That <x, x> is at most B² is
-proved modulo the order of the group by the inner-product argument of Bünz et al., S&P 2018
+C = Σ x_i G_i + r H binds all of x in 33 bytes, and adds up over parties. That <x, x> is at most B²
+is proved modulo the order of the group by the inner-product argument of Bünz et al., S&P 2018
 (`inner_product.py`). It is so for the whole numbers too, since no x_i is large: that is shown by
 projections, as in Bell et al. (ACORN), USENIX Security 2023, https://eprint.iacr.org/2022/1461.
 
 Small entries. After C, T = 128 rows Π of −1, 0, 0, 1 are drawn, and y = Π x is proved to lie within
 R = 16 B. If |x_j| > 2 R for one j (centred modulo the order), then of c, c + x_j, c − x_j the first
-cannot lie within R together with one of the others, whatever c the other entries make: their distance
-is x_j. So a row fails with probability 1/2 at least, and all of T hold with 2^-T. An honest vector
-has |y_t| > R with probability 2 e^-128 [Hoeffding]. So |x_i| <= 32 B, and with p 1024 B² below the
-order nothing wraps.
+cannot lie within R together with one of the others, whatever c the other entries make: their
+distance is x_j. So a row fails with probability 1/2 at least, and all of T hold with 2^-T. An
+honest vector has |y_t| > R with probability 2 e^-128 [Hoeffding]. So |x_i| <= 32 B, and with p 1024
+B² below the order nothing wraps.
 
 One argument. The prover commits to x a second time, on the other generators: D = Σ x_i H_i + r' H.
 C + e D, for a challenge e, is then a commitment to a = x on G and b = x on e H. If C or D had parts
@@ -23,8 +23,9 @@ on the generators of the other, a = b could not hold for more than two e. For ch
 
 which says, power by power of z, that <a, b> is what V_s holds, a = b, and <a, ω> = Σ_t ρ^t y_t.
 
-Departures: ACORN bounds every entry by ranges too, and its projections are real-valued; here one
-argument of the size of the vector does all, and T + 1 numbers are proved to lie in ranges.
+Departures: the bound on entries is the lemma above, whose factor of 32 serves against wrapping
+alone; one argument of the vector's size says all else, and T + 1 numbers are proved to lie in
+ranges.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _bases(size: int) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
 
 
 def _on(bases: Sequence[Point], values: Sequence[int], blinding: int) -> Point:
-    """A commitment on these generators: short multiples, of the numbers and of the opposite ones."""
+    """A commitment on these generators, by short multiples: of numbers above 0, and below."""
     plus = total([max(value, 0) for value in values], bases)
     minus = total([max(-value, 0) for value in values], bases)
     return plus - minus + blinding * BLINDING
@@ -221,9 +222,7 @@ def _combined(matrix: Matrix, by_row: list[int]) -> list[int]:
     """Σ_t ρ^t Π_t, in limbs of 16 bits that numpy adds up."""
     limbs = np.array([[value >> 16 * k & 0xFFFF for k in range(16)] for value in by_row], np.int64)
     sums = matrix.T.astype(np.int64) @ limbs  # [n, 16]
-    return [
-        sum(limb << 16 * k for k, limb in enumerate(row)) % ORDER for row in sums.tolist()
-    ]
+    return [sum(limb << 16 * k for k, limb in enumerate(row)) % ORDER for row in sums.tolist()]
 
 
 def _tops(bound: int) -> list[int]:

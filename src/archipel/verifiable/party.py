@@ -20,10 +20,10 @@ where honest parties are connected. Noise is of public coins (`noise.py`), where
 approximate Gaussian. A party answers only what keeps the promised ε: it publishes and corrects only
 while enough others are there.
 
-A party must not be told of two bulletins: what it publishes stays hidden while its neighbours do not
-open their terms with it. They do so only after "correct" was announced without its value. So parties
-must see the same file, as in the paper; whoever keeps a value back from them and later shows it to
-others has the terms of that party opened.
+A party must not be told of two bulletins: what it publishes stays hidden while its neighbours do
+not open their terms with it. They do so only after "correct" was announced without its value. So
+parties must see the same file, as in the paper; whoever keeps a value back from them and later
+shows it to others has the terms of that party opened.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from archipel.verifiable import bits
 from archipel.verifiable.bits import Bits, Row, bits_of, weights_to
 from archipel.verifiable.bulletin import Entry, entry
 from archipel.verifiable.commitments import Shared, Zero, commitment
-from archipel.verifiable.following import Run, dispute_transcript, pairwise, same_data
+from archipel.verifiable.following import Run, dispute_transcript, pairwise
 from archipel.verifiable.group import BASE, ORDER, Point, drawn
 from archipel.verifiable.messages import Commit, Correct, Dispute, Join, Publish, Reveal
 from archipel.verifiable.noise import coins_of, turned
@@ -48,6 +48,7 @@ from archipel.verifiable.terms import Terms
 from archipel.verifiable.transcript import Transcript
 
 Term = tuple[int, int]  # value, blinding
+Shown = tuple[tuple[Point, ...], tuple[Point, bits.Proof] | None, tuple[Zero, ...]]
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Secrets:
 
     key: int = field(default_factory=drawn)
     share: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    values: list[Term] = field(default_factory=list)
     terms: dict[str, list[Term]] = field(default_factory=dict)  # with each neighbour
     noise: Bits | None = None
 
@@ -67,7 +69,7 @@ class Party:
     name: str
     values: Sequence[float]
     identity: Identity = field(default_factory=Identity.create)
-    kept: dict[tuple[object, ...], list[Term]] = field(default_factory=dict)  # of earlier runs
+    kept: dict[tuple[Point, ...], list[Term]] = field(default_factory=dict)  # by commitments
     _drawn: dict[bytes, Secrets] = field(default_factory=dict)
 
     def join(self, run: Run) -> Entry:
@@ -93,7 +95,7 @@ class Party:
         return self._say(run, "commit", said.body)
 
     def disputes(self, run: Run) -> list[Entry]:
-        """For each neighbour whose commitment is not the opposite of its own: the secret of both."""
+        """For each neighbour whose commitment is not its own's opposite: the secret of both."""
         mine, found = self._drawn[run.session], []
         for other in run.neighbours(self.name):
             if other in run.committed and not opposite(run, self.name, other):
@@ -112,20 +114,18 @@ class Party:
         self._enough(run, len(run.active))
         noise = self._noise(run)
         blindings = [drawn() for _ in noise]
-        rows = noise_rows(run, self.name, [commitment(*pair) for pair in zip(noise, blindings)])
+        shown = tuple(commitment(*pair) for pair in zip(noise, blindings, strict=True))
+        rows = noise_rows(run, self.name, shown)
         assert mine.noise is not None
         transcript = Transcript("noise", run.session, self.name)
         proof = bits.prove(transcript, mine.noise, rows, blindings)
-        sums = [(terms.multiplier * x, terms.multiplier * r) for x, r in self.kept[same_data(terms)]]
-        for other in run.neighbours(self.name):
-            if other in run.active:
-                sums = [(x + a, r + b) for (x, r), (a, b) in zip(sums, mine.terms[other])]
-        said = Publish(
-            tuple(commitment(*pair) for pair in zip(noise, blindings)),
-            proof,
-            tuple((x + e) % ORDER for (x, _), e in zip(sums, noise)),
-            tuple((r + b) % ORDER for (_, r), b in zip(sums, blindings)),
-        )
+        s, known = terms.multiplier, mine.values
+        joined = [mine.terms[v] for v in run.neighbours(self.name) if v in run.active]
+        values, openings = [], []
+        for i, (x, r) in enumerate(known):
+            values.append((s * x + sum(term[i][0] for term in joined) + noise[i]) % ORDER)
+            openings.append((s * r + sum(term[i][1] for term in joined) + blindings[i]) % ORDER)
+        said = Publish(shown, proof, tuple(values), tuple(openings))
         return self._say(run, "publish", said.body)
 
     def corrections(self, run: Run) -> list[Entry]:
@@ -141,31 +141,33 @@ class Party:
 
     # -- pieces ------------------------------------------------------------------------------------
 
-    def _values(self, run: Run) -> tuple[tuple[Point, ...], tuple[Point, bits.Proof] | None,
-                                         tuple[Zero, ...]]:  # fmt: skip
+    def _values(self, run: Run) -> Shown:
         """Commitments to its values, and that they are in range, or those of an earlier run."""
         terms = run.terms
-        about = same_data(terms)
-        points = self._points(terms)
-        before = self.kept.get(about)
-        mine = self.kept[about] = [(point, drawn()) for point in points]
+        steps = self._steps(terms)
+        mine = [(step, drawn()) for step in steps]
         committed = tuple(commitment(*pair) for pair in mine)
-        if before is not None and terms.data and self.name in run.earlier:
+        before = self.kept.get(tuple(run.earlier.get(self.name, ())))
+        self._drawn[run.session].values = mine
+        self.kept[committed] = mine
+        if before is not None:
             transcript = Transcript("same", run.session, self.name)
-            pairs = zip(mine, before, strict=True)
-            return committed, None, tuple(Zero.prove(transcript, r - q) for (_, r), (_, q) in pairs)
-        told = bits.commit([bit for point in points for bit in bits_of(point, terms.steps)])
+            both = zip(mine, before, strict=True)
+            return committed, None, tuple(Zero.prove(transcript, r - q) for (_, r), (_, q) in both)
+        told = bits.commit(
+            [bit for step, top in zip(steps, terms.tops, strict=True) for bit in bits_of(step, top)]
+        )
         rows = value_rows(terms, committed)
         blindings = [r for _, r in mine] + [0] * (len(rows) - len(mine))
         transcript = Transcript("range", run.session, self.name)
         return committed, (told.point, bits.prove(transcript, told, rows, blindings)), ()
 
-    def _points(self, terms: Terms) -> list[int]:
+    def _steps(self, terms: Terms) -> list[int]:
         """Its values on the grid."""
-        points = terms.points(self.values)
-        if terms.one_hot and sum(points) != 1:
+        steps = terms.steps(self.values)
+        if terms.one_hot and sum(steps) != 1:
             raise ArchipelError(f"values of {self.name!r}: exactly one must be 1, the others 0.")
-        return points
+        return steps
 
     def _noise(self, run: Run) -> list[int]:
         """What the coins make of the bits."""
@@ -200,8 +202,10 @@ def opposite(run: Run, name: str, other: str) -> bool:
 
 def value_rows(terms: Terms, values: Sequence[Point]) -> list[Row]:
     """What is proved of values: each is in range, and a histogram's add up to 1."""
-    own = weights_to(terms.steps)
-    rows = [Row(own, point, i * len(own)) for i, point in enumerate(values)]
+    rows, start = [], 0
+    for top, point in zip(terms.tops, values, strict=True):
+        rows.append(Row(weights_to(top), point, start))
+        start += top.bit_length()
     return [*rows, Row([1] * terms.size, BASE)] if terms.one_hot else rows
 
 

@@ -31,8 +31,9 @@ def run(
 ) -> Verdict:
     """The mean of what parties have, and what anybody can check of it.
 
-    `values` has a number or a list of numbers for each party; `terms` are those of `agreed`: low,
-    high, bits, counts, one_hot, epsilon, delta, honest, dropouts, neighbours, data.
+    `values` has a number or a list of numbers for each party; `terms` are those of `agreed`: names,
+    low, high, contribution, bits, whole, one_hot, epsilon, delta, honest, dropouts, neighbours,
+    data. `dropping` says who drops out, and at which phase.
 
     >>> verdict = run({"a": 0.25, "b": 0.5, "c": 0.75}, epsilon=8.0, honest=1.0)
     >>> verdict.right, len(verdict.outcomes[0].counted)
@@ -43,9 +44,13 @@ def run(
     size = {len(party.values) for party in parties}
     if len(size) != 1:
         raise ArchipelError(f"values of {sorted(size)} numbers: every party has as many.")
+    count = size.pop()
+    terms = {"names": [f"value {i + 1}" for i in range(count)] if count > 1 else ["value"], **terms}
     board = Board(Identity.create(), Path(bulletin) if bulletin is not None else None)
     data = str(terms.get("data", ""))
-    if data and any(each.body["terms"]["data"] == data for each in board.entries if each.what == "run"):
+    if data and any(
+        each.body["terms"]["data"] == data for each in board.entries if each.what == "run"
+    ):
         board.close()
         raise ArchipelError(
             f"data = {data!r}: '{bulletin}' has a run on it, and these parties do not have what "
@@ -53,8 +58,7 @@ def run(
         )
     roster = {party.name: party.identity.public.hex() for party in parties}
     try:
-        among(parties, board, agreed(roster, secrets.token_hex(16), size=size.pop(), **terms),
-              dropping or {})  # fmt: skip
+        among(parties, board, agreed(roster, secrets.token_hex(16), **terms), dropping or {})
     finally:
         board.close()
     return checked(board.entries, board.lines)

@@ -2,8 +2,9 @@
 """What anybody can check of a bulletin, offline: all proofs at once, and who lied if one is wrong.
 
 Every signature, hash and form is checked first (`following.py`). Then each party's claims become
-equations, and all equations of all parties one sum of multiples (`equations.py`). If that is not the
-identity, halving finds the claims that are wrong; each has the party's name and what it is about.
+equations, and all equations of all parties one sum of multiples (`equations.py`). If that is not
+the identity, halving finds the claims that are wrong; each has the party's name and what it is
+about.
 """
 
 from __future__ import annotations
@@ -39,16 +40,19 @@ class Outcome:
     """What a run's entries show."""
 
     data: str
+    names: tuple[str, ...]  # of each party's numbers
     keeper: str  # Ed25519 public key, in hexadecimal
     parties: int  # that were asked
     counted: tuple[str, ...]  # whose values are in the mean
     dropped: tuple[str, ...]
     mean: tuple[float, ...] | None  # None if it does not follow from the entries
-    deviation: float
+    deviation: tuple[float, ...]
     epsilon: float
     delta: float
     honest: float
+    protected: str  # "person", or "party" with all its people
     faults: tuple[Fault, ...]
+    neighbours: int  # that each party picked
     release: Release | None  # of the sum, as accountants see it
     alone: float  # part of delta for a graph that leaves honest parties alone
 
@@ -80,8 +84,9 @@ class Verdict:
         return found
 
 
-def verify(path: Path, head: str | None = None) -> Verdict:
+def verify(bulletin: str | Path, head: str | None = None) -> Verdict:
     """Check a whole bulletin; `head` is the hash of a line that somebody kept."""
+    path = Path(bulletin)
     entries, lines, faults = [], [], []
     try:
         for said, line in read(path):
@@ -90,7 +95,7 @@ def verify(path: Path, head: str | None = None) -> Verdict:
     except ArchipelError as error:
         if not path.is_file():
             raise
-        faults.append(Fault("", "log changed", str(error)))
+        faults.append(Fault("", "log changed", _said(error)))
     return checked(entries, lines, faults, head)
 
 
@@ -127,7 +132,7 @@ def runs_of(entries: Sequence[Entry], lines: Sequence[bytes], faults: list[Fault
                 runs.append(Run.begin(said, line, earlier))
                 _same_scale(runs)
             except ArchipelError as error:
-                faults.append(Fault("", "malformed", str(error)))
+                faults.append(Fault("", "malformed", _said(error)))
                 break
         elif runs:
             runs[-1].take(said, line)
@@ -137,11 +142,18 @@ def runs_of(entries: Sequence[Entry], lines: Sequence[bytes], faults: list[Fault
     return runs
 
 
+def _said(error: ArchipelError) -> str:
+    """An error's sentence as a part of another."""
+    return str(error).rstrip(".")
+
+
 def _same_scale(runs: Sequence[Run]) -> None:
     """A fault of the keeper's where runs on the same data cannot be compared."""
     last = runs[-1]
     for run in runs[:-1]:
-        if run.terms.data == last.terms.data != "" and same_data(run.terms) != same_data(last.terms):
+        if run.terms.data == last.terms.data != "" and same_data(run.terms) != same_data(
+            last.terms
+        ):
             detail = f"data {last.terms.data!r} is on another scale than in an earlier run"
             last.faults.append(Fault("", "changed data", detail))
             return
@@ -171,16 +183,19 @@ def outcome(run: Run) -> Outcome:
         sums = _sums(run)
     return Outcome(
         terms.data,
+        tuple(terms.names),
         run.keeper.hex(),
         len(terms.parties),
         counted,
         tuple(name for name in terms.parties if name not in run.published),
         tuple(terms.mean(sums, len(counted))) if sums is not None and counted else None,
-        terms.deviation(len(counted)) if counted else 0.0,
+        tuple(terms.deviation(len(counted))) if counted else (),
         terms.spent(len(counted)),
         terms.delta,
         terms.honest,
+        terms.protected,
         tuple(dict.fromkeys(faults)),
+        terms.neighbours,
         terms.release(len(counted)),
         terms.alone(len(counted)),
     )
@@ -220,7 +235,7 @@ def _value_claim(run: Run, name: str) -> Claim:
         transcript = Transcript("same", run.session, name)
         pairs = zip(said.same, said.values, before, strict=True)
         return Claim(changed, [zero.equation(transcript, now - old) for zero, now, old in pairs])
-    outside = Fault(name, "out of range", f"not from {terms.low:g} to {terms.high:g}, as proofs go")
+    outside = Fault(name, "out of range", "its values are not proved to be in their ranges")
     if said.range is None:
         return Claim(outside, [NEVER])
     point, proof = said.range
@@ -293,6 +308,9 @@ def in_plain(verdict: Verdict) -> dict[str, Any]:
     def told(faults: Sequence[Fault]) -> list[dict[str, str]]:
         return [fault._asdict() for fault in faults]
 
+    def by_name(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+        return dict(zip(names, values, strict=False))
+
     return {
         "right": verdict.right,
         "entries": verdict.entries,
@@ -306,11 +324,12 @@ def in_plain(verdict: Verdict) -> dict[str, Any]:
                 "parties": each.parties,
                 "counted": len(each.counted),
                 "dropped": list(each.dropped),
-                "mean": list(each.mean) if each.mean is not None else None,
-                "deviation": each.deviation,
+                "mean": by_name(each.names, each.mean) if each.mean is not None else None,
+                "deviation": by_name(each.names, each.deviation),
                 "epsilon": each.epsilon,
                 "delta": each.delta,
                 "honest": each.honest,
+                "protected": each.protected,
                 "faults": told(each.faults),
             }
             for each in verdict.outcomes

@@ -57,14 +57,16 @@ def _clipped(x: Tensor, clip: float) -> Tensor:
     factor = (clip * (1 - 1e-12) / norm.clamp_min(1e-300)).clamp_max_(1.0)
     finite = norm.isfinite()
     if bool(finite.all()):
-        return wide * factor
-    return torch.where(finite, wide * factor, 0.0).nan_to_num(0.0, 0.0, 0.0)
+        return wide.mul(factor)
+    cut: Tensor = torch.where(finite, wide * factor, 0.0).nan_to_num(0.0, 0.0, 0.0)
+    return cut
 
 
 def _uniform(me: Sender, attempt: int, lead: tuple[int, ...], size: int) -> Tensor:
     """Multiples of 2^-32 in [0, 1), `[..., d]`, of each party."""
     drawn = me.bytes(4 * size, f"rounding {attempt}").contiguous().view(torch.int32)
-    return drawn.expand(*lead, size).double().mul_(2.0**-32).add_(0.5)
+    uniform: Tensor = drawn.expand(*lead, size).double().mul_(2.0**-32).add_(0.5)
+    return uniform
 
 
 def wrapped(encoding: Encoding, integers: Tensor) -> Tensor:

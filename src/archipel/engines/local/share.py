@@ -174,7 +174,7 @@ class Share:
                 shared = tree_map(lambda leaf: leaf.unsqueeze(1), shared)
             block.talk = Talk(job.boxes.party(block.me, shared, self.own(block.ids)))
             return block.talk
-        block.me.each, block.me.alive = job.anatomy.messages[number - 1].each, block.alive
+        block.me.each = job.anatomy.messages[number - 1].each
         if block.me.each:
             reply = job.stacked(sent.replies[number - 1].take(block.places))
         else:
@@ -182,6 +182,7 @@ class Share:
             if job.sweep is not None:
                 reply = tree_map(lambda leaf: leaf.unsqueeze(1), reply)
         assert block.talk is not None
+        block.me.left = frozenset(np.flatnonzero(~block.alive.numpy()).tolist())
         block.talk.send(reply)
         return block.talk
 

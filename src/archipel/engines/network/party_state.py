@@ -350,7 +350,9 @@ class PartyState:
         try:
             state = self.boxes.party(me, self.own.state)
         except Exception:  # of what was computed, something may have left
-            self.own = replace(self.own, state=begun_anew(self.own.state, self._rows))
+            if self._rows:
+                self.own = replace(self.own, state=begun_anew(self.own.state, self._rows))
+                self.secrets = None  # other rows have other noise
             raise
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
         self.secrets = None

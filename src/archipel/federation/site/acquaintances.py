@@ -122,9 +122,13 @@ def _read(content: bytes) -> dict[int, Member]:
     try:
         told = json.loads(content)
         found = {number: Member(name, bytes.fromhex(key).hex()) for number, name, key in told}
-        right = len(found) == len(told) <= _MOST and all(
-            type(number) is int and isinstance(member.name, str) and len(member.identity) == 64
-            for number, member in found.items()
+        right = (
+            isinstance(told, list)
+            and len(found) == len(told) <= _MOST
+            and all(
+                type(number) is int and isinstance(member.name, str) and len(member.identity) == 64
+                for number, member in found.items()
+            )
         )
     except (ValueError, TypeError):
         right = False

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from archipel import models
+from archipel.aggregation.summation import Hiding
 from archipel.data.federation import Federation
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
@@ -60,6 +61,7 @@ class Exposure:
     neighbours: bool  # whether other sites see vectors of this one as they are
     untold: tuple[str, ...]  # metrics that do not leave: how far a record moves them is not known
     statistics: int  # numbers of one round that are BatchNorm's means and variances
+    hidden: bool = False  # whether a protocol adds uploads up that shows nobody a single one
     promise: Privacy | None = None
     unkept: str = ""  # why the promise cannot be kept
     planned: tuple[Release, ...] | None = None  # of one record, in all rounds; None: not known yet
@@ -85,7 +87,8 @@ def exposure(
     batch, steps, records = _records(algorithm, rows)
     if len(anatomy.messages) > 1 and batch is not None:  # one of them may be made of a batch alone
         records = batch
-    sent = [message.sent for message in anatomy.messages]
+    hidden = isinstance(study.wire_object.sum, Hiding)
+    sent = [each.sent for each in anatomy.messages if not hidden or "mean" in each.asks]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)
     sums = 3 * study.summed
@@ -114,6 +117,7 @@ def exposure(
         bytes=8 * sums + each_round * study.study.rounds + questions * evaluations,
         counts=bool(asks & {"n", "mean by examples"}),
         neighbours=is_peer(algorithm),
+        hidden=hidden,
         untold=tuple(
             name for name in study.chosen.names if not may_leave(data.task, data.classes, name)
         ),

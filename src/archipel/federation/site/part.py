@@ -47,7 +47,7 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
         described.algorithm_object, data, model, party=party, seed=about.seed,
         rounds=about.rounds, evaluate_every=about.evaluate_every,
         rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
-        privacy=described.promise, charge=charge, separation=described.round.separation,
+        privacy=described.promise, charge=charge, separation=described.round.separation or 1,
         study=study, identities=Acquaintances(site, study),
     )  # fmt: skip
     if described.promise is None:

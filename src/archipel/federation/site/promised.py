@@ -73,7 +73,7 @@ def promised(study: Study, exposure: Exposure) -> Iterator[str]:
                 "uses noise up, and when it is used up this site takes no further part"
                 if promise.unit == "record"
                 else f"It is the coordinator's, and enough if it asks you once in "
-                f"{study.round.separation} rounds at most"
+                f"{study.round.separation or 1} rounds at most"
             )
         )
     if promise.adaptive:

@@ -110,14 +110,11 @@ class Review:
         rules = self.study.round
         below = {"wait": "it waits", "abort": "the study ends", "continue": "it is left out"}
         more = f" and {rules.over_select:.0%} more" if rules.over_select else ""
+        rest = (rules.separation or 1) - 1
         return (
             f"a round asks {_share(rules.sample)}{more} and counts with {_share(rules.quorum)} or "
             f"more (quorum), else {below[rules.on_missing]}; "
-            + (
-                f"after one a site sits out {apart - 1}; "
-                if (apart := rules.separation) > 1
-                else ""
-            )
+            + (f"after one a site sits out {rest}; " if rest else "")
             + (f"{rules.deadline:g} s for a round; " if rules.deadline else "no time limit; ")
             + ("sites may join later" if rules.late_joiners else "nobody joins later")
         )
@@ -136,9 +133,11 @@ class Review:
             which = f"upload {number}" if len(anatomy.messages) > 1 else "an upload"
             yield f"every round: {which} of {_form(message, anatomy.wire.sum)}"
         if self.wire:
+            hidden = "your numbers are masked, and no key to them leaves that would show them alone"
+            unknown = "nobody keeps account of what that hides, and nothing is promised of it"
             yield (
-                f"before it leaves, an upload passes the wire: {_cut(self.wire)}; nobody keeps "
-                "account of what that hides, and nothing is promised of it"
+                f"before it leaves, an upload passes the wire: {_cut(self.wire)}; "
+                + (hidden if exposure.hidden else unknown)
             )
         for x in self.mixed:
             yield (
@@ -239,7 +238,21 @@ def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
         )
     elif study.sites == 2:
         yield "A round counts with TWO sites: each can compute the other's upload from the mean."
-    if not study.neighbours:
+    if study.hidden:
+        yield (
+            "The coordinator sees sums of uploads, and no single one: cryptography keeps that, "
+            "also against a coordinator that lies, as long as fewer sites work with it than the "
+            f"study allows for. This site unmasks no sum of fewer than {max(2, policy.least_sites)}"
+            " sites (least_sites); who the others are it knows by their keys: compare them by "
+            "telephone ('archipel site keys')."
+        )
+        yield (
+            "A sum still tells what all its sites have in common, and all of them but one, "
+            "together, know that one's upload. A dishonest coordinator can invent sites: count "
+            "those that you know."
+        )
+        yield "Scores leave one by one: the more there are, the more they tell of test records."
+    elif not study.neighbours:
         yield (
             "The coordinator sees your uploads one by one. A dishonest one can send models that "
             "are made so that the answers give single records, exactly."

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secure sums between sites: who knows whom, what a policy forbids, who lies is found out."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import archipel as ar
+from archipel.aggregation.others import Stranger
+from archipel.aggregation.roster import Refusal
+from archipel.aggregation.secure import SecureSum
+from archipel.engines.engine import Cause
+from archipel.engines.network.transport import Refused
+from archipel.errors import ArchipelError
+from archipel.federation.certificates import Identity
+from archipel.federation.site.acquaintances import Acquaintances, Member, _read
+from archipel.federation.site.policy import Policy, Standing
+from network.test_wire import DATA, PARTIES, Federation, party_of
+
+WIRE = ar.Wire(sum=SecureSum())
+STUDY = "5" * 64
+
+
+class Folder:
+    """What acquaintances need of a site."""
+
+    def __init__(self, home, name="aachen", party=0):
+        self.home, self.name, self.identity, self.said = home, name, Identity.create(), []
+        self.site_studies = self
+        self.audit = self
+        self._party = party
+        self.folder(STUDY).mkdir(parents=True, exist_ok=True)
+
+    def folder(self, study):
+        return self.home / study
+
+    def party(self, study):
+        return self._party
+
+    def append(self, what, **detail):
+        self.said.append((what, detail))
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Folder(tmp_path)
+
+
+def member(name):
+    return Member(name, Identity.create().public.hex())
+
+
+def me(site):
+    return Member(site.name, site.identity.public.hex())
+
+
+# -- who the others are ----------------------------------------------------------------------------
+
+
+def test_a_key_is_remembered_when_a_site_is_first_met_and_another_one_refused(site):
+    bonn = member("bonn")
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn})
+
+    assert site.said[0][0] == "met" and site.said[0][1]["peer"] == "bonn"
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn, 2: member("celle")})  # one that is late
+    with pytest.raises(
+        ArchipelError, match=r"another key for bonn .* 'archipel site keys --forget"
+    ):
+        Acquaintances(site, STUDY).take({0: me(site), 1: member("bonn")})
+    with pytest.raises(ArchipelError, match="another key for bonn"):  # in another study, too
+        (site.home / ("6" * 64)).mkdir()
+        Acquaintances(site, "6" * 64).take({0: me(site), 1: member("bonn")})
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda mine, bonn: {0: member("aachen"), 1: bonn}, "another name or key for party 0"),
+        (lambda mine, bonn: {1: bonn}, "another name or key for party 0, which is this site"),
+        (lambda mine, bonn: {0: mine, 1: member("celle")}, "a site's number to another one"),
+        (lambda mine, bonn: {0: mine, 1: bonn, 2: bonn}, "one name or key for two parties"),
+        (
+            lambda mine, bonn: {0: mine, 1: bonn, 2: Member("celle", bonn.identity)},
+            "one name or key for two parties",
+        ),
+    ],
+)
+def test_members_that_change_or_repeat_are_refused(site, change, says):
+    bonn = member("bonn")
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn})
+    before = (site.home / STUDY / "members.json").read_bytes()
+
+    with pytest.raises(ArchipelError, match=says):
+        Acquaintances(site, STUDY).take(change(me(site), bonn))
+    assert (site.home / STUDY / "members.json").read_bytes() == before
+
+
+def test_who_is_not_known_is_a_stranger_and_who_is_signs_for_sums_alone(site, tmp_path):
+    other = Folder(tmp_path / "other", "bonn", 1)
+    here, there = Acquaintances(site, STUDY), Acquaintances(other, STUDY)
+    with pytest.raises(Stranger, match="key of party 1 is not known"):
+        here.signed(1, there.sign(b"this"), b"this")
+
+    here.take({0: me(site), 1: me(other)})
+
+    assert here.signed(1, there.sign(b"this"), b"this")
+    assert here.signed(0, here.sign(b"this"), b"this")
+    assert not here.signed(1, there.sign(b"this"), b"that")
+    assert not here.signed(1, other.identity.sign(b"this"), b"this")  # of a letter, or a decision
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'[[0, "a", "zz"]]', b'[["0", "a", "00"]]', b'[[0, 1, "00"]]']
+)
+def test_what_is_no_list_of_members_is_refused(content):
+    with pytest.raises(Refused, match="no list of numbers, names and keys"):
+        _read(content)
+
+
+def test_a_list_of_members_is_read():
+    bonn = member("bonn")
+    assert _read(json.dumps([[3, *bonn]]).encode()) == {3: bonn}
+
+
+# -- a site's own policy ---------------------------------------------------------------------------
+
+
+def test_a_site_unmasks_no_sum_of_fewer_than_its_policy_wants():
+    """Five answer, one is lost before it sends what it masked: four stay, and a site wants five."""
+
+    class Rules:
+        scores, least = 10**6, 5
+
+        def check_upload(self, records, rows):
+            pass
+
+    federation = Federation(WIRE)
+    federation.parties[3] = party_of(3, WIRE, rules=Rules())
+
+    async def play():
+        assert len((await federation.round(0, range(PARTIES))).arrived) == PARTIES
+        with pytest.raises(Refusal, match="4 parties stayed, and this party wants at least 5"):
+            await federation.round(1, range(PARTIES), {0: 2})
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_change_of_the_policy_holds_at_once(tmp_path):
+    rules = Standing(tmp_path)
+    Policy(least_sites=3).write(tmp_path)
+    assert rules.least == 3
+
+    Policy(least_sites=7).write(tmp_path)
+
+    assert rules.least == 7
+
+
+# -- a party that lies -----------------------------------------------------------------------------
+
+
+def test_a_wrong_share_is_found_its_sender_left_out_and_the_sum_is_right():
+    class Lying(Federation):
+        def answer(self, k, letter, restarts=False):
+            upload = super().answer(k, letter, restarts)
+            if k == 2 and letter["number"] == 4:
+                upload.arrays[0][:, 7] ^= 1
+            return upload
+
+    lying, honest = Lying(WIRE), Federation(WIRE)
+
+    async def play():
+        return await lying.round(0, range(PARTIES)), await honest.round(0, range(PARTIES))
+
+    outcome, _ = asyncio.run(asyncio.wait_for(play(), 60))
+
+    assert outcome.missing == {2: Cause("diverged")}
+    assert torch.equal(lying.engine.vector(), honest.engine.vector())
+
+
+def test_a_study_between_letters_is_its_simulation_to_the_last_bit():
+    for algorithm in (ar.FedAvg(lr=0.1, batch_size=4), ar.Scaffold(lr=0.1, batch_size=4)):
+        federation = Federation(WIRE, algorithm)
+
+        async def play(federation=federation):
+            for t in range(2):
+                await federation.round(t, range(PARTIES))
+
+        asyncio.run(asyncio.wait_for(play(), 60))
+        model = federation.engine.model
+        plan = ar.Plan("one", 1, 1)
+        with ar.LocalEngine(algorithm, DATA, model, plan=plan, wire=WIRE) as engine:
+            for t in range(2):
+                engine.round(t, np.arange(PARTIES))
+            assert torch.equal(engine.vector(), federation.engine.vector())
