@@ -1,4 +1,4 @@
-"""GOPA as a study's sum: exact, hidden, rolled back, with the noise that was planned."""
+"""GOPA as a study's sum: exact, hidden, rolled back, with the noise that its fields say."""
 
 from math import sqrt
 
@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 import archipel as ar
-from archipel.aggregation.gopa import Gopa, NoiseTerms, picked
+from archipel.aggregation.coding import Terms
+from archipel.aggregation.gopa import GaussianGopa, Gopa, NoiseTerms, picked
+from archipel.aggregation.others import Simulated as Acquainted
 from archipel.conformance import _problem
 from archipel.core import Each
 from archipel.engines.local.engine import LocalEngine
@@ -23,7 +25,7 @@ from wire.examples import Krum
 
 ONE, STACKED, TWO = Plan("one", 1, 1), Plan("stacked", 3, 1), Plan("stacked", 2, 2)
 ALGORITHMS = [ar.FedAvg(lr=0.1), ar.Scaffold(lr=0.1)]
-BOLD = {"honest": 1.0, "dropouts": 0.5}
+BOLD = {"colluding": 0.0, "dropouts": 0.5, "bits": 64}
 
 
 class Somebody:
@@ -33,6 +35,7 @@ class Somebody:
 
     def __init__(self, number, seed=0):
         self.number, self._seed = torch.tensor(number), seed
+        self.others = Acquainted(number, seed)
 
     def secret(self, purpose):
         words = Simulated(self._seed, 0, [int(self.number)], purpose).words(np.array([4]))
@@ -51,17 +54,20 @@ class Got:
     def stack(self):
         return torch.stack([self._rows[j] for j in sorted(self._rows)])
 
+    def total(self):
+        return self.stack().sum(dim=0)
 
-def together(how, values, stays=None, seed=0):
+
+def together(how, values, stays=None, seed=0, relayed=lambda message, j, reply: reply):
     """The sum, and all that the server is sent; party j answers `stays[j]` of four messages."""
     stays = stays or {}
-    parties = {j: Talk(how.party(Somebody(j, seed), (x,), 0)) for j, x in enumerate(values)}
+    parties = {j: Talk(how.party(Somebody(j, seed), Terms((x,)), 0)) for j, x in enumerate(values)}
     server, sent = None, []
     for message in range(4):
         here = {j: talk.said for j, talk in parties.items() if stays.get(j, 4) > message}
         sent.append(here)
         if server is None:
-            server = Talk(how.server(Got(here), (values[0],), 0))
+            server = Talk(how.server(Got(here), Terms((values[0],)), 0))
         else:
             server.send(Got(here))
         if server.ended:
@@ -71,58 +77,51 @@ def together(how, values, stays=None, seed=0):
         parties = {j: parties[j] for j in order}
         for at, j in enumerate(order):
             mine = tuple(x[at] for x in reply.rows) if isinstance(reply, Each) else reply
-            parties[j].send(mine)
+            parties[j].send(relayed(message, j, mine))
     raise AssertionError("a sum has four messages")
-
-
-def grid_sum(terms, values):
-    return terms.numbers(np.sum([terms.steps(x) for x in values], axis=0, dtype=np.uint64))
 
 
 # -- integers cancel -------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(4, 9), st.integers(1, 8), st.integers(0, 3), st.data())
-def test_what_is_left_of_drop_outs_is_nothing(n, k, which, data):
-    """Party by party, whenever it vanishes: the sum of who published, to the last bit."""
-    form = ["modular", "gaussian"][which % 2]
-    how = Gopa(form, 1.0, min(k, n - 1), 0.5, independent=0.5, pairwise=2.0)
+@given(st.sampled_from([4, 5, 7, 9, 24]), st.data())
+def test_what_is_left_of_drop_outs_is_nothing(n, data):
+    """Whoever vanishes before it has published: the sum of the others, to the last bit."""
+    kind = data.draw(st.sampled_from(["modular", "gaussian"]))
     gone = data.draw(st.sets(st.integers(0, n - 1), max_size=n // 2))
     stays = {j: data.draw(st.integers(1, 2), label=f"party {j}") for j in gone}
     draw = np.random.default_rng(n)
     values = [torch.from_numpy(draw.standard_normal(3)) for _ in range(n)]
-    total, sent = together(how, values, stays)
     there = [j for j in range(n) if stays.get(j, 4) > 2]
-    noise = [how.terms.noise(Somebody(j).source("gopa 0"), 3) for j in there]
-    words = np.sum(
-        [how.terms.steps(values[j], n) + e for j, e in zip(there, noise, strict=True)],
-        axis=0, dtype=np.uint64,
-    )  # fmt: skip
+    if kind == "modular":
+        how = Gopa(**BOLD)
+        integers = [how.coding(n).encode(Terms((values[j],)), ()) for j in there]
+        expected = how.coding(n).decode(torch.stack(integers).sum(dim=0), Terms((values[0],)))[0]
+    else:
+        how = GaussianGopa(0.5, 2.0, colluding=0.0, dropouts=0.5)
+        words = [
+            how.terms.steps(values[j], n) + how.terms.noise(Somebody(j).source("gopa 0"), 3)
+            for j in there
+        ]
+        expected = torch.from_numpy(how.terms.numbers(np.sum(words, axis=0, dtype=np.uint64)))
+    total, _ = together(how, values, stays)
 
     assert total.present.tolist() == there
-    assert total.sums[0].numpy().tolist() == how.terms.numbers(words).tolist()
-    assert not any((sent[2][j].numpy().view(np.uint64) == words).all() for j in there)
-
-
-def test_without_noise_the_modular_sum_is_the_grids():
-    values = [torch.randn(5, dtype=torch.float64) for _ in range(6)]
-    total, _ = together(Gopa(honest=1.0), values)
-
-    assert total.sums[0].numpy().tolist() == grid_sum(Gopa().terms, values).tolist()
+    assert total.sums[0].tolist() == expected.tolist()
 
 
 def test_a_party_that_vanishes_after_it_published_spoils_a_round_only_where_it_is_needed():
     values = [torch.ones(2, dtype=torch.float64)] * 6
     total, _ = together(Gopa(**BOLD), values, {2: 3})  # nobody else is gone: it is not needed
-    assert total.sums[0].tolist() == [6.0, 6.0]
+    assert total.sums[0].tolist() == pytest.approx([6.0, 6.0])
     with pytest.raises(BelowQuorum, match="party 2 vanished after it had published"):
-        together(Gopa(**BOLD, neighbours=5), values, {2: 3, 4: 2})
+        together(Gopa(**BOLD), values, {2: 3, 4: 2})
 
 
 def test_a_party_tells_keys_of_those_alone_who_are_gone():
     values = [torch.ones(2, dtype=torch.float64)] * 6
-    _, sent = together(Gopa(**BOLD, neighbours=5), values, {4: 2})
+    _, sent = together(Gopa(**BOLD), values, {4: 2})
 
     told = torch.stack([sent[3][j] for j in (0, 1, 2, 3, 5)]).any(dim=-1)
     assert told[:, 4].all()
@@ -131,24 +130,102 @@ def test_a_party_tells_keys_of_those_alone_who_are_gone():
 
 def test_too_few_are_refused_by_server_and_party():
     values = [torch.ones(2, dtype=torch.float64)] * 6
-    with pytest.raises(BelowQuorum, match=r"3 of 6 parties are there, and dropouts = 0\.1 has 5"):
-        together(Gopa(honest=1.0), values, dict.fromkeys((0, 1, 2), 2))
-    talk = Talk(Gopa(honest=1.0).party(Somebody(0), (values[0],), 0))
-    ids, keys = torch.arange(6), talk.said.expand(6, -1)
-    talk.send((ids, keys))
-    with pytest.raises(ArchipelError, match="2 of 6 parties are there"):
-        talk.send((ids[:2], torch.zeros(6, dtype=torch.uint8)))
+    with pytest.raises(BelowQuorum, match="3 of 6 parties are there, and 5 are needed"):
+        together(Gopa(colluding=0.0), values, dict.fromkeys((0, 1, 2), 2))
+
+    def fewer(message, j, reply):
+        return (reply[0][:2], reply[1]) if message == 1 else reply
+
+    with pytest.raises(ArchipelError, match="2 of 6 parties are there, and 5 are needed"):
+        together(Gopa(colluding=0.0), values, relayed=fewer)
+
+
+# -- a server that lies ----------------------------------------------------------------------------
+
+
+def changed_key(message, j, reply):
+    if message:
+        return reply
+    rows = reply[1].clone()
+    rows[3, :32] = rows[2, :32]
+    return reply[0], rows
+
+
+def own_key_changed(message, j, reply):
+    if message:
+        return reply
+    return reply[0], reply[1].roll(1, dims=0)
+
+
+def names_twice(message, j, reply):
+    return torch.cat([reply, reply[:1]]) if message == 2 else reply
+
+
+def names_a_stranger(message, j, reply):
+    return torch.cat([reply[:-1], torch.tensor([77])]) if message == 2 else reply
+
+
+@pytest.mark.parametrize(
+    ("lies", "says"),
+    [
+        (changed_key, "the key of party 3 is not signed by it for this round|than its own"),
+        (own_key_changed, "another key for this party than its own"),
+        (names_twice, "names a party twice among those who have published"),
+        (names_a_stranger, "has party 77 among those who have published"),
+    ],
+)
+def test_a_server_that_lies_is_refused_with_the_reason(lies, says):
+    values = [torch.ones(2, dtype=torch.float64)] * 6
+    with pytest.raises(ArchipelError, match=says):
+        together(Gopa(**BOLD), values, relayed=lies)
+
+
+def test_who_is_said_not_to_have_published_tells_nothing():
+    def not_you(message, j, reply):
+        return reply[reply != j] if message == 2 else reply
+
+    values = [torch.ones(2, dtype=torch.float64)] * 6
+    _, sent = together(Gopa(**BOLD), values, relayed=not_you)
+
+    assert not any(bool(told.any()) for told in sent[3].values())
+
+
+def test_a_server_that_hides_picks_takes_nothing_away_from_what_hides_a_party():
+    """Who is told that nobody picked it still has its own picks: the sum is spoilt, not shown."""
+
+    def nobody_picked(message, j, reply):
+        return (reply[0], torch.zeros_like(reply[1])) if message == 1 else reply
+
+    values = [torch.ones(2, dtype=torch.float64)] * 30
+    how = Gopa(neighbours=10, **{**BOLD, "dropouts": 0.0})
+    _, sent = together(how, values, relayed=nobody_picked)
+    plain = how.coding(30).encode(Terms((values[0],)), ())
+
+    assert not any(torch.equal(row, plain) for row in sent[2].values())
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ArchipelError, match="clip it first"):
-        together(Gopa(honest=1.0), [torch.tensor([2.0**40])] * 4)
-    with pytest.raises(ArchipelError, match="clip it first"):
-        together(Gopa(honest=1.0), [torch.tensor([float("nan")])] * 4)
-    with pytest.raises(ArchipelError, match="hides nothing without noise"):
-        together(Gopa("gaussian", honest=1.0), [torch.ones(1)] * 4)
-    with pytest.raises(ArchipelError, match="form"):
-        Gopa("uniform")
+    with pytest.raises(ArchipelError, match="beyond range"):
+        together(Gopa(**BOLD), [torch.tensor([17.0])] * 4)
+    gaussian = GaussianGopa(0.5, 2.0, colluding=0.0)
+    for number in (2.0**40, float("nan")):
+        with pytest.raises(ArchipelError, match="clip them first"):
+            together(gaussian, [torch.tensor([number])] * 4)
+    with pytest.raises(ArchipelError, match="hides nothing"):
+        GaussianGopa(0.0, 1.0)
+    with pytest.raises(ArchipelError, match="colluding = 1: give a share"):
+        Gopa(colluding=1.0)
+    with pytest.raises(ArchipelError, match="neighbours = 2: too few for 50 parties"):
+        Gopa(neighbours=2).degree(50)
+
+
+def test_neighbours_are_as_many_as_keep_the_honest_connected():
+    how = Gopa()
+    assert how.degree(20) == 19
+    for n in (50, 200, 1000):
+        h = how.fewest(n) - how.colluders(n)
+        k = how.degree(n)
+        assert gopa.disconnected(n, h, k) <= 2.0**-40 < gopa.disconnected(n, h, k - 1)
 
 
 # -- what is published -----------------------------------------------------------------------------
@@ -232,9 +309,9 @@ def test_a_colluding_share_sees_what_the_accountant_says():
 # -- in studies ------------------------------------------------------------------------------------
 
 
-def learn(algorithm, wire=None, plan=ONE, rounds=1, parties=range(5), **asked):
+def learn(algorithm, wire=None, plan=ONE, rounds=1, parties=range(5), protocols=True, **asked):
     data, model = _problem()
-    with LocalEngine(algorithm, data, model, plan=plan, wire=wire) as engine:
+    with LocalEngine(algorithm, data, model, plan=plan, wire=wire, protocols=protocols) as engine:
         for t in range(rounds):
             outcome = engine.round(t, parties, **asked)
         return engine.state(), outcome, engine.anatomy
@@ -246,18 +323,28 @@ def test_every_algorithm_gets_the_mean_of_those_who_published(algorithm, message
     answers = np.array([9, 9, message, 9, 9])
     there = range(5) if message >= 3 else [0, 1, 3, 4]
     plain = learn(algorithm, parties=there)[0]["shared.0"]
+    wire = ar.Wire(sum=Gopa(bits=64, dropouts=0.2))
 
     for plan in (ONE, STACKED, TWO):
-        wire = ar.Wire(sum=Gopa(honest=1.0, dropouts=0.2))
         found, outcome, anatomy = learn(algorithm, wire, plan, answers=answers)
         torch.testing.assert_close(found["shared.0"], plain, rtol=0, atol=1e-8)
         assert anatomy.sums_only
         assert outcome.arrived.tolist() == ([0, 1, 2, 3, 4] if message == 4 else [0, 1, 3, 4])
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)
+def test_a_simulation_adds_up_the_same_integers_without_the_protocol(algorithm):
+    wire = ar.Wire(sum=Gopa())
+    whole, quick = (
+        learn(algorithm, wire, STACKED, 2, protocols=each)[0]["shared.0"] for each in (True, False)
+    )
+
+    assert torch.equal(whole, quick)
+
+
 def test_below_its_quorum_a_round_changes_nothing():
-    wire, data_model = ar.Wire(sum=Gopa(honest=1.0, dropouts=0.2)), _problem()
-    with LocalEngine(ar.FedAvg(lr=0.1), *data_model, plan=ONE, wire=wire) as engine:
+    wire, data_model = ar.Wire(sum=Gopa(dropouts=0.2)), _problem()
+    with LocalEngine(ar.FedAvg(lr=0.1), *data_model, plan=ONE, wire=wire, protocols=True) as engine:
         engine.round(0, range(5))
         before = engine.state()["shared.0"].clone()
         outcome = engine.round(1, range(5), answers=np.array([2, 2, 9, 9, 9]))
@@ -266,8 +353,8 @@ def test_below_its_quorum_a_round_changes_nothing():
         assert torch.equal(engine.state()["shared.0"], before)
 
 
-def test_noise_in_a_study_is_that_of_the_plan_and_repeats_with_the_seed():
-    wire, algorithm = ar.Wire(sum=Gopa(honest=1.0, independent=0.05)), ar.Scaffold(lr=0.1)
+def test_noise_in_a_study_is_that_of_the_fields_and_repeats_with_the_seed():
+    wire, algorithm = ar.Wire(sum=GaussianGopa(0.05, 3.0)), ar.Scaffold(lr=0.1)
     plain = learn(algorithm)[0]["shared.0"]
     noisy = [learn(algorithm, wire, plan)[0]["shared.0"] for plan in (ONE, TWO)]
     ratio = float(((noisy[0] - plain) ** 2).sum()) / (0.05**2 / 5)
@@ -275,6 +362,11 @@ def test_noise_in_a_study_is_that_of_the_plan_and_repeats_with_the_seed():
 
     assert torch.equal(noisy[0], noisy[1])
     assert chi2.ppf(5e-5, p) < ratio < chi2.isf(5e-5, p)
+
+
+def test_weights_by_examples_have_no_gaussian_form():
+    with pytest.raises(ArchipelError, match="every party counts once, and this one is weighted"):
+        learn(ar.FedAvg(lr=0.1), ar.Wire(sum=GaussianGopa(0.05, 3.0)))
 
 
 def test_a_rule_and_gopa_are_refused_together():

@@ -145,6 +145,11 @@ def test_what_cannot_be_is_refused_before_anything_leaves(whole, tmp_path, chang
         asyncio.run(average.take_part(file, me, tmp_path / "bonn", 1.0))
 
 
+def test_a_folder_without_a_key_is_told_how_to_make_one(whole, tmp_path):
+    with pytest.raises(ArchipelError, match="has no key; make it with 'archipel average --me bonn"):
+        asyncio.run(average.take_part(mine(whole, "bonn"), "bonn", tmp_path / "nothing", 1.0))
+
+
 DYING = """
 import os, sys
 inner = averaging.member

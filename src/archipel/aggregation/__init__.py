@@ -6,13 +6,14 @@ Files of one's own and installed packages add others. No rule is bundled yet.
 
 from __future__ import annotations
 
-from archipel.aggregation.gopa import Gopa
+from archipel.aggregation.gopa import GaussianGopa, Gopa
 from archipel.aggregation.secure import SecureSum
 from archipel.aggregation.shuffled import ShuffledSum
 
 RULES: dict[str, type] = {}
 SUMS: dict[str, type] = {  # besides "plain", which adds up what arrives
     "gopa": Gopa,
+    "gopa-gaussian": GaussianGopa,
     "secure": SecureSum,
     "shuffled": ShuffledSum,
 }

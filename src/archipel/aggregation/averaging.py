@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from archipel.aggregation.gopa import Steps, NoiseTerms, picked
+from archipel.aggregation.gopa import NoiseTerms, Steps, picked
 from archipel.aggregation.keys import KEY, KeyPair, Session, digest, hkdf
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.exchange.talk import Talk
@@ -149,7 +149,7 @@ def member(
     """
     n, size = plan.parties, len(x)
     terms = NoiseTerms(plan.form, plan.independent, plan.pairwise)
-    pair, self_ = KeyPair(hkdf(secret, b"", b"key")), np.arange(n) == mine
+    pair = KeyPair(hkdf(secret, b"", b"key"))
 
     told = yield pair.public  # 1
     keys = {mine: pair.public, **_sized(told, KEY)}
@@ -163,8 +163,11 @@ def member(
     if not ready[mine]:
         raise BelowQuorum("the others have gone on without this party: run it with them.")
     _assure(question, int(ready.sum()), n)
-    picked_me = np.array([j in rows and bool(rows[j][1][mine]) for j in range(n)])
-    joined = np.flatnonzero((picks | picked_me) & ready & ~self_).tolist()
+    graph = np.zeros((n, n), bool)
+    for j, (_, theirs) in rows.items():
+        graph[j] = theirs
+    graph = (graph | graph.T) & ready & ~np.eye(n, dtype=bool)
+    joined = np.flatnonzero(graph[mine]).tolist()
     among = digest(_packed(ready), *(keys[j] for j in np.flatnonzero(ready).tolist()))
     session = Session(b"average", 0, 0, among)
     agreed = {j: pair.agree(keys[j], session, "pairwise", sorted((mine, j))) for j in joined}
@@ -178,14 +181,17 @@ def member(
     told = yield among + words.tobytes()  # 3
     published = {mine: words}
     for j, said in _sized(told, len(among) + words.nbytes).items():
-        if said[: len(among)] != among:
+        if ready[j] and said[: len(among)] != among:
             raise BelowQuorum(f"party {j} has heard others than this one: run it again.")
-        published[j] = _words(said[len(among) :])
+        if ready[j]:
+            published[j] = _words(said[len(among) :])
 
     there = _flags(n, published)
     echo = np.stack([published.get(j, np.zeros(size, np.uint64)) for j in range(n)])
     told = yield _packed(there) + echo.tobytes()  # 4
     for said in _sized(told, _bytes(n) + echo.nbytes).values():
+        if said[: _bytes(n)] == _packed(there):
+            continue
         rows_heard = _words(said[_bytes(n) :]).reshape(n, size)
         for v in np.flatnonzero(_unpacked(said[: _bytes(n)], n) & ready).tolist():
             published.setdefault(v, rows_heard[v])
@@ -199,8 +205,7 @@ def member(
     answers[mine] = _packed(there) + of_gone
     total = np.sum([published[j] for j in sorted(published)], axis=0, dtype=np.uint64)
     for u in np.flatnonzero(there).tolist():
-        graph = rows[u][1] | np.array([j in rows and rows[j][1][u] for j in range(n)])
-        left = np.flatnonzero(graph & ready & ~there).tolist()
+        left = np.flatnonzero(graph[u] & ~there).tolist()
         if u not in answers:
             if left:
                 raise BelowQuorum(

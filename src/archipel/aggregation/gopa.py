@@ -3,58 +3,63 @@
 
 Sabater, Bellet, Ramon, Machine Learning 111, 2022, https://arxiv.org/abs/2006.07218, Algorithm 1.
 
-    [wire]
-    sum = "gopa"
-
 1. Every party picks k others. Two that are joined agree on a key, which nobody else has, and draw
    the same pairwise term from it: one adds it, the other takes it away.
 2. It adds noise of its own, and publishes the sum. In the sum over all the pairwise terms are gone.
 3. Who was joined to a party that has not published tells the key of that pair, so that what is
    left of its terms can be taken away: nothing is left, to the last bit.
 
-Nobody can choose the graph for another: a party's own picks hide it whatever the server says. The
-server passes on what it gets, and may collude with a share 1 - honest of the parties; it does not
-lie about who has published. What is told of whom: `privacy/gopa.py`.
+`Gopa` (`sum = "gopa"`) has terms that are uniform modulo 2^b: the server sees the sum alone, where
+the honest are connected, but for a chance of 2^-40. Noise in shares comes from a study's [privacy].
+`GaussianGopa` (`sum = "gopa-gaussian"`) is the form of the paper, with the noise that its fields
+say. What is told of whom: `privacy/gopa.py`.
 
-Departures: values, noise and terms are integers, of the rounded numbers on a grid; in the modular
-form terms are uniform modulo 2^64. The paper's parties exchange a term, ours a key that it is drawn
-from. A party that vanishes between 2 and 3 is not corrected for: where that was needed, the round
-changes nothing.
+Nobody can choose the graph for another, nor its keys: a party's own picks hide it whatever the
+server says, and keys are signed. The server may collude with parties. It is believed in one thing,
+who has published, which secure aggregation does not take on trust.
+
+Departures: values, noise and terms are integers, of the rounded numbers on a grid. The paper's
+parties exchange a term, ours a key that it is drawn from. A party that vanishes between 2 and 3 is
+not corrected for: where that was needed, the round changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
-from typing import Any, get_args
+from math import ceil, floor
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.aggregation.keys import KeyPair, Session, digest
-from archipel.aggregation.masks import mask
-from archipel.aggregation.summation import Total, Vectors
-from archipel.core import Each, Uploads, places
-from archipel.errors import ArchipelError, BelowQuorum, unknown
+from archipel.aggregation.coding import Coding, Grid, Terms
+from archipel.aggregation.keys import KEY, KeyPair, Session, digest
+from archipel.aggregation.masks import Words, mask
+from archipel.aggregation.roster import check_count, read_ids, refuse, rows_of
+from archipel.aggregation.summation import Total
+from archipel.core import Each, places
+from archipel.errors import ArchipelError, BelowQuorum
+from archipel.exchange.anatomy import Probe
 from archipel.privacy import gopa, noise
 from archipel.privacy.grid import grid, rounded
 from archipel.privacy.sources import Keystream, Source
+from archipel.signing import SIGNATURE
 
-Steps = NDArray[np.uint64]  # numbers in steps of the grid, modulo 2^64
+Steps = NDArray[np.uint64]  # numbers in steps of a grid, modulo 2^64
 
+FAILURE = 2.0**-40  # the chance that honest parties are apart, at most
 _MOST = 2.0**62  # of a sum, in steps
-_PLAIN = 2.0**-32  # the grid's step, where there is no noise
 
 
 @dataclass(frozen=True)
 class NoiseTerms:
-    """What a party adds to its value: of a grid, noise and pairwise terms.
+    """What a party adds to its value, on the grid of its noise: that noise, and pairwise terms.
 
-    >>> terms = NoiseTerms("modular", independent=0.0, pairwise=0.0)
+    >>> terms = NoiseTerms("modular", independent=1.0, pairwise=0.0)
     >>> one, other = terms.steps(torch.tensor([0.25])), terms.steps(torch.tensor([1.0]))
     >>> terms.join(one, plus=[bytes(32)])
     >>> terms.join(other, minus=[bytes(32)])
@@ -68,14 +73,14 @@ class NoiseTerms:
 
     @property
     def step(self) -> float:
-        return grid(self.independent) if self.independent else _PLAIN
+        return grid(self.independent)
 
     def steps(self, x: Tensor, parties: int = 1) -> Steps:
         """Numbers as integers, of which so many parties' sum does not overflow."""
         if not bool(x.double().abs().max() * parties < _MOST * self.step):
             raise ArchipelError(
-                f"wire.sum: an upload has numbers that are not finite or too large for a sum of "
-                f"{parties} on a grid of {self.step:.2g}: clip it first."
+                f"numbers are not finite, or too large for a sum of {parties} on a grid of "
+                f"{self.step:.2g}: clip them first."
             )
         found: Steps = rounded(x.double(), self.step).numpy().view(np.uint64)
         return found
@@ -86,11 +91,8 @@ class NoiseTerms:
 
     def noise(self, source: Source, size: int) -> Steps:
         """A party's independent noise, e."""
-        if not self.independent:
-            return np.zeros(size, np.uint64)
-        return noise.discrete_gaussian(source, self.independent / self.step, size)[0].view(
-            np.uint64
-        )
+        drawn = noise.discrete_gaussian(source, self.independent / self.step, size)
+        return drawn[0].view(np.uint64)
 
     def join(self, words: Steps, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:
         """Add the terms of some pairs' keys, and take those of others away, in place."""
@@ -113,124 +115,229 @@ def picked(key: bytes, mine: int, ids: Tensor, neighbours: int) -> Tensor:
     return chosen
 
 
+class _How(Protocol):
+    """What the two forms differ in."""
+
+    def degree(self, parties: int) -> int:
+        """How many others a party picks: k."""
+
+    def fewest(self, parties: int) -> int:
+        """Of so many, those that have to publish."""
+
+    def join(self, words: Any, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:
+        """Add and take away terms."""
+
+
+class _Collected(NamedTuple):
+    total: Tensor  # of all who published, with nothing left of pairwise terms
+    there: Tensor  # [m] who they are
+    asked: int  # parties that the sum began with
+
+
+def _party(
+    how: _How, me: Any, number: int, encoded: Callable[[int], Tensor]
+) -> Generator[Any, Any, Tensor]:
+    """A party's box; `encoded` has its integers, with its noise, for a sum of so many."""
+    pair, mine, others = KeyPair(_bytes(me.secret(f"key {number}"))), int(me.number), me.others
+    bare = Session(others.session, me.round, number)
+    own = pair.public + others.sign(_signed(bare, mine, pair.public))
+    told, rows = yield rows_of([own], KEY + SIGNATURE)[0]
+    ids, keys = read_ids(told, "take part"), list(map(_bytes, rows))
+    check_count(len(ids), others, "take part")
+    known = dict(zip(ids, keys, strict=True))
+    if known.get(mine) != own:
+        raise refuse("the server has another key for this party than its own")
+
+    picks = picked(_bytes(me.secret(f"picks {number}")), mine, told, how.degree(len(ids)))
+    told, picked_me = yield picks  # phase 1
+    ready = read_ids(told, "are ready", ids)
+    _assure(how, len(ready), len(ids), others.trial)
+    session = bare._replace(among=digest(b"gopa", *keys))
+    at = {j: place for place, j in enumerate(ids)}
+    joined = dict[int, bytes]()
+    for j in ready:
+        if j != mine and (picks[at[j]] or picked_me[at[j]]):
+            public, signature = known[j][:KEY], known[j][KEY:]
+            if not others.signed(j, signature, _signed(bare, j, public)):
+                raise refuse(f"the key of party {j} is not signed by it for this round")
+            joined[j] = pair.agree(public, session, "pairwise", sorted((mine, j)))
+
+    integers = encoded(len(ids))
+    how.join(
+        _words(integers),
+        plus=[key for j, key in joined.items() if j > mine],
+        minus=[key for j, key in joined.items() if j < mine],
+    )
+    told = yield integers  # phase 2
+    there = read_ids(told, "have published", ready)
+    _assure(how, len(there), len(ids), others.trial)
+    gone = joined.keys() - {*there} if mine in there else set[int]()
+    return rows_of([joined[j] if j in gone else b"" for j in ids], KEY)  # the roll-back
+
+
+def _server(how: _How, uploads: Any) -> Generator[Any, Any, _Collected]:
+    """The server's box."""
+    trial = isinstance(uploads, Probe)
+    ids, keys = uploads.present, uploads.stack()
+    uploads = yield ids, keys
+    ready, picks = uploads.present, uploads.stack()
+    _assure(how, len(ready), len(ids), trial, BelowQuorum)
+    at = places(ready, ids)
+    backs = torch.zeros(len(ready), len(ids), dtype=torch.uint8)
+    backs[:, at] = picks.T[at]  # [to, from]
+    uploads = yield Each((ready.expand(len(ready), -1), backs))
+    there, total = uploads.present, uploads.total().clone()
+    _assure(how, len(there), len(ids), trial, BelowQuorum)
+    uploads = yield there
+    told = dict(zip(uploads.present.tolist(), uploads.stack(), strict=True))
+    published = {*there.tolist()}
+    both = list(zip(ready.tolist(), at.tolist(), strict=True))
+    gone = [(j, i) for j, i in both if j not in published]
+    for u, joined in zip(ready.tolist(), (picks | backs).numpy(), strict=True):
+        left = [(j, i) for j, i in gone if u in published and joined[i]]
+        if left and u not in told:
+            raise BelowQuorum(
+                f"wire.sum: party {u} vanished after it had published, and before it told the keys "
+                "of those who had not."
+            )
+        how.join(
+            _words(total),
+            plus=[_bytes(told[u][i]) for j, i in left if j < u],
+            minus=[_bytes(told[u][i]) for j, i in left if j > u],
+        )
+    return _Collected(total, there, len(ids))
+
+
+def _signed(session: Session, party: int, public: bytes) -> bytes:
+    """What a party signs of its key."""
+    return session.named("gopa key", b"%d" % party, public)
+
+
+def _assure(
+    how: _How, there: int, asked: int, trial: bool, kind: type[ArchipelError] = ArchipelError
+) -> None:
+    """Refuse a sum of too few: it would hide too little."""
+    if there < how.fewest(asked) and not trial:
+        raise kind(
+            f"wire.sum: {there} of {asked} parties are there, and {how.fewest(asked)} are needed."
+        )
+
+
+def _check_shares(colluding: float, dropouts: float) -> None:
+    for field, share in (("colluding", colluding), ("dropouts", dropouts)):
+        if not 0 <= share < 1:
+            raise ArchipelError(f"{field} = {share:g}: give a share from 0 to below 1.")
+
+
 @dataclass(frozen=True)
 class Gopa:
-    form: gopa.Form = "modular"
-    honest: float = 0.7  # rho: the share of a round's parties that do not collude
+    """`[wire] sum = "gopa"`: the modular form."""
+
     neighbours: int | None = None  # k, or as many as are enough
-    dropouts: float = 0.1  # the share of a round's parties that may vanish, at most
-    independent: float = 0.0  # s_e, of a party's own noise; none unless something is promised
-    pairwise: float = 0.0  # s_D, of the Gaussian form
+    bits: int = 32  # of the modulus: 32 or 64
+    range: float = 16.0  # of the absolute values that are added up
+    examples: int = 65_536  # of one party, at most, where uploads are weighted by them
+    colluding: float = 0.3  # 1 - rho: share of a round's parties on the server's side
+    dropouts: float = 0.2  # share of a round's parties that may vanish
+    least: int = 2  # parties of a sum, at the fewest
 
     def __post_init__(self) -> None:
-        if self.form not in get_args(gopa.Form):
-            raise unknown("form", str(self.form), get_args(gopa.Form))
+        _check_shares(self.colluding, self.dropouts)
+        Grid(self.range, self.examples, 2, self.bits).check()
 
-    def planned(self, deviation: float, parties: int, moved: float, failure: float) -> Gopa:
-        """The same with the noise that tells no more than a sum with this deviation does.
+    def coding(self, parties: int) -> Coding:
+        return Grid(self.range, self.examples, parties, self.bits)
 
-        It is for rounds of so many parties, any of which moves the sum by `moved` at most.
-        """
-        made = gopa.plan(
-            deviation, parties, honest=self.honest, dropouts=self.dropouts, form=self.form,
-            neighbours=self.neighbours, moved=moved, failure=failure,
-        )  # fmt: skip
-        return replace(
-            self, neighbours=made.neighbours, independent=made.independent, pairwise=made.pairwise
-        )
+    def fewest(self, parties: int) -> int:
+        return max(2, self.least, ceil((1 - self.dropouts) * parties - 1e-9))
+
+    def colluders(self, parties: int) -> int:
+        return floor(self.colluding * parties + 1e-9)
+
+    def degree(self, parties: int) -> int:
+        return _degree(parties, 1 - self.colluding, self.dropouts, "modular", self.neighbours)
+
+    def join(self, words: Words, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:
+        mask(words, plus, minus)
+
+    def party(self, me: Any, x: Terms, number: int) -> Generator[Any, Any, Tensor]:
+        return (yield from _party(self, me, number, lambda n: self.coding(n).encode(x, ())))
+
+    def server(self, uploads: Any, form: Terms, number: int) -> Generator[Any, Any, Total]:
+        found = yield from _server(self, uploads)
+        return Total(self.coding(found.asked).decode(found.total, form), found.there)
+
+
+@dataclass(frozen=True)
+class GaussianGopa:
+    """`[wire] sum = "gopa-gaussian"`: the form of the paper; `privacy/gopa.py` plans its noise."""
+
+    independent: float  # s_e, of each party's own noise
+    pairwise: float  # s_D
+    neighbours: int | None = None  # k, or as many as are enough
+    colluding: float = 0.3  # 1 - rho: share of a round's parties on the server's side
+    dropouts: float = 0.2  # share of a round's parties that may vanish
+
+    def __post_init__(self) -> None:
+        _check_shares(self.colluding, self.dropouts)
+        for field in ("independent", "pairwise"):
+            if not 0 < (deviation := getattr(self, field)) < 1e100:
+                raise ArchipelError(
+                    f"{field} = {deviation}: give a deviation above 0; without noise this form "
+                    'hides nothing, where sum = "gopa" does.'
+                )
 
     @property
     def terms(self) -> NoiseTerms:
-        if self.form == "gaussian" and not (self.independent and self.pairwise):
+        return NoiseTerms("gaussian", self.independent, self.pairwise)
+
+    def fewest(self, parties: int) -> int:
+        return max(2, ceil((1 - self.dropouts) * parties - 1e-9))
+
+    def degree(self, parties: int) -> int:
+        return _degree(parties, 1 - self.colluding, self.dropouts, "gaussian", self.neighbours)
+
+    def join(self, words: Steps, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:
+        self.terms.join(words, plus, minus)
+
+    def party(self, me: Any, x: Terms, number: int) -> Generator[Any, Any, Tensor]:
+        if x.n:
             raise ArchipelError(
-                'wire.sum: form = "gaussian" hides nothing without noise; give independent and '
-                'pairwise, or take form = "modular".'
+                "wire.sum: gopa-gaussian adds noise for means in which every party counts once, "
+                'and this one is weighted by examples; take wire.sum = "gopa".'
             )
-        return NoiseTerms(self.form, self.independent, self.pairwise)
+        flat = torch.cat([v.flatten().double() for v in x.uploads])
 
-    def least(self, parties: int) -> int:
-        """Parties that have to publish."""
-        return max(2, parties - ceil(self.dropouts * parties - 1e-9))
+        def encoded(parties: int) -> Tensor:
+            words = self.terms.steps(flat, parties)
+            own = self.terms.noise(me.source(f"gopa {number}"), len(words))
+            return torch.from_numpy((words + own).view(np.int64))
 
-    def party(self, me: Any, x: Vectors, number: int) -> Any:  # one; a stack is run one by one
-        pair, mine = KeyPair(bytes(me.secret(f"key {number}"))), int(me.number)
-        ids, keys = yield torch.frombuffer(bytearray(pair.public), dtype=torch.uint8)
-        k = self.neighbours or _neighbours(len(ids), self.honest, self.dropouts, self.form)
-        picks = picked(bytes(me.secret(f"picks {number}")), mine, ids, k)
-        ready, picked_me = yield picks  # phase 1
-        self._assure(ready, len(ids), ArchipelError)
-        known, among = dict(zip(ids.tolist(), keys, strict=True)), ids.numpy().tobytes()
-        session = Session(b"gopa", me.round, number, digest(among, keys.numpy().tobytes()))
-        joined = {
-            j: pair.agree(bytes(known[j]), session, "pairwise", sorted((mine, j)))
-            for j in ids[_joined(picks, picked_me, places(ready, ids))].tolist()
-        }
-        flat = torch.cat([v.flatten().double() for v in x])
-        words = self.terms.steps(flat, len(ids))  # phase 2
-        words = words + self.terms.noise(me.source(f"gopa {number}"), len(words))
-        self.terms.join(
-            words,
-            plus=[key for j, key in joined.items() if j > mine],
-            minus=[key for j, key in joined.items() if j < mine],
-        )
-        there = yield torch.from_numpy(words.view(np.int64))
-        self._assure(there, len(ids), ArchipelError)
-        told, gone = torch.zeros(len(ids), 32, dtype=torch.uint8), joined.keys() - {*there.tolist()}
-        for at, j in enumerate(ids.tolist()):  # the roll-back
-            if j in gone:
-                told[at] = torch.frombuffer(bytearray(joined[j]), dtype=torch.uint8)
-        return told
+        return (yield from _party(self, me, number, encoded))
 
-    def server(self, uploads: Uploads, form: Vectors, number: int) -> Any:
-        ids, keys = uploads.present, uploads.stack()
-        self._assure(ids, len(ids))
-        uploads = yield ids, keys
-        ready, picks = uploads.present, uploads.stack()
-        self._assure(ready, len(ids))
-        at = places(ready, ids)
-        backs = torch.zeros(len(ready), len(ids), dtype=torch.uint8)
-        backs[:, at] = picks.T[at]  # [to, from]
-        uploads = yield Each((ready.expand(len(ready), -1), backs))
-        there, total = uploads.present, uploads.stack().sum(dim=0)
-        self._assure(there, len(ids))
-        uploads = yield there
-        words = total.numpy().view(np.uint64)
-        told = dict(zip(uploads.present.tolist(), uploads.stack(), strict=True))
-        published = {*there.tolist()}
-        gone = [(j, i) for j, i in zip(ready.tolist(), at.tolist(), strict=True)
-                if j not in published]  # fmt: skip
-        for u, joined in zip(ready.tolist(), (picks | backs).numpy(), strict=True):
-            left = [(j, i) for j, i in gone if u in published and joined[i]]
-            if left and u not in told:
-                raise BelowQuorum(
-                    f"wire.sum: party {u} vanished after it had published, and before it told the "
-                    "keys of those who had not."
-                )
-            self.terms.join(
-                words,
-                plus=[bytes(told[u][i]) for j, i in left if j < u],
-                minus=[bytes(told[u][i]) for j, i in left if j > u],
-            )
-        sums = torch.from_numpy(self.terms.numbers(words)).split([v.numel() for v in form])
-        made = tuple(s.view_as(v).to(v.dtype) for s, v in zip(sums, form, strict=True))
-        return Total(made, there)
-
-    def _assure(self, parties: Tensor, asked: int, kind: type[ArchipelError] = BelowQuorum) -> None:
-        """Refuse a round that too few are in: noise of fewer would be too little."""
-        if len(parties) < self.least(asked):
-            raise kind(
-                f"wire.sum: {len(parties)} of {asked} parties are there, and dropouts = "
-                f"{self.dropouts} has {self.least(asked)} at least."
-            )
-
-
-def _joined(picks: Tensor, picked_me: Tensor, ready: Tensor) -> Tensor:
-    """Who is joined to a party and still there, `[m]` of bool."""
-    there = torch.zeros(len(picks), dtype=torch.bool)
-    there[ready] = True
-    return (picks | picked_me).bool() & there
+    def server(self, uploads: Any, form: Terms, number: int) -> Generator[Any, Any, Total]:
+        found = yield from _server(self, uploads)
+        numbers = torch.from_numpy(self.terms.numbers(_words(found.total)))
+        parts = numbers.split([v.numel() for v in form.uploads])
+        sums = (s.view_as(v).to(v.dtype) for s, v in zip(parts, form.uploads, strict=True))
+        return Total(tuple(sums), found.there)
 
 
 @lru_cache(maxsize=64)
-def _neighbours(parties: int, honest: float, dropouts: float, form: gopa.Form) -> int:
-    return gopa.neighbours_of(parties, honest, dropouts, form)
+def _degree(
+    parties: int, honest: float, dropouts: float, form: gopa.Form, asked: int | None
+) -> int:
+    if asked is not None and asked >= parties - 1:
+        return parties - 1
+    if asked is None and parties <= gopa.FEW:
+        return parties - 1
+    return gopa.neighbours_of(parties, honest, dropouts, form, FAILURE, asked)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _words(integers: Tensor) -> Any:
+    """Integers as words modulo 2^b, of the same memory."""
+    return integers.numpy().view("u4" if integers.dtype == torch.int32 else "u8")

@@ -81,6 +81,14 @@ class ShuffledSum:
         bound = self.bound or self.clip * min(1.0, 3 / sqrt(size))
         return Coordinates(self.epsilon0 or 1.0, size, bound)
 
+    def check_shuffler(self) -> None:
+        """Refuse reports that nobody shuffles."""
+        if not self.shuffler:
+            raise ArchipelError(
+                'wire.sum = "shuffled": between institutions reports need a shuffler; say '
+                "shuffled:shuffler=..., with what 'archipel shuffler init' printed."
+            )
+
     # -- a party -----------------------------------------------------------------------------------
 
     def party(self, me: Party, x: Terms, number: int) -> Generator[Any, Any, Any]:
@@ -91,11 +99,8 @@ class ShuffledSum:
                 "which it does, or take another sum."
             )
         others: Any = me.others
-        if isinstance(others, Between) and not self.shuffler:
-            raise ArchipelError(
-                "wire.sum: between institutions reports need a shuffler; say "
-                "shuffled:shuffler=..., with what 'archipel shuffler init' printed."
-            )
+        if isinstance(others, Between):
+            self.check_shuffler()
         about = Session(others.session, me.round, number).named("report")
         key = yield torch.zeros(1, dtype=uint8)
         flat = torch.cat([v.detach().flatten() for v in x.uploads]).double().numpy()

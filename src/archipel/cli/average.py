@@ -112,7 +112,7 @@ def _print_card(home: Path, me: str | None, address: str, as_json: bool) -> None
     if as_json:
         o.print_json(made._asdict())
     else:
-        say(made.text())
+        typer.echo(made.text(), nl=False)  # as a file has it: lines stay lines
 
 
 def _taking_part(

@@ -55,7 +55,7 @@ from archipel.privacy.noise import CLOSE, MISSED
 
 Form = Literal["modular", "gaussian"]
 FINE = 2.0**-32  # the grid's step, in deviations of independent noise, at most
-_FEW = 20  # parties or fewer: everybody with everybody
+FEW = 20  # parties or fewer: everybody with everybody
 _SPENT = 0.1  # the share of delta that a bad graph may cost
 _FAR = 0.9  # t, where nobody says how many neighbours there are
 
@@ -291,10 +291,13 @@ def planned(
 
 
 def neighbours_of(
-    parties: int, honest: float, dropouts: float, form: Form, failure: float = 1e-6
+    parties: int, honest: float, dropouts: float, form: Form, failure: float, asked: int | None
 ) -> int:
-    """The fewest k with which a bad graph is as rare as that."""
-    return _neighbours(parties, _honest(parties, honest, dropouts), None, form, failure)
+    """k as asked, or the fewest; refused where a bad graph is more likely than `failure`."""
+    h = _honest(parties, honest, dropouts)
+    k = _neighbours(parties, h, asked, form, failure)
+    _bad(parties, h, k, form, failure)
+    return k
 
 
 def _honest(parties: int, honest: float, dropouts: float) -> int:
@@ -320,7 +323,7 @@ def _neighbours(n: int, h: int, asked: int | None, form: Form, failure: float) -
         if not 1 <= asked < n:
             raise ArchipelError(f"neighbours = {asked}: give 1 to {n - 1}, of {n} parties.")
         return asked
-    if n <= _FEW:
+    if n <= FEW:
         return n - 1
     if form == "modular":
         low, high = 1, n - 1

@@ -67,6 +67,11 @@ async def take_part(
     if me not in file.values or others:
         whose = f"those of {others[0]} are another's, leave them out" if others else "give them"
         raise ArchipelError(f"values: this file has {me}'s own numbers alone; {whose}.")
+    if not (home / "port.pem").exists():
+        raise ArchipelError(
+            f"--home {home}: has no key; make it with 'archipel average --me {me} --card HOST:PORT "
+            f"--home {home}'."
+        )
     if file.peers[names.index(me)].certificate != port.certificate(home):
         raise ArchipelError(f"--home {home}: its key is not that of {me} in [[peers]].")
     for entry in published(home):
