@@ -15,6 +15,7 @@ from archipel.aggregation.others import Simulated
 from archipel.aggregation.shuffled import ShuffledSum
 from archipel.engines.network.in_process import play
 from archipel.errors import ArchipelError
+from archipel.federation.rehearsal import rehearse
 from archipel.federation.shuffler import ShufflerFolder
 from archipel.federation.site.account import for_records
 from archipel.privacy.accounting import epsilon
@@ -192,3 +193,39 @@ def test_between_institutions_there_is_no_sum_without_a_shuffler():
     data = regression(8, 3, seed=1, equal=True)
     with pytest.raises(ArchipelError, match="between institutions reports need a shuffler"):
         played(ShuffledSum(least=2), [range(8)], data)
+
+
+STUDY = """
+[data]
+name = "heart_disease"
+
+[study]
+name = "shuffled"
+rounds = 2
+
+[algorithm]
+name = "fedsgd"
+
+[wire]
+sum = "shuffled:least=3"
+
+[privacy]
+unit = "party"
+trust = "shuffler"
+noise = 0.3
+delta = 1e-2
+"""
+
+
+@pytest.mark.slow
+def test_sites_with_their_own_keys_a_coordinator_and_a_shuffler(tmp_path):
+    """Six processes, mutual TLS, approval: two rounds, each shuffled once."""
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY)
+    run = asyncio.run(rehearse(path, 4, tmp_path))
+
+    assert run.done == 2
+    assert all(not cohort.missing for cohort in run.participation)
+    assert len((tmp_path / "shuffler" / "answered").read_text().split()) == 2
+    assert len(ShufflerFolder(tmp_path / "shuffler").members) == 4
+    assert run.scorecard.privacy.promise.trust == "shuffler"

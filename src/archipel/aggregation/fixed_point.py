@@ -47,7 +47,7 @@ class FixedPoint:
     @property
     def most(self) -> int:
         """M: the largest integer of one party."""
-        return min((2 ** (self.bits - 1) - 1) // max(1, self.parties), _EXACT)
+        return min(((1 << self.bits - 1) - 1) // max(1, self.parties), _EXACT)
 
     @property
     def step(self) -> float:

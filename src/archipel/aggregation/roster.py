@@ -120,7 +120,7 @@ class Roster:
         rows = [row.numpy().tobytes() for row in told[1].reshape(-1, ADVERTISED + SIGNATURE)]
         if len(rows) != len(self.ids):
             raise refuse(f"the server has {len(rows)} keys of {len(self.ids)} parties")
-        self._rows = dict(zip(self.ids, rows, strict=True))
+        self._rows: dict[int, bytes] = dict(zip(self.ids, rows, strict=True))
         self._bare = session
         self.session = session._replace(
             among=session.named("roster", _listed(self.ids), b"".join(rows))

@@ -115,7 +115,7 @@ class ShuffledSum:
         own = onion.Secrets(inner, outer, mark[: onion.MARK])
         server = bytes(key.tolist())
         sealed = onion.sealed(content, server, Place.read(self.shuffler).key, about, own)
-        signature = others.sign(statement(about, self.least, sealed))
+        signature = others.sign(statement(about, self.least, server, sealed))
         return _tensor(others.public + signature + sealed)
 
     # -- the server --------------------------------------------------------------------------------
@@ -145,9 +145,10 @@ class ShuffledSum:
 
     def _shuffled(self, rows: list[bytes], about: bytes, private: X25519PrivateKey) -> list[bytes]:
         """What was in the reports, in an order that the shuffler alone drew."""
+        shown = private.public_key().public_bytes_raw()
         batch = Batch(
-            about, self.least, [row[:KEY] for row in rows], [row[KEY:_SHOWN] for row in rows],
-            [row[_SHOWN:] for row in rows],
+            about, self.least, shown, [row[:KEY] for row in rows],
+            [row[KEY:_SHOWN] for row in rows], [row[_SHOWN:] for row in rows],
         )  # fmt: skip
         try:
             inner = Place.read(self.shuffler).ask(batch)

@@ -111,8 +111,9 @@ async def rehearse(
             _tell(processes[k], given)
             say(f"{name} joins")
         await _approved(coordinator, digest, processes, names)
-        for decision in coordinator.registry.decisions(digest) if mix is not None else ():
-            mix.admit(decision.site, decision.identity.hex())
+        if mix is not None:
+            for decision in coordinator.registry.decisions(digest):
+                mix.admit(decision.site, decision.identity.hex())
         run: Run = await coordinator.run(digest, watch)
         codes = await asyncio.gather(*(process.wait() for process in processes))
         if any(codes):
