@@ -59,19 +59,12 @@ def test_a_round_of_fewer_sites_than_promised_changes_nothing():
 
 def test_every_site_finds_the_same_plan_by_itself_and_draws_of_its_own_secrets():
     promise = promised(noise=None, epsilon=8.0, clip=1.0)
+    how = {"seed": 0, "rounds": 3, "wire": SECURE, "privacy": promise}
     states = [
         PartyState(
-            ar.FedAvg(lr=0.1),
-            DATA.select(np.array([k])),
-            network(4, 3),
-            party=k,
-            seed=0,
-            rounds=3,
-            wire=SECURE,
-            privacy=promise,
-            parties=count,
+            ar.FedAvg(lr=0.1), DATA.select(np.array([k])), network(4, 3), party=k, parties=n, **how
         )
-        for k, count in ((0, 5), (3, None))
+        for k, n in ((0, 5), (3, None))
     ]
     releases = [state.kept.releases(state.party, 3) for state in states]
     assert releases[0] == releases[1]

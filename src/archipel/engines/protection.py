@@ -26,7 +26,7 @@ from archipel.models.clipped import Clipping, clipping
 from archipel.models.model import Model
 from archipel.privacy import grid, party, record
 from archipel.privacy.encoding import Share, counted
-from archipel.privacy.noisy_sum import SharedNoise, Unweighted
+from archipel.privacy.noisy_sum import SharedNoise, Unweighted, in_shares
 from archipel.privacy.promise import Kept, Privacy
 from archipel.privacy.sources import System
 from archipel.rng import Ints
@@ -142,7 +142,7 @@ def _by_party(
     party.check_messages(promise, boxes.name, len(forms))
     if promise.trust == "sum":
         least, shares = _shares(promise, forms, setting, wire)
-        kept = party.in_shares(promise, shares, setting.ids.tolist(), setting.most)
+        kept = in_shares(promise, shares, setting.ids.tolist(), setting.most)
         inside = partial(_in_sum, kept=kept, forms=forms, shares=shares, least=least)
         return Protection(kept, inside, _same, least=least)
     if promise.trust == "shuffler":

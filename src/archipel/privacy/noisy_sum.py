@@ -34,10 +34,20 @@ from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.privacy.encoding import Share
 from archipel.privacy.noise import discrete_gaussian, skellam
+from archipel.privacy.promise import Kept, Privacy, Use
 from archipel.privacy.sources import Source
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, leaves
 from archipel.wire.integers import decode, encode, wrapped
+
+
+def in_shares(promise: Privacy, shares: Sequence[Share], ids: list[int], most: int) -> Kept:
+    """What a promise needs where each party adds a share of the noise to each message.
+
+    A party is in `most` rounds at most, and pays for its own.
+    """
+    uses = tuple(Use(None, 1, share=share) for share in shares)
+    return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
 
 
 class SharedNoise(Around):

@@ -41,7 +41,7 @@ keeps and never sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
 from typing import Any, NamedTuple
@@ -56,7 +56,6 @@ from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.privacy.correlated import Participation, State, Strategy
-from archipel.privacy.encoding import Share
 from archipel.privacy.promise import Kept, Privacy, Use, correlation
 from archipel.privacy.release import FixedSize
 from archipel.tree import Tree, fill, leaves
@@ -98,12 +97,6 @@ def check_messages(promise: Privacy, name: str, messages: int) -> None:
             f'privacy.{field} = "{getattr(promise, field)}": {name} sends {messages} messages in a '
             f"round, and it is one; take another algorithm, or another {field}."
         )
-
-
-def in_shares(promise: Privacy, shares: Sequence[Share], ids: list[int], most: int) -> Kept:
-    """The same where each party adds a share of the noise to each message, and pays for its own."""
-    uses = tuple(Use(None, 1, share=share) for share in shares)
-    return Kept.planned(promise, "replace", dict.fromkeys(ids, uses), most)
 
 
 def in_reports(promise: Privacy, reports: int, messages: int, ids: list[int], most: int) -> Kept:

@@ -9,12 +9,42 @@ from archipel.privacy.promise import Privacy
 
 if TYPE_CHECKING:
     from archipel.runs.run import Run
+    from archipel.scorecard.card import Promise
 
 
 NOT_COVERED = (
     "metrics on test points, a common scale of features, how many records a party has, and "
     "settings that were chosen by looking at several runs"
 )
+
+
+_COVERS = {
+    "record": "for every record of a party, whoever sees what left it",
+    "party": "for every party with all its records, {who}",
+}
+_WHO = {
+    "server": "against all who see the model, and not against the server, which sees every upload",
+    "sum": "whoever sees what comes of sums, the server included, as long as {honest} parties of "
+    "every sum keep their share of the noise to themselves",
+    "shuffler": "whoever sees shuffled reports, the server included, as long as the shuffler does "
+    "not work with it",
+    "nobody": "whoever sees what left it, the server included",
+}
+
+
+def guaranteed(promise: Promise) -> str:
+    """What was kept so far, for the party that spent the most."""
+    who = _WHO[promise.trust].format(honest=promise.honest)
+    covers = _COVERS[promise.unit].format(who=who)
+    drawn = (
+        " Noise was drawn from the seed, as in every simulation: this run itself protects nobody."
+        if promise.simulated
+        else " As sites plan it, by what they told: each one's own ledger says what it spent."
+    )
+    return (
+        f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: "
+        f"{NOT_COVERED}.{drawn}"
+    )
 
 
 def at_sites(promise: Privacy) -> str:

@@ -24,7 +24,7 @@ from archipel.models.model import Model
 from archipel.privacy.promise import Kept
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run
-from archipel.scorecard.at_sites import NOT_COVERED, at_sites
+from archipel.scorecard.at_sites import at_sites, guaranteed
 from archipel.scorecard.card import (
     JOULES_PER_FLOP,
     KWH_PER_GB,
@@ -267,7 +267,7 @@ def _privacy(run: Run) -> Privacy:
     promise = None if run.kept is None else _promise(run, run.kept)
     spent, guarantee = None, _nothing(bool(wire.up))
     if promise is not None:
-        spent, guarantee = promise.epsilon, _guarantee(promise)
+        spent, guarantee = promise.epsilon, guaranteed(promise)
     elif run.promise is not None:
         spent, guarantee = run.promise.epsilon, at_sites(run.promise)
     return Privacy(
@@ -313,34 +313,6 @@ def _promise(run: Run, kept: Kept) -> Promise:
         tuple(kept.curve(worst, rounds)) if rounds else (),
         kept.correlated(worst),
         kept.counted,
-    )
-
-
-_COVERS = {
-    "record": "for every record of a party, whoever sees what left it",
-    "party": "for every party with all its records, {who}",
-}
-_WHO = {
-    "server": "against all who see the model, and not against the server, which sees every upload",
-    "sum": "whoever sees what comes of sums, the server included, as long as {honest} parties of "
-    "every sum keep their share of the noise to themselves",
-    "shuffler": "whoever sees shuffled reports, the server included, as long as the shuffler does "
-    "not work with it",
-    "nobody": "whoever sees what left it, the server included",
-}
-
-
-def _guarantee(promise: Promise) -> str:
-    who = _WHO[promise.trust].format(honest=promise.honest)
-    covers = _COVERS[promise.unit].format(who=who)
-    drawn = (
-        " Noise was drawn from the seed, as in every simulation: this run itself protects nobody."
-        if promise.simulated
-        else " As sites plan it, by what they told: each one's own ledger says what it spent."
-    )
-    return (
-        f"(ε, δ) = ({promise.epsilon:.3g}, {promise.delta:g}) {covers}. Not covered: "
-        f"{NOT_COVERED}.{drawn}"
     )
 
 
