@@ -386,11 +386,9 @@ class Site:
         def keep() -> None:
             write(path, save(party_state.state()))
 
-        async def may() -> None:
-            await self.may(link, study)
-
         attendance = PartyLoop(
-            party_state, link, study, sign=self.sign, keep=keep, say=say, may=may,
+            party_state, link, study, sign=self.sign, keep=keep, say=say,
+            may=lambda: self.may(link, study),
             counts=self.tells_counts(study),
             scale=scale.name_at(path.with_name("scale.safetensors")),
             log=lambda theirs: self.exchange(theirs, say),
