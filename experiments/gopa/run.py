@@ -64,12 +64,12 @@ def errors(kind: str, epsilon: float, x: np.ndarray[Any, Any], times: int) -> np
         who = range(1 if kind == "a trusted curator" else n)
         source, steps = Simulated(0, 0, who, f"{kind} {epsilon} {n}"), 2.0**32
         drawn = discrete_gaussian(source, steps / mu, times).astype(np.float64) / steps
-        return drawn.sum(axis=0) / n
+        return np.asarray(drawn.sum(axis=0) / n)
     made = plan(kind, epsilon, n)
     question = Question(("x",), (0.0,), (1.0,), epsilon, DELTA)
     source = Simulated(0, 0, range(n), f"{kind} {epsilon} {n}")
     found = simulated(question, made, x[:, None], source, times)
-    return found[:, 0] - x.mean()
+    return np.asarray(found[:, 0] - x.mean())
 
 
 def published(x: np.ndarray[Any, Any], made: gopa.Plan, times: int) -> np.ndarray[Any, Any]:
@@ -83,7 +83,7 @@ def published(x: np.ndarray[Any, Any], made: gopa.Plan, times: int) -> np.ndarra
     for i, j in np.argwhere(np.triu(graph) > 0).tolist():
         terms.join(words[i], plus=[keys[i, j].tobytes()])
         terms.join(words[j], minus=[keys[i, j].tobytes()])
-    return terms.numbers(words.sum(axis=0, dtype=np.uint64)) / n - x.mean()
+    return np.asarray(terms.numbers(words.sum(axis=0, dtype=np.uint64)) / n - x.mean())
 
 
 def pairwise() -> list[list[str]]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from matplotlib.figure import Figure
-from scipy.special import expit
 from reporting import BLUE, GREY, INK, ORANGE, gates, save, table
+from scipy.special import expit
 
 import archipel.data
 from archipel.privacy import walk as w
@@ -81,7 +81,9 @@ def walked(task: Task, parties: int, steps: int, sigma: float, seeds: int) -> di
     def one(lr: float, seed: int) -> Floats:
         rng = np.random.default_rng([seed, 1])
         start = np.zeros(17)
-        return w.walk(task.gradient, start, parties, steps, lr, 1.0, sigma, rng).models[-1]
+        went = w.walk(task.gradient, start, parties, steps, lr, 1.0, sigma, rng)
+        last: Floats = went.models[-1]
+        return last
 
     def chance(lr: float) -> float:
         return float(np.mean([task.accuracy(one(lr, seed), task.choosing) for seed in (100, 101)]))
@@ -148,7 +150,7 @@ def checks(on_ring: dict[str, Any], found: dict[str, Any]) -> list[tuple[str, st
     ahead = [100 * (mean(found["network DP"][e]) - mean(found["local DP"][e])) for e in ("5", "10")]
     return [
         (
-            "ring, K = 100, M = 10: σ √⌈M K / (K - 1)⌉, to 3 %",
+            "ring, K = 100, M = 10: the deviation that is proved, to 3 %",
             f"{on_ring['measured']:.1f}, formula {on_ring['deviation']:.1f}",
             abs(on_ring["measured"] / on_ring["deviation"] - 1) < 0.03,
         ),
@@ -206,11 +208,13 @@ def main() -> None:
         for name in WAYS
     ]  # fmt: skip
     held = checks(on_ring, found)
-    text = gates(held) + "\n\nAccuracy in %, with σ:\n\n"
+    text = gates(held) + "\n\nAccuracy in %, with the deviation of noise:\n\n"
     text += table(["walk", *(f"ε = {e:g}" for e in EPSILONS)], rows)
     recipe = [w.paper_local_noise(e, DELTA, 2.0, given.parties, given.steps) for e in EPSILONS]
     text += f"\n\nWithout noise: {100 * mean(found['without noise']):.1f} %. "
-    text += "σ of local DP by the paper's recipe: " + ", ".join(f"{x:.0f}" for x in recipe) + ".\n"
+    text += (
+        "Noise of local DP by the paper's recipe: " + ", ".join(f"{x:.0f}" for x in recipe) + ".\n"
+    )
     results = {"setting": {"parties": given.parties, "steps": given.steps, "delta": DELTA}}
     save(
         given.out,

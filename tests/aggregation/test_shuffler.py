@@ -51,10 +51,12 @@ def batch(contents, least=2, about=ABOUT):
     reports = [report(content, about) for content in contents]
     signers = [signer(k) for k in range(len(reports))]
     signed = [
-        each.sign(SUM + s.statement(about, least, r))
+        each.sign(SUM + s.statement(about, least, public(ANALYSER), r))
         for each, r in zip(signers, reports, strict=True)
     ]
-    return s.Batch(about, least, [each.public for each in signers], signed, reports)
+    return s.Batch(
+        about, least, public(ANALYSER), [each.public for each in signers], signed, reports
+    )
 
 
 def shuffler(members=20, least=2, source=None):
@@ -152,15 +154,24 @@ def for_fewer(made):
     return changed(made, least=1)
 
 
+def with_a_key_for_one(made):
+    """The server told one party another key, by which it would know its report."""
+    own = onion.sealed(b"00", public(bytes([7] * 32)), public(SHUFFLER), ABOUT, secrets())
+    signed = signer(0).sign(SUM + s.statement(ABOUT, made.least, public(bytes([7] * 32)), own))
+    return changed(
+        made, reports=[own, *made.reports[1:]], signatures=[signed, *made.signatures[1:]]
+    )
+
+
 def twice(made):
-    return s.Batch(made.about, made.least, *(column + column[:1] for column in made[2:]))
+    return s.Batch(*made[:3], *(column + column[:1] for column in made[3:]))
 
 
 def of_a_stranger(made):
     fake, key = report(b"00"), signer(999)
-    signed = key.sign(SUM + s.statement(ABOUT, made.least, fake))
+    signed = key.sign(SUM + s.statement(*made[:3], fake))
     return s.Batch(
-        made.about, made.least, [*made.members, key.public], [*made.signatures, signed],
+        *made[:3], [*made.members, key.public], [*made.signatures, signed],
         [*made.reports, fake],
     )  # fmt: skip
 
@@ -178,6 +189,7 @@ def longer(made):
     [
         (of_another_round, "did not sign"),
         (for_fewer, "did not sign"),
+        (with_a_key_for_one, "did not sign"),
         (twice, "two reports of one member"),
         (of_a_stranger, "somebody who is no member here"),
         (exchanged, "did not sign"),
@@ -192,8 +204,8 @@ def test_a_server_that_lies_is_refused(lie, said):
 def test_a_server_that_isolates_one_report_is_refused():
     """Its own reports around one honest report, too few of members, and the same batch less one."""
     made = batch([b"%02d" % k for k in range(10)], least=8)
-    less = s.Batch(made.about, made.least, *(column[1:] for column in made[2:]))
-    few = s.Batch(made.about, made.least, *(column[:7] for column in made[2:]))
+    less = s.Batch(*made[:3], *(column[1:] for column in made[3:]))
+    few = s.Batch(*made[:3], *(column[:7] for column in made[3:]))
     at_work = shuffler()
 
     with pytest.raises(ArchipelError, match="7 reports that open, and 8 is the fewest"):
@@ -209,9 +221,9 @@ def test_a_server_that_isolates_one_report_is_refused():
 def test_what_does_not_open_is_left_out_and_does_not_count():
     made = batch([b"%02d" % k for k in range(4)])
     rubbish = bytes(len(made.reports[0]))
-    signed = signer(7).sign(SUM + s.statement(ABOUT, 2, rubbish))
+    signed = signer(7).sign(SUM + s.statement(*made[:3], rubbish))
     more = s.Batch(
-        ABOUT, 2, [*made.members, signer(7).public], [*made.signatures, signed],
+        *made[:3], [*made.members, signer(7).public], [*made.signatures, signed],
         [*made.reports, rubbish],
     )  # fmt: skip
 
@@ -268,8 +280,13 @@ def of_folder(folder, about, members=5):
     contents = [b"%02d" % k for k in range(members)]
     key = folder.place.key
     reports = [onion.sealed(c, public(ANALYSER), key, about, secrets()) for c in contents]
-    signed = [signer(k).sign(SUM + s.statement(about, 3, r)) for k, r in enumerate(reports)]
-    return s.Batch(about, 3, [signer(k).public for k in range(members)], signed, reports)
+    signed = [
+        signer(k).sign(SUM + s.statement(about, 3, public(ANALYSER), r))
+        for k, r in enumerate(reports)
+    ]
+    return s.Batch(
+        about, 3, public(ANALYSER), [signer(k).public for k in range(members)], signed, reports
+    )
 
 
 def test_a_shuffler_in_a_process_of_its_own_over_tls(folder, process):

@@ -21,7 +21,7 @@ def test_they_are_standard_normal_and_independent(kind):
     assert low < (drawn**2).sum() < high
     tail = stats.binom(drawn.size, 2 * stats.norm.sf(3.5))
     assert tail.ppf(5e-5) <= (np.abs(drawn) > 3.5).sum() <= tail.ppf(1 - 5e-5)
-    half = drawn.shape[1] // 2  # the two that are made of one radius
+    half = drawn.shape[1] // 2  # the two that are made of the same words
     pairs = [(drawn[0], drawn[1]), (drawn[:, :half], drawn[:, half + 1 :][:, :half])]
     pairs += [(drawn[:, :-1], drawn[:, 1:])]
     for one, other in pairs:

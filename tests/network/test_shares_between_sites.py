@@ -70,7 +70,7 @@ def test_every_site_finds_the_same_plan_by_itself_and_draws_of_its_own_secrets()
             wire=SECURE,
             privacy=promise,
             parties=count,
-        )  # fmt: skip
+        )
         for k, count in ((0, 5), (3, None))
     ]
     releases = [state.kept.releases(state.party, 3) for state in states]

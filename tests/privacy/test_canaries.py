@@ -349,7 +349,7 @@ def for_everybody(patch):
 
 SHARED = {
     "all but one": partial(of_sums, 2.0, 2, 399),
-    "a third is honest": partial(of_sums, 1.4, 1, 140, seeds=range(20)),
+    "a fifth is honest": partial(of_sums, 1.4, 1, 80, seeds=range(24)),
     "few bits": partial(of_sums, 1.4, 1, 399, bits=14),
     "Skellam": partial(of_sums, 1.4, 1, 399, shares="skellam"),
 }
@@ -363,7 +363,7 @@ def test_in_shares_no_more_is_found_than_is_claimed(name):
 @pytest.mark.parametrize(
     ("name", "breaks"),
     [("all but one", shareless), ("all but one", half_shares), ("all but one", long_uploads),
-     ("a third is honest", for_everybody), ("Skellam", shareless)],
+     ("a fifth is honest", for_everybody), ("Skellam", shareless)],
     ids=lambda each: getattr(each, "__name__", each),
 )  # fmt: skip
 def test_in_shares_what_is_broken_is_found(name, breaks, monkeypatch):

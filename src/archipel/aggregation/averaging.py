@@ -102,7 +102,9 @@ class Question:
     def unit(self) -> Numbers:
         """What noise is measured in, of each number: how far it moves."""
         width = np.array(self.high) - np.array(self.low)
-        return width if self.contribution is None else np.minimum(self.contribution, width)
+        return np.asarray(
+            width if self.contribution is None else np.minimum(self.contribution, width)
+        )
 
     def least(self, parties: int) -> int:
         """Parties that have to publish."""
@@ -203,7 +205,7 @@ def member(
     told = yield _packed(there) + of_gone  # 5
     answers = _sized(told, _bytes(n) + KEY * n)
     answers[mine] = _packed(there) + of_gone
-    total = np.sum([published[j] for j in sorted(published)], axis=0, dtype=np.uint64)
+    total: Steps = np.stack(list(published.values())).sum(axis=0, dtype=np.uint64)
     for u in np.flatnonzero(there).tolist():
         left = np.flatnonzero(graph[u] & ~there).tolist()
         if u not in answers:

@@ -87,12 +87,13 @@ class NoiseTerms:
 
     def numbers(self, total: Steps) -> NDArray[np.float64]:
         """What a sum of integers stands for."""
-        return total.view(np.int64) * self.step
+        return np.asarray(total.view(np.int64) * self.step, np.float64)
 
     def noise(self, source: Source, size: int) -> Steps:
         """A party's independent noise, e."""
         drawn = noise.discrete_gaussian(source, self.independent / self.step, size)
-        return drawn[0].view(np.uint64)
+        own: Steps = drawn[0].view(np.uint64)
+        return own
 
     def join(self, words: Steps, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:
         """Add the terms of some pairs' keys, and take those of others away, in place."""

@@ -97,10 +97,10 @@ class Simulated:
         return _identity(self.seed, self.number).public
 
     def sign(self, what: bytes) -> bytes:
-        return _identity(self.seed, self.number).sign(what)
+        return _identity(self.seed, self.number).sign(SUM + what)
 
     def signed(self, by: int, signature: bytes, what: bytes) -> bool:
-        return verify(_identity(self.seed, by).public, signature, what)
+        return verify(_identity(self.seed, by).public, signature, SUM + what)
 
 
 @lru_cache(maxsize=1 << 14)

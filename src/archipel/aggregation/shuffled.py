@@ -81,6 +81,14 @@ class ShuffledSum:
         bound = self.bound or self.clip * min(1.0, 3 / sqrt(size))
         return Coordinates(self.epsilon0 or 1.0, size, bound)
 
+    def check_shuffler(self) -> None:
+        """Refuse reports that nobody shuffles."""
+        if not self.shuffler:
+            raise ArchipelError(
+                'wire.sum = "shuffled": between institutions reports need a shuffler; say '
+                "shuffled:shuffler=..., with what 'archipel shuffler init' printed."
+            )
+
     # -- a party -----------------------------------------------------------------------------------
 
     def party(self, me: Party, x: Terms, number: int) -> Generator[Any, Any, Any]:
@@ -91,11 +99,8 @@ class ShuffledSum:
                 "which it does, or take another sum."
             )
         others: Any = me.others
-        if isinstance(others, Between) and not self.shuffler:
-            raise ArchipelError(
-                "wire.sum: between institutions reports need a shuffler; say "
-                "shuffled:shuffler=..., with what 'archipel shuffler init' printed."
-            )
+        if isinstance(others, Between):
+            self.check_shuffler()
         about = Session(others.session, me.round, number).named("report")
         key = yield torch.zeros(1, dtype=uint8)
         flat = torch.cat([v.detach().flatten() for v in x.uploads]).double().numpy()
@@ -110,7 +115,7 @@ class ShuffledSum:
         own = onion.Secrets(inner, outer, mark[: onion.MARK])
         server = bytes(key.tolist())
         sealed = onion.sealed(content, server, Place.read(self.shuffler).key, about, own)
-        signature = others.sign(statement(about, self.least, sealed))
+        signature = others.sign(statement(about, self.least, server, sealed))
         return _tensor(others.public + signature + sealed)
 
     # -- the server --------------------------------------------------------------------------------
@@ -140,9 +145,10 @@ class ShuffledSum:
 
     def _shuffled(self, rows: list[bytes], about: bytes, private: X25519PrivateKey) -> list[bytes]:
         """What was in the reports, in an order that the shuffler alone drew."""
+        shown = private.public_key().public_bytes_raw()
         batch = Batch(
-            about, self.least, [row[:KEY] for row in rows], [row[KEY:_SHOWN] for row in rows],
-            [row[_SHOWN:] for row in rows],
+            about, self.least, shown, [row[:KEY] for row in rows],
+            [row[KEY:_SHOWN] for row in rows], [row[_SHOWN:] for row in rows],
         )  # fmt: skip
         try:
             inner = Place.read(self.shuffler).ask(batch)

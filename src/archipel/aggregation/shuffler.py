@@ -10,6 +10,8 @@ keep to their one connection. What an honest shuffler has to see to, against a s
   one that is left, is refused.
 - **How many.** No batch of fewer than `least` leaves, the shuffler's own number or that which every
   party signed, whichever is more: the promise of privacy counts on so many.
+- **One key.** Every party signed the same key of the server's. One for each party would tell, by
+  which opens a report, whose it is.
 - **Once.** A batch is answered once. Two that differ in one report would show that report.
 - **The order** is drawn from the operating system, every one alike, and kept nowhere.
 - **Nothing else leaves**: reports of one length without sender, signature or time.
@@ -46,14 +48,15 @@ class Batch(NamedTuple):
 
     about: bytes  # names the study, the attempt at the round, and the message
     least: int  # parties that every report was made for, at the fewest
+    server: bytes  # the public key that every inner layer is for
     members: list[bytes]  # public keys
     signatures: list[bytes]
     reports: list[bytes]
 
 
-def statement(about: bytes, least: int, report: bytes) -> bytes:
+def statement(about: bytes, least: int, server: bytes, report: bytes) -> bytes:
     """What a party signs of its report."""
-    return digest(b"archipel report", about, b"%d" % least, report)
+    return digest(b"archipel report", about, b"%d" % least, server, report)
 
 
 class Shuffler:
@@ -82,8 +85,9 @@ class Shuffler:
         if len({len(report) for report in batch.reports}) > 1:
             raise ArchipelError("the batch has reports of different lengths.")
         rows = zip(batch.members, batch.signatures, batch.reports, strict=True)
+        signed = (batch.about, batch.least, batch.server)
         for member, signature, report in rows:
-            if not verify(member, signature, SUM + statement(batch.about, batch.least, report)):
+            if not verify(member, signature, SUM + statement(*signed, report)):
                 raise ArchipelError("the batch has a report that its member did not sign.")
         least = max(self._least, batch.least)
         found = [onion.peeled(report, self._private, batch.about) for report in batch.reports]
@@ -110,12 +114,13 @@ def written(batch: Batch) -> bytes:
 def read(content: bytes) -> Batch:
     """A batch from what `written` made of it; anything else is refused."""
     try:
-        version, about, least, *columns = msgpack.unpackb(content)
+        version, about, least, server, *columns = msgpack.unpackb(content)
         members, signatures, reports = columns
         right = (
             version == _VERSION
             and isinstance(about, bytes)
             and type(least) is int
+            and isinstance(server, bytes)
             and all(isinstance(each, list) for each in columns)
             and len({len(each) for each in columns}) == 1
             and all(isinstance(each, bytes) for column in columns for each in column)
@@ -126,7 +131,7 @@ def read(content: bytes) -> Batch:
         right = False
     if not right:
         raise ArchipelError("no batch of reports of this version.")
-    return Batch(about, least, members, signatures, reports)
+    return Batch(about, least, server, members, signatures, reports)
 
 
 def answer(reports: Sequence[bytes] | str) -> bytes:

@@ -18,6 +18,9 @@ def picture(
     out: Annotated[Path, typer.Option(help="The file, .png or .svg.")] = Path("trust.png"),
     parties: Annotated[int, typer.Option(min=10, help="Parties, one number each.")] = 1000,
     delta: Annotated[float, typer.Option(help="δ, the same for all.")] = 1e-5,
+    honest: Annotated[
+        float, typer.Option(help="The share of parties that do not collude, where it matters.")
+    ] = 1.0,
     repetitions: Annotated[int, typer.Option(min=2, help="Of every point.")] = 100,
     as_json: o.Json = False,
 ) -> None:
@@ -33,20 +36,22 @@ def picture(
       archipel privacy picture --parties 200 --repetitions 20 --out small.svg
     """
     from archipel.privacy.checks import check_delta
-    from archipel.privacy.trust import lines
     from archipel.report.figures import encode
     from archipel.report.trust import trust
+    from archipel.scorecard.trust import lines
     from archipel.store import files
 
     form = out.suffix[1:].lower()
     if form not in ("png", "svg"):
         raise ArchipelError(f"--out {out}: give a name that ends in .png or .svg.")
-    found = list(lines(parties, check_delta(delta), repetitions))
+    if not 0 < honest <= 1:
+        raise ArchipelError(f"--honest {honest}: give a share above 0 and up to 1.")
+    found = list(lines(parties, check_delta(delta), repetitions, honest))
     files.write(out, encode(trust(found, parties, delta, repetitions), form, background="white"))
     rows = [_told(line) for line in found]
     if as_json:
-        told = {"parties": parties, "delta": delta, "repetitions": repetitions, "models": rows}
-        o.print_json({**told, "picture": str(out)})
+        asked = {"parties": parties, "delta": delta, "honest": honest, "repetitions": repetitions}
+        o.print_json({**asked, "models": rows, "picture": str(out)})
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "trusts", "error at ε = 1", "measured"):

@@ -41,7 +41,8 @@ def init(
     from archipel.federation.shuffler import ShufflerFolder
 
     made = ShufflerFolder.create(home, address, least)
-    say(f'[wire]\nsum = "shuffled:least={least}:shuffler={made.place.text()}"')
+    say("[wire]")
+    say(f'sum = "shuffled:least={least}:shuffler={made.place.text()}"')
 
 
 @app.command()
@@ -98,7 +99,8 @@ def status(home: Where = _HOME, as_json: o.Json = False) -> None:
     if as_json:
         o.print_json(told)
         return
-    say(f"shuffler  {told['shuffler']}\nleast     {told['least']} reports")
+    say(f"shuffler  {told['shuffler']}")
+    say(f"least     {told['least']} reports")
     for name, public in folder.members.items():
         say(f"member    {name}  {public.hex()}")
 

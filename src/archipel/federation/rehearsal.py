@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from archipel.aggregation.shuffled import ShuffledSum
 from archipel.data import frames
 from archipel.data.dialect import Written
 from archipel.data.federation import Federation
@@ -30,6 +31,7 @@ from archipel.federation.certificates import Invitation
 from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.peer.peer import PeerSite
+from archipel.federation.shuffler import ShufflerFolder
 from archipel.federation.site import binding
 from archipel.federation.site.policy import SPENT, Overspent, Policy
 from archipel.federation.site.service import data_of
@@ -62,9 +64,15 @@ async def rehearse(
 ) -> Run:
     """Run the study with real processes and real TLS, in folders under `out`.
 
-    `changes` are fields of the study that have other values than in the file.
+    `changes` are fields of the study that have other values than in the file. A study whose
+    reports nobody shuffles has a shuffler of its own, which admits all sites.
     """
     study = Study.read_changed(path, changes or {})
+    mix = _shuffler(study, out)
+    if mix is not None:
+        named = f"{study.wire.sum}:shuffler={mix.place.text()}"
+        changes = {**(changes or {}), "wire.sum": named}
+        study = Study.read_changed(path, changes)
     if peers != is_peer(study.algorithm_object):
         kind, hint = ("a", "leave --peers out") if peers else ("no", "say --peers")
         raise ArchipelError(f"{study.algorithm.name} has {kind} server: {hint}.")
@@ -80,8 +88,11 @@ async def rehearse(
     coordinator = Coordinator(home, say=say, silence=silence)
     await coordinator.up(f"localhost:{port}")
     processes: list[asyncio.subprocess.Process] = []
+    shuffling: asyncio.subprocess.Process | None = None
     try:
         digest = home.submit(text)
+        if mix is not None:
+            shuffling = await _shuffling(mix, say)
         processes += [await _start() for _ in names]
         for k, name in enumerate(names):
             given = {
@@ -100,16 +111,40 @@ async def rehearse(
             _tell(processes[k], given)
             say(f"{name} joins")
         await _approved(coordinator, digest, processes, names)
+        if mix is not None:
+            for decision in coordinator.registry.decisions(digest):
+                mix.admit(decision.site, decision.identity.hex())
         run: Run = await coordinator.run(digest, watch)
         codes = await asyncio.gather(*(process.wait() for process in processes))
         if any(codes):
             raise RunFailed(f"a site ended with exit code {max(codes)}: see its audit log.")
         return run
     finally:
-        for process in processes:
+        for process in [*processes, *([] if shuffling is None else [shuffling])]:
             if process.returncode is None:
                 process.kill()
         await coordinator.down()
+
+
+def _shuffler(study: Study, out: Path) -> ShufflerFolder | None:
+    """A shuffler for reports that need one."""
+    how = study.wire_object.sum
+    if not isinstance(how, ShuffledSum) or how.shuffler:
+        return None
+    return ShufflerFolder.create(out / "shuffler", f"localhost:{_free_port()}", how.least)
+
+
+async def _shuffling(mix: ShufflerFolder, say: Callable[[str], None]) -> asyncio.subprocess.Process:
+    """The shuffler in a process of its own, once it listens."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "archipel", "shuffler", "up", "--home", str(mix.path),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    if b"listening" not in await process.stdout.readline():
+        raise RunFailed("the shuffler of the rehearsal did not start.")
+    say("the shuffler listens")
+    return process
 
 
 async def _approved(

@@ -164,8 +164,8 @@ class RingHistogram:
         k = self.response.values
         counts = np.bincount(np.concatenate([*reports, *fills]), minlength=k)[:k]
         expected = self.response.other * (held.size + self.parties * len(fills))
-        found: Array = (counts - expected) / (self.response.truth - self.response.other)
-        return found
+        apart = self.response.truth - self.response.other
+        return np.asarray((counts - expected) / apart, np.float64)
 
     def variance(self, counts: ArrayLike) -> Array:
         """Of each estimated count, where so many reports are of each value."""

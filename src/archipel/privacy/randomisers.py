@@ -94,8 +94,7 @@ class Response:
         """How many parties have each value, `[n] -> [k]`; unbiased, so it may be below 0."""
         told = np.asarray(reports)
         counts = np.bincount(told, minlength=self.values)[: self.values]
-        found: Array = (counts - len(told) * self.other) / (self.truth - self.other)
-        return found
+        return np.asarray((counts - len(told) * self.other) / (self.truth - self.other), np.float64)
 
     def variance(self, counts: ArrayLike) -> Array:
         """Of each number of `estimate`, where so many parties have each value, `[k] -> [k]`."""
@@ -215,8 +214,7 @@ class Coordinates:
         """The sum of the vectors, `[n, s] -> [p]`."""
         said = np.asarray(reports, np.int64).reshape(-1)
         total = np.bincount(said // 2, 2.0 * (said % 2) - 1, minlength=self.size)[: self.size]
-        found: Array = self.size / self.told * self.scale * total
-        return found
+        return np.asarray(self.size / self.told * self.scale * total, np.float64)
 
     def variance(self, vectors: ArrayLike) -> Array:
         """Of each number of `estimate`, where parties have these vectors, `[n, p] -> [p]`.

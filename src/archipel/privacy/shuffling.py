@@ -153,7 +153,8 @@ def _given(c: Array, epsilon: float, epsilon0: float, lower: bool) -> Array:
     terms = gain * one, expm1(epsilon) * above
     error = _ROUNDED * (terms[0] + terms[1])
     exact: Array = terms[0] - terms[1]
-    return np.maximum(exact + (-error if lower else error), 0.0)
+    found: Array = np.maximum(exact + (-error if lower else error), 0.0)
+    return found
 
 
 def delta_of(randomiser: Randomiser, reports: int, epsilon: float) -> float:
@@ -173,16 +174,18 @@ def epsilon_of(randomiser: Randomiser, reports: int, delta: float) -> float:
 def epsilon_bounds(randomiser: Randomiser, reports: int, delta: float) -> Bounds:
     """Between which ε the pair (P, Q) has this δ."""
     check_delta(delta)
-    found = (
-        _first(lambda t, low=low: float(deltas(randomiser, reports, t, low)) <= delta, randomiser)
-        for low in (True, False)
-    )
-    return Bounds(*found)
+
+    def first(lower: bool) -> float:
+        return _first(
+            lambda t: float(deltas(randomiser, reports, t, lower)) <= delta, randomiser.epsilon0
+        )
+
+    return Bounds(first(True), first(False))
 
 
-def _first(holds: Callable[[float], bool], randomiser: Randomiser) -> float:
+def _first(holds: Callable[[float], bool], most: float) -> float:
     """The least ε up to ε0 from which on something holds, to 1e-9 of it and on the safe side."""
-    low, high = 0.0, randomiser.epsilon0
+    low, high = 0.0, most
     if holds(0.0):
         return 0.0
     while high - low > 1e-9 * high:

@@ -64,7 +64,7 @@ def cost(
     """ε at δ of each party towards `together` others, where a gradient may move by `moves`.
 
     >>> round(cost(1.0, 0.4, 2000, 20000, 1e-6), 2)
-    2.44
+    2.15
     """
     if not together < parties:
         raise ArchipelError(f"together = {together}: there are {parties} parties; give fewer.")

@@ -11,13 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from archipel.privacy.trust import Line
 from archipel.report.style import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PINK, styled
+from archipel.scorecard.trust import Line
 
 _LOOKS: dict[str, dict[str, Any]] = {
-    "trusted curator": {"color": INK, "marker": "o"},
-    "secure sum, noise in shares": {"color": BLUE, "marker": "s"},
-    "GOPA": {"color": GREEN, "marker": "D"},
+    "trusted curator": {"color": INK, "marker": "o", "lw": 1.4},
+    "secure sum, noise in shares": {"color": BLUE, "marker": "s", "lw": 4.5, "alpha": 0.45},
+    "GOPA": {"color": GREEN, "marker": "D", "lw": 1.8, "ls": (0, (3, 3)), "zorder": 2.6},
     "network DP, on a ring": {"color": PINK, "marker": "^"},
     "shuffled": {"color": AMBER, "marker": "v"},
     "local, randomised response": {"color": GREY, "marker": "<"},
@@ -42,7 +42,7 @@ def trust(lines: Sequence[Line], parties: int, delta: float, repetitions: int) -
         right.set_ylabel("times the trusted curator's")
         for axes in (left, right):
             _scaled(axes, [point.epsilon for point in curator.points])
-        ratios = [(line.errors[-1] / curator.errors[-1], line) for line in lines]
+        ratios = [(_middle(np.array(line.errors) / curator.errors), line) for line in lines]
         _name_ends(right, ratios)
         left.set_title(
             f"ε for every party, δ = {delta:g}; lines are formulas, points "
@@ -53,11 +53,14 @@ def trust(lines: Sequence[Line], parties: int, delta: float, repetitions: int) -
 
 
 def _draw(axes: Axes, line: Line, look: dict[str, Any], over: Any, over_points: Any) -> None:
-    axes.plot(line.epsilons, np.array(line.errors) / over, color=look["color"], lw=1.7, zorder=2)
+    drawn = {key: value for key, value in look.items() if key != "marker"}
+    first = {"zorder": 2.5 - 0.1 * look.get("lw", 1.7), "lw": 1.7}
+    axes.plot(line.epsilons, np.array(line.errors) / over, **{**first, **drawn})
     found = np.array([point[1:] for point in line.points]) / over_points[:, None]
     error, low, high = found.T
+    beside = 1.05 ** (_rank(line) - 1) if _rank(line) < 3 else 1.0  # three that are the same
     axes.errorbar(
-        np.array([point.epsilon for point in line.points]) * 1.035 ** (_rank(line) - 2.5), error,
+        np.array([point.epsilon for point in line.points]) * beside, error,
         np.stack([error - low, high - error]), fmt=look["marker"], color=look["color"], ms=6.5,
         mec="white", mew=0.8, elinewidth=1.2, zorder=3,
     )  # fmt: skip
@@ -74,7 +77,7 @@ def _scaled(axes: Axes, epsilons: Sequence[float]) -> None:
 
 
 def _name_ends(axes: Axes, ends: list[tuple[float, Line]]) -> None:
-    """Each line's name at its right end, moved apart, and whom it trusts under it."""
+    """Each line's name at about its height, moved apart, and whom it trusts under it."""
     low, high = np.log(axes.get_ylim())
     ends = sorted(ends, key=lambda each: (each[0], _rank(each[1])))
     places = [float((np.log(value) - low) / (high - low)) for value, _ in ends]
@@ -87,13 +90,17 @@ def _name_ends(axes: Axes, ends: list[tuple[float, Line]]) -> None:
         places[i] = min(places[i], most)
     for (_, line), place in zip(ends, places, strict=True):
         colour = _LOOKS[line.model.name]["color"]
-        at = {"xycoords": "axes fraction", "annotation_clip": False}
+        at: dict[str, Any] = {"xycoords": "axes fraction", "annotation_clip": False}
         axes.annotate(
             line.model.name, (1.03, place), va="bottom", color=colour, weight="bold", **at
         )
         axes.annotate(
             f"trusts: {line.model.trusts}", (1.03, place), va="top", color=GREY, fontsize=8, **at
         )
+
+
+def _middle(ratios: Any) -> float:
+    return float(np.exp(np.log(ratios).mean()))
 
 
 def _rank(line: Line) -> int:

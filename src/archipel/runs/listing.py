@@ -211,7 +211,7 @@ def _of_sites(folder: Folder) -> Run:
     if promise is not None:
         about = study.study
         how: Any = {"seed": about.seed, "rounds": about.rounds, "wire": options.get("wire")}
-        how |= {"separation": study.round.separation}
+        how |= {"separation": study.round.separation or 1}
         run.promise, run.kept = promise, told_plan(promise, *parts, **how)
     run.approved = text.encode()
     return run

@@ -276,8 +276,6 @@ class Study(BaseModel):
         tables["wire"] = wiring.written(self.wire, self._base)
         if not wiring.parts_of(self.wire):  # as before there were any: its hash stays
             tables["wire"] = {"steps": []}
-        if self.round.separation == 1:
-            del tables["round"]["separation"]  # likewise
         prints = self._prints
         if prints is None:
             prints = {name: _print(path) for name, path in self.sources().items()}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.aggregation.shuffled import ShuffledSum
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
@@ -61,6 +62,8 @@ def fitted(
     with planning.threads(1):
         at = (me, model.w.clone(), parties, min(parties, _COHORT))
         wire = wire or Wire()
+        if isinstance(wire.sum, ShuffledSum):
+            wire.sum.check_shuffler()
         around, anatomy = (wire if kept_by is None else kept_by.on(wire)).fitted(boxes, *at)
         boxes = around(boxes)
         if kept_by is not None:

@@ -138,7 +138,8 @@ def _free_port() -> int:
 
 async def _party(given: dict[str, Any]) -> None:
     """What one process does in a rehearsal."""
-    question = {k: tuple(v) if isinstance(v, list) else v for k, v in given["question"].items()}
+    asked: dict[str, Any] = given["question"]
+    question: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()}
     file = NumbersFile(
         averaging.Question(**question),
         {given["me"]: tuple(given["values"])},

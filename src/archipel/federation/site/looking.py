@@ -57,8 +57,7 @@ def _look(
     check_fit(model, data)
     algorithm, seed = study.algorithm_object, study.study.seed
     at = (algorithm, data, model, 0, seed, study.wire_object, 16)
-    _, anatomy = fitted(*at)
-    planned, unkept = None, ""
+    anatomy, planned, unkept = None, None, ""
     if study.promise is not None:
         try:
             keeps = _protection(study, data, model, None if rows is None else rows.training)
@@ -68,6 +67,8 @@ def _look(
                 planned = for_records(kept.releases(0, kept.rounds), kept.neighbours)
         except ArchipelError as error:
             unkept = str(error)
+    if anatomy is None:
+        _, anatomy = fitted(*at)
     mixed = leaves(anatomy.mixed)
     counts = (None, None) if rows is None else rows
     found = exposure(study, model, data, anatomy, mixed, *counts)
