@@ -76,6 +76,31 @@ def test_a_site_and_the_coordinator_are_killed_and_the_study_ends_as_if_nothing_
     undisturbed(drill)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_secure_sums_survive_killed_sites_and_a_killed_coordinator(tmp_path, algorithm):
+    """Real processes, killed -9 in the middle of rounds: all as in a simulation."""
+
+    async def play(drill):
+        await drill.enrol()
+        await drill.start()
+        for t, k in ((1, 1), (2, 2)):
+            await drill.until_round(t)
+            await drill.processes[k].kill()
+            await drill.restart()
+            await drill.until_up()
+            await drill.processes[k].start()
+        await drill.finished()
+
+    changes = {**WAIT, "study.rounds": 4, "algorithm.name": algorithm, "wire.sum": "secure"}
+    drill, _ = with_drill(tmp_path, 3, changes, play, 240)
+    assert [row["round"] for row in drill.rows] == [1, 2, 3, 4]
+    assert all(row["counted"] for row in drill.rows)
+    assert not any(row["missing"] for row in drill.rows)
+    simulated = drill.study.run(None, baselines=False, workers=1).vector  # to steps of the grid
+    torch.testing.assert_close(drill.vector(), simulated, rtol=0, atol=5e-5)
+
+
 def test_a_site_that_was_away_when_the_study_ended_hears_what_became_of_its_last_round(tmp_path):
     async def until_last_verdict(site, drill):
         """Take part, and be gone when the verdict on the last round is due."""
