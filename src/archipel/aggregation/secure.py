@@ -42,6 +42,7 @@ from archipel.aggregation.roster import (
     Held,
     OwnKeys,
     Roster,
+    check_agreed,
     check_sharing,
     check_survivors,
     read_ids,
@@ -141,6 +142,7 @@ class SecureSum:
         shared = read_ids(reply[0], "shared their keys", roster.ids)
         senders = read_ids(reply[1], "shared with this party", shared)
         check_sharing(shared, senders, held_by, t, complete, mine, others)
+        check_agreed(shared, number, others, all_stayed=False)
         held, room = dict[int, Held](), len(reply[2])
         for v, content in zip(senders, reply[2], strict=False):
             key = keys.channel.agree(roster.channel(v), session, "shares", (v, mine))
@@ -165,6 +167,8 @@ class SecureSum:
         # Round 3: consistency check
         survivors = read_ids(reply, "stayed", shared)
         check_survivors(survivors, held_by, t, mine, others, self.least)
+        check_agreed(survivors, number, others, all_stayed=True)
+        others.agreed[number] = frozenset(survivors)
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
         signers = read_ids(reply[0], "signed who stayed")
