@@ -36,7 +36,15 @@ from archipel.aggregation import shamir
 from archipel.aggregation.coding import Coding, Grid, Terms
 from archipel.aggregation.keys import SEAL, Session, seal, unseal
 from archipel.aggregation.masks import Words, mask
-from archipel.aggregation.neighbours import COMPLETE, Neighbours, drawn, of_all, of_some
+from archipel.aggregation.neighbours import (
+    COMPLETE,
+    Neighbours,
+    Unsafe,
+    of_all,
+    of_given,
+    of_some,
+    safe,
+)
 from archipel.aggregation.roster import (
     HELD,
     Held,
@@ -73,16 +81,20 @@ class SecureSum:
     least: int = 2  # parties of a sum, at the fewest: with fewer nothing is unmasked
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0.5 < self.threshold <= 1:
-            raise ArchipelError(
-                f"threshold = {self.threshold:g}: give a share above 0.5 and up to 1, or else a "
-                "server that tells parties different things could unmask one."
-            )
         if self.degree is not None and self.degree < 2:
             raise ArchipelError(f"degree = {self.degree}: give at least 2 neighbours.")
         for field in ("colluding", "dropouts"):
             if not 0 <= (share := getattr(self, field)) < 0.5:
                 raise ArchipelError(f"{field} = {share:g}: give a share from 0 to below 0.5.")
+        above = (1 + self.colluding) / 2
+        if self.threshold is not None and not (
+            2 / 3 <= self.threshold <= 1 and self.threshold > above
+        ):
+            raise ArchipelError(
+                f"threshold = {self.threshold:g}: give a share from 2/3 to 1 and above "
+                f"(1 + colluding) / 2 = {above:g}, or leave it out; with less a server that tells "
+                "parties different things could unmask one."
+            )
         if self.least < 2:
             raise ArchipelError(
                 f"least = {self.least}: a sum of one is its upload; give 2 or more."
@@ -107,15 +119,21 @@ class SecureSum:
         """Degree k and threshold t among n parties, which nobody tells anybody."""
         k = self.degree
         if trial or n <= COMPLETE or (k is not None and k >= n - 1):
-            found = of_all(n)
+            found = of_all(n, self.colluding)
         elif k is None:
             found = of_some(n, self.colluding, self.dropouts)
         else:
-            removed = int(self.colluding * n) + int(self.dropouts * n)
-            found = Neighbours(k, (k + ceil(self.colluding * k)) // 2 + 1, drawn(n, k, removed))
+            found = of_given(n, k, self.colluding, self.dropouts)
         if self.threshold is None:
             return found
-        return found._replace(threshold=ceil(self.threshold * found.degree))
+        t = ceil(self.threshold * found.degree)
+        if not found.complete and t < (least := safe(n, found.degree, self.colluding)):
+            raise Unsafe(
+                f"threshold = {self.threshold:g}: {t} of {found.degree} neighbours are too few "
+                f"among {n} parties, of which a share of {self.colluding:g} colludes; give at "
+                f"least {ceil(1e4 * least / found.degree) / 1e4:g}, or leave it out."
+            )
+        return found._replace(threshold=t)
 
     def party(self, me: Party, x: Terms, number: int) -> Generator[Any, Any, Any]:
         mine, others = int(me.number), me.others
