@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,15 +11,17 @@ import torch
 
 import archipel as ar
 from archipel.aggregation.others import Stranger
-from archipel.aggregation.roster import Refusal
+from archipel.aggregation.roster import SIGNED, Refusal
 from archipel.aggregation.secure import SecureSum
-from archipel.engines.engine import Cause
+from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.letters import decode
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import Identity
+from archipel.federation.coordinator.server_study import SiteAttendance
 from archipel.federation.site.acquaintances import Acquaintances, Member, _read
 from archipel.federation.site.policy import Policy, Standing
+from archipel.runs.participation import Cohort
 from archipel.tree import leaves
 from network.test_wire import DATA, PARTIES, Federation, party_of
 
@@ -286,3 +289,30 @@ def test_a_coordinator_gives_attempts_that_grow():
 
     asyncio.run(asyncio.wait_for(play(), 60))
     assert found == sorted(set(found))
+
+
+@pytest.mark.parametrize("why, tries", [(SIGNED, 1), ("away", 3)])
+def test_a_study_that_waits_goes_on_after_a_round_that_was_signed_without_a_site(why, tries):
+    """What those sites refuse who signed it, they refuse for ever: others are waited for."""
+    asked = []
+
+    class There(SiteAttendance):
+        def _try(self, t):
+            asked.append(t)
+            enough = len(asked) == 3
+            ids = np.arange(3)
+            present = ids if enough else ids[:0]
+            missing = {} if enough else {0: Cause.read(why), 1: Cause("silent")}
+            return Cohort(ids, present, np.ones(3), missing, enough), Outcome(present), 3
+
+        def _refuse_spent(self, t):
+            pass
+
+    nothing = SimpleNamespace(pause=lambda _: None)
+    sites = SimpleNamespace(
+        find_scale=lambda: None, take_in=lambda: None, waits=lambda *_: None, presence=nothing,
+        policy=lambda: (SimpleNamespace(on_missing="wait"), 3),
+    )  # fmt: skip
+    cohort, _ = There(None, sites, None).take_part(4, 0)
+
+    assert asked == [4] * tries and cohort.counted == (why != SIGNED)

@@ -12,6 +12,9 @@ Every party u masks its integers x_u with one mask of its own and one of each pa
 so that pairs cancel in the sum. Shares of b_u, and of the key behind the s_uv, lie with its
 neighbours: of who stayed they reveal b_u, of who was lost that key, and never both.
 
+A party signs one sum of a round's uploads, in whatever attempt (`roster.check_agreed`): two of
+which one has a party more would show what that party sent.
+
 What a party does not take from the server: who the others are (it knows their identities), degree
 and threshold (they follow from the study and the number of parties), its neighbours (it draws
 them), and who stayed (`threshold` of its neighbours sign the same).

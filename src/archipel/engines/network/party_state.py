@@ -4,7 +4,8 @@
 A seat answers letters and never asks. It is told after a round whether it counted, and only then
 keeps what the round made of its own state: so a round that is done again, because the coordinator
 or the site was killed, starts from the same state and gives the same upload. An upload that was
-sent before is sent again, not computed again.
+sent before is sent again, not computed again. A party that is lost after it masked its upload is
+in a secure sum and not told so: it keeps its state of before, as one that did not count.
 
 Where a study promises privacy, a round's noise is of the round's secrets: what is sent again has
 the noise that it had. The secrets are on the disk, and what the round costs is charged, before
