@@ -146,6 +146,10 @@ class SiteStudies:
         """The site has heard that the study is over."""
         write(self.folder(study) / "rounds", str(rounds).encode())
 
+    def goes_on(self, study: str) -> None:
+        """A study goes on of which the site had heard that it is over: it plans something again."""
+        (self.folder(study) / "rounds").unlink(missing_ok=True)
+
     def has_counted(self, study: str) -> bool:
         """Whether the site took part in a round that counted, or in a later one than the first.
 
