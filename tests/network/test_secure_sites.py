@@ -19,6 +19,7 @@ from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import Identity
 from archipel.federation.coordinator.server_study import SiteAttendance
+from archipel.federation.peer.known_keys import KnownKeys
 from archipel.federation.site.acquaintances import Acquaintances, Member, _read
 from archipel.federation.site.policy import Policy, Standing
 from archipel.runs.participation import Cohort
@@ -32,6 +33,8 @@ STUDY = "5" * 64
 class Folder:
     """What acquaintances need of a site."""
 
+    late_joiners = True
+
     def __init__(self, home, name="aachen", party=0):
         self.home, self.name, self.identity, self.said = home, name, Identity.create(), []
         self.site_studies = self
@@ -44,6 +47,9 @@ class Folder:
 
     def party(self, study):
         return self._party
+
+    def read(self, study):
+        return SimpleNamespace(round=SimpleNamespace(late_joiners=self.late_joiners))
 
     def append(self, what, **detail):
         self.said.append((what, detail))
@@ -115,6 +121,36 @@ def test_who_is_not_known_is_a_stranger_and_who_is_signs_for_sums_alone(site, tm
     assert here.signed(0, here.sign(b"this"), b"this")
     assert not here.signed(1, there.sign(b"this"), b"that")
     assert not here.signed(1, other.identity.sign(b"this"), b"this")  # of a letter, or a decision
+
+
+def test_nobody_comes_to_the_sites_first_met_where_the_study_takes_nobody_late(site):
+    site.late_joiners, bonn = False, member("bonn")
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn})
+    before = (site.home / "peers.json").read_bytes()
+
+    with pytest.raises(ArchipelError, match=r"names celle, whom .* has late_joiners = false") as no:
+        Acquaintances(site, STUDY).take({0: me(site), 1: bonn, 2: member("celle")})
+
+    assert str(no.value).count("\n") == 0
+    assert (site.home / "peers.json").read_bytes() == before
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn})
+    site.late_joiners = True
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn, 2: member("celle")})
+
+
+def test_a_key_that_an_operator_forgot_signs_nothing_any_more(site, tmp_path):
+    """The process that works does not start again for it."""
+    other = Folder(tmp_path / "other", "bonn", 1)
+    here, there = Acquaintances(site, STUDY), Acquaintances(other, STUDY)
+    here.take({0: me(site), 1: me(other)})
+    assert here.signed(1, there.sign(b"this"), b"this")
+
+    KnownKeys(site.home / "peers.json").forget("bonn")
+
+    with pytest.raises(Stranger, match="key of party 1 is not known"):
+        here.signed(1, there.sign(b"this"), b"this")
+    here.take({0: me(site), 1: me(other)})
+    assert here.signed(1, there.sign(b"this"), b"this")
 
 
 @pytest.mark.parametrize(

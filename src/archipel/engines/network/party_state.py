@@ -49,6 +49,7 @@ from archipel.privacy.promise import Kept, Privacy, Uses
 from archipel.tree import Tree, first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
 
+DROPPED = "dropped"  # in a state: a round was open that nobody knows any more
 _COHORT = 1024  # parties of a round at most, where a site does not know how many there are
 
 
@@ -548,6 +549,8 @@ class PartyState:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what another process left."""
         self.own = Own.read(self.anatomy.own, state, "own", bool(state["own.trained"]))
+        if self._rows and DROPPED in state:
+            self.own = replace(self.own, state=begun_anew(self.own.state, self._rows))
         self.turn = Turn.read(self.anatomy, state)
         self.secrets = None
         if "secrets" in state:
