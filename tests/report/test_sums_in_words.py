@@ -14,7 +14,7 @@ def run(total, **privacy):
     tables = {
         "study": {"name": "said", "rounds": 1},
         "data": {"name": "quadratics", "parties": 30},
-        "algorithm": {"name": "fedsgd"},
+        "algorithm": {"name": "scaffold"} if "gaussian" in total else {"name": "fedsgd"},
         "wire": {"sum": total},
         "privacy": privacy,
     }
