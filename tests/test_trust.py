@@ -9,6 +9,7 @@ from scipy.stats import chi2
 from typer.testing import CliRunner
 
 from archipel.cli import app
+from archipel.errors import ArchipelError
 from archipel.privacy.randomisers import Levels
 from archipel.scorecard.trust import MODELS, Budget, lines, measured, numbers
 
@@ -85,12 +86,16 @@ def test_the_picture(tmp_path, form):
         (["--out", "trust.pdf"], "give a name that ends in .png or .svg"),
         (["--honest", "0"], "give a share above 0 and up to 1"),
         (["--delta", "2"], "delta = 2.0: give a number in (0, 1)"),
+        (["--delta", "0.1", "--parties", "10"], "--delta = 0.1: the picture has 10 parties"),
+        (["--out", "nodir/p.png"], "--out nodir/p.png: cannot be written"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(asked, said):
+def test_what_cannot_be_drawn_is_refused_before_it_is_measured(asked, said, monkeypatch):
+    monkeypatch.setattr("archipel.scorecard.trust.lines", None)
     found = CliRunner().invoke(app, ["privacy", "picture", *asked])
 
-    assert said in str(found.exception)
+    assert isinstance(found.exception, ArchipelError) and said in str(found.exception)
+    assert found.exception.exit_code == 2
 
 
 def test_levels_are_best_where_they_are_chosen():

@@ -93,6 +93,17 @@ def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, change, says):
     assert "\n" not in str(found.exception)
 
 
+@pytest.mark.parametrize("how", [[], ["--whole"], ["--verifiable", "--bulletin", "b.jsonl"]])
+def test_a_delta_that_publishing_a_party_would_keep_is_refused(archipel, tmp_path, how):
+    for delta, given in (("0.5", []), ("0.34", []), ("0.002", ["--parties", "500"])):
+        (tmp_path / "n.toml").write_text(
+            FILE.replace("epsilon = 1.0", f"epsilon = 1\ndelta = {delta}")
+        )
+        done = archipel("average", "n.toml", *how, *given)
+        assert done.code == 2 and f"average.delta = {delta}: the mean has" in done.sentence
+    assert not (tmp_path / "b.jsonl").exists()
+
+
 def test_flags_that_exclude_each_other_are_refused(numbers):
     for words, says in (
         ([], "is missing"),

@@ -52,6 +52,25 @@ def test_whoever_changed_the_file_is_found_out(archipel, bulletin, tmp_path):
     assert {fault["kind"] for fault in kept.json["faults"]} == {"log cut"}
 
 
+def test_a_changed_file_is_the_files_fault_and_nothing_is_added_to_it(archipel, bulletin, tmp_path):
+    path = tmp_path / "b.jsonl"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if b'"by":"oslo"' in line and b"commit" in line)
+    lines[at] = lines[at].replace(b'"seen":"', b'"seen":"0', 1)
+    one = b"".join(lines)
+    for content in (one, whole.replace(b"oslo", b"oslu"), b"".join(lines[:at]), whole[:-40]):
+        path.write_bytes(content)
+        told = archipel("verify", "b.jsonl")
+        refused = archipel("average", "numbers.toml", "--verifiable", "--bulletin", "b.jsonl")
+
+        assert told.code == 1 and "log c" in told.out and "Nobody is charged" in told.out
+        assert not any(f"{name}:" in told.out for name in ("bonn", "lyon", "oslo", "oslu"))
+        assert "repeated" not in told.out and "unchanged copy" in told.out
+        assert refused.code == 2 and "b.jsonl" in refused.sentence
+        assert path.read_bytes() == content
+
+
 def test_wrong_usage_is_one_sentence(archipel, bulletin, tmp_path):
     assert (
         "--bulletin b.jsonl: is written with --verifiable"

@@ -124,7 +124,12 @@ def test_steps_that_are_refused(folder, text):
         (
             {"up": ["int8.py"], "sum": "secure_sum.py"},
             "wire.up: Int8 has to be undone for every upload (it is not linear), and wire.sum: "
-            "SecureSum shows their sum alone",
+            "SecureSum shows their sum alone: leave the step out",
+        ),
+        (
+            {"up": ["rotate"], "sum": "secure"},
+            "wire.up: Rotate has to be undone for every upload (it is not linear), and wire.sum: "
+            "SecureSum shows their sum alone: give it common=true, leave the step out",
         ),
         (
             {"rule": "krum.py", "sum": "secure_sum.py"},

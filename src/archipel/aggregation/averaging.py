@@ -34,6 +34,7 @@ from archipel.aggregation.keys import KEY, KeyPair, Session, digest, hkdf
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.exchange.talk import Talk
 from archipel.privacy import gopa
+from archipel.privacy.checks import check_delta_among
 from archipel.privacy.sources import Source
 
 Flags = NDArray[np.bool_]  # [n]: which of the parties
@@ -88,6 +89,7 @@ class Question:
 
     def plan(self, parties: int) -> gopa.Plan:
         """The noise for so many parties, in units."""
+        check_delta_among("average.delta", self.delta, parties, "the mean", "parties")
         return gopa.planned(
             self.epsilon, self.delta, parties, honest=self.honest, dropouts=self.dropouts,
             neighbours=self.neighbours, form=self.form, moved=self.moved, size=len(self.names),

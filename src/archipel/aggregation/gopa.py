@@ -232,7 +232,10 @@ def _check_shares(colluding: float, dropouts: float) -> None:
 
 @dataclass(frozen=True)
 class Gopa:
-    """`[wire] sum = "gopa"`: the modular form."""
+    """A sum of uploads hidden by noise that cancels; it trusts the server on who has published.
+
+    `[wire] sum = "gopa"`: the modular form.
+    """
 
     neighbours: int | None = None  # k, or as many as are enough
     bits: int = 32  # of the modulus: 32 or 64
@@ -271,7 +274,10 @@ class Gopa:
 
 @dataclass(frozen=True)
 class GaussianGopa:
-    """`[wire] sum = "gopa-gaussian"`: the form of the paper; `privacy/gopa.py` plans its noise."""
+    """GOPA as in its paper: Gaussian noise that cancels, and some that stays, as its fields say.
+
+    `[wire] sum = "gopa-gaussian"`; `privacy/gopa.py` plans its noise.
+    """
 
     independent: float  # s_e, of each party's own noise
     pairwise: float  # s_D

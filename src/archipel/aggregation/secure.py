@@ -72,7 +72,10 @@ from archipel.signing import SIGNATURE
 
 @dataclass(frozen=True)
 class SecureSum:
-    """`[wire] sum = "secure"`; both ends have all of it from the study."""
+    """A sum of which nobody sees a single upload, also where the server lies or parties drop out.
+
+    `[wire] sum = "secure"`; both ends have all of it from the study.
+    """
 
     threshold: float | None = None  # share of a key's holders that must stay; found unless given
     degree: int | None = None  # of them; all up to 20 parties, else found from the last two fields

@@ -49,7 +49,10 @@ _SHOWN = KEY + SIGNATURE  # bytes before a sealed report
 
 @dataclass(frozen=True)
 class ShuffledSum:
-    """`[wire] sum = "shuffled"`: reports of `least` parties or more, or no sum."""
+    """A sum of randomised reports of which nobody knows whose is which, for thousands of parties.
+
+    `[wire] sum = "shuffled"`: reports of `least` parties or more, or no sum.
+    """
 
     least: int = 100  # reports that hide each other
     shuffler: str = ""  # HOST/PORT/CERTIFICATE/KEY; a simulation needs none

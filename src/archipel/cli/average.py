@@ -167,6 +167,7 @@ def _verifiable(
 
     question = file.question
     names, x = _numbers(file, parties, seed)
+    question.plan(len(names))  # what cannot be promised is refused before anything is written
     values = question.low + question.unit * x
     verdict = run(
         {name: row.tolist() for name, row in zip(names, values, strict=True)},
@@ -175,7 +176,7 @@ def _verifiable(
         honest=question.honest, dropouts=question.dropouts, neighbours=question.neighbours,
     )  # fmt: skip
     outcome = verdict.outcomes[-1]
-    assert verdict.right and outcome.mean is not None  # whoever is simulated keeps to the protocol
+    assert outcome.mean is not None, outcome.faults  # whoever is simulated keeps to the protocol
     told = _told(question, outcome.mean, tuple(names), len(names), "verifiable")
     deviation = dict(zip(question.names, outcome.deviation, strict=True))
     told |= {"deviation": deviation, "exact": _exact(question, values), "form": "modular"}

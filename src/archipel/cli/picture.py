@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ def picture(
       archipel privacy picture
       archipel privacy picture --parties 200 --repetitions 20 --out small.svg
     """
-    from archipel.privacy.checks import check_delta
+    from archipel.privacy.checks import check_delta, check_delta_among
     from archipel.report.figures import encode
     from archipel.report.trust import trust
     from archipel.scorecard.trust import lines
@@ -46,7 +47,12 @@ def picture(
         raise ArchipelError(f"--out {out}: give a name that ends in .png or .svg.")
     if not 0 < honest <= 1:
         raise ArchipelError(f"--honest {honest}: give a share above 0 and up to 1.")
-    found = list(lines(parties, check_delta(delta), repetitions, honest))
+    check_delta_among("--delta", check_delta(delta), parties, "the picture", "parties")
+    if out.is_dir() or not os.access(out.absolute().parent, os.W_OK | os.X_OK):
+        raise ArchipelError(
+            f"--out {out}: cannot be written; name a file in a folder that is there."
+        )
+    found = list(lines(parties, delta, repetitions, honest))
     files.write(out, encode(trust(found, parties, delta, repetitions), form, background="white"))
     rows = [_told(line) for line in found]
     if as_json:

@@ -29,7 +29,7 @@ def verify(bulletin: BulletinFile, head: Head = None, as_json: o.Json = False) -
 
     \b
     Says the verified mean with the deviation of its noise and its epsilon; or names who cheated and
-    how, and exits with 1.
+    how, and exits with 1. Where the file was changed or cut, it says that, and charges nobody.
 
     \b
     Examples:
@@ -53,6 +53,11 @@ def verify(bulletin: BulletinFile, head: Head = None, as_json: o.Json = False) -
             print(
                 clean(f"All runs on {name or 'data without a name'} together: epsilon {cost:.3g}.")
             )
+        if any(each.of_the_log for each in verdict.told):
+            print(
+                "Nobody is charged, since whoever held the file may have done that: get an "
+                "unchanged copy, and compare it with a hash that somebody kept (--head)."
+            )
         if verdict.right:
             print("Every signature and every proof holds.")
         print(f"{verdict.entries} entries; the last has the hash {verdict.head}.")
@@ -63,8 +68,12 @@ def verify(bulletin: BulletinFile, head: Head = None, as_json: o.Json = False) -
 def _told(outcome: Outcome, run: str) -> list[str]:
     """An outcome, line by line."""
     lines = [
-        f"{each.party or 'The keeper'}: {each.kind}: {each.detail}." for each in outcome.faults
+        f"{each.party or ('the bulletin' if each.of_the_log else 'the keeper')}: {each.kind}: "
+        f"{each.detail}."
+        for each in outcome.faults
     ]
+    if any(each.of_the_log for each in outcome.faults):
+        return [*lines, f"{run} has no verified mean."]
     if outcome.mean is None:
         return [*lines, f"{run} has no verified mean: it must be repeated without those named."]
     return [

@@ -25,6 +25,7 @@ from archipel.exchange.statistics import averages
 from archipel.models.clipped import Clipping, clipping
 from archipel.models.model import Model
 from archipel.privacy import grid, party, record
+from archipel.privacy.checks import check_delta_among
 from archipel.privacy.encoding import Share, counted
 from archipel.privacy.noisy_sum import SharedNoise, Unweighted, in_shares
 from archipel.privacy.promise import Kept, Privacy
@@ -99,7 +100,7 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     data, model, ids = setting.data, setting.model, setting.ids
     parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
-    record.check_delta(promise.delta, int(sizes.max()), "a party", "records")
+    check_delta_among("privacy.delta", promise.delta, int(sizes.max()), "a party", "records")
     way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
     rounds = range(min(setting.rounds, _ROUNDS))
     record.check_steady(boxes, [_one(setting, 0, t) for t in rounds], model.w.clone(), len(ids))
@@ -134,7 +135,8 @@ def _by_party(
             'and variances would leave without noise; say model.statistics = "own", or use '
             "GroupNorm."
         )
-    record.check_delta(promise.delta, setting.parties or len(setting.ids), "the study", "parties")
+    parties = setting.parties or len(setting.ids)
+    check_delta_among("privacy.delta", promise.delta, parties, "the study", "parties")
     forms = [
         message.upload
         for message in examine(boxes, _one(setting, 0), setting.model.w.clone(), 2).messages

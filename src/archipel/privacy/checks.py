@@ -22,6 +22,15 @@ def check_delta(delta: float) -> float:
     return float(delta)
 
 
+def check_delta_among(field: str, delta: float, count: int, whose: str, units: str) -> None:
+    """Refuse a δ that could be kept by publishing one of so many units."""
+    if delta * count >= 1:
+        raise ArchipelError(
+            f"{field} = {delta:g}: {whose} has {count} {units}, and to publish one of them "
+            f"would keep it; give less than {1 / count:.1g}, such as {0.1 / count:.1g}."
+        )
+
+
 def check_order(alpha: float) -> float:
     """Return what the order of a Renyi divergence can be."""
     if not alpha > 1:

@@ -86,13 +86,14 @@ at most 3.5 in 100 that were; by guessing it finds 1 in 100.
         most = min(most, found)
     few = _of_hundred(false_alarms)
     return (
-        f"An attacker who knows all other data, and accuses {few} in 100 {_several(unit)} that "
+        f"An attacker who knows all other data, and accuses {few} in 100 {several(unit)} that "
         f"were not used, finds at most {_of_hundred(most)} in 100 that were; by guessing it finds "
         f"{few} in 100."
     )
 
 
-def _several(unit: str) -> str:
+def several(unit: str) -> str:
+    """More than one of what is protected."""
     return "parties" if unit == "party" else f"{unit}s"
 
 

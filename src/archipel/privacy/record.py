@@ -123,12 +123,3 @@ def behind_door(
     }
     clip = kept.promise.first_clip
     return Doored(boxes, Noised(clip, dict(kept.noise), dict(found), orders or None))
-
-
-def check_delta(delta: float, count: int, whose: str, units: str) -> None:
-    """Refuse a δ that could be kept by publishing one of so many units."""
-    if delta * count >= 1:
-        raise ArchipelError(
-            f"privacy.delta = {delta:g}: {whose} has {count} {units}, and to publish one of them "
-            f"would keep it; give less than {1 / count:.1g}, such as {0.1 / count:.1g}."
-        )

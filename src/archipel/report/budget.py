@@ -33,6 +33,9 @@ def privacy(run: Run) -> Figure | None:
         )  # fmt: skip
     left.set(xlabel="rounds that count", ylabel=f"ε at δ = {promise.delta:g}", ylim=(0, None))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not run.metrics:  # nobody has test points
+        right.set_axis_off()
+        return figure
     evaluated, values = run.curve()
     at = np.interp(np.array(evaluated) * rounds[-1] / max(run.done, 1), [0, *rounds], [0, *spent])
     right.plot(at, np.array(values, float), color=BLUE, lw=2.4, marker="o", ms=4)

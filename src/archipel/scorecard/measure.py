@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from archipel.aggregation.gopa import GaussianGopa, Gopa
 from archipel.aggregation.secure import SecureSum
+from archipel.aggregation.shuffled import ShuffledSum
 from archipel.exchange.anatomy import Anatomy, OnWire
 from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
@@ -237,6 +239,12 @@ _SEES = {
     "and from whom, is for its source to say.",
     "secure": "Its code is told sums over the parties alone. Between institutions they are made by "
     "secure aggregation, {sum}, and it cannot see a single upload, also where it lies.",
+    "gopa": "Its code is told sums over the parties alone. Between institutions they are made by "
+    "GOPA, {sum}: noise that cancels between parties hides each upload, as long as no more of them "
+    "work with the server than that says, and it does not lie about who has published.",
+    "shuffled": "Its code is told sums of randomised reports alone, {sum}. Between institutions a "
+    "shuffler mixes them, and the server cannot see whose is which, as long as the shuffler does "
+    "not work with it.",
     "individuals": "Its code asks to see every party's upload by itself{passed}, so no secure sum "
     "could hide them.",
     "ruled": "{rule} looks at every party's upload by itself{passed}, so no secure sum could hide "
@@ -244,6 +252,13 @@ _SEES = {
     "none": "There is no server. A party's neighbours receive what it mixes with them, and "
     "nobody else does.",
     "nothing": "There is no server, and nothing is sent: every party trains alone.",
+}
+
+_MADE = {
+    SecureSum.__name__: "secure",
+    Gopa.__name__: "gopa",
+    GaussianGopa.__name__: "gopa",
+    ShuffledSum.__name__: "shuffled",
 }
 
 
@@ -257,8 +272,8 @@ def _privacy(run: Run) -> Privacy:
     kind = {"sums": "summed" if run.anatomy.summed else "sums"}.get(server, server)
     if wire.rule and server == "individuals":
         kind = "ruled"
-    if kind == "summed" and wire.sum.startswith(SecureSum.__name__):
-        kind = "secure"
+    if kind == "summed":
+        kind = _MADE.get(wire.sum.partition("(")[0], kind)
     passed = ", as it arrives" if wire.up else ""
     sees = _SEES[kind if talks else "nothing"]
     sees = sees.format(asks=words, sum=wire.sum, rule=wire.rule, passed=passed)

@@ -302,12 +302,14 @@ def _meant(promise: Promise | None) -> Lines:
     """What the promise means, and what it was made of."""
     if promise is None:
         return []
+    from archipel.privacy.meaning import several
+
     of = "" if promise.planned is None else f" of {promise.planned:.3g} planned"
     clip = "a clip that adapts" if isinstance(promise.clip, str) else f"a clip of {promise.clip:g}"
     over = "" if promise.correlated is None else f", correlated over rounds ({promise.correlated})"
     return [
         ("best membership attack", f"{promise.found:.1%}",
-         f"of the {promise.unit}s that were used it finds at most, at 1 % false alarms"),
+         f"of the {several(promise.unit)} that were used it finds at most, at 1 % false alarms"),
         ("noise", f"z = {promise.noise:.3g}",
          f"over {clip}{over}; ε = {promise.epsilon:.3g}{of}, {promise.sampling}"),
     ]  # fmt: skip

@@ -215,7 +215,11 @@ class Wire(Section):
         str | None, Field(description="what the server takes of the uploads, mine.py:Mine; all")
     ] = None
     sum: Annotated[
-        str, Field(description='how uploads are added up: "plain", as they arrive, or mine.py:Mine')
+        str,
+        Field(
+            description="how uploads are added up: plain, as they arrive; secure, gopa, shuffled: "
+            "unseen by the server; mine.py:Mine"
+        ),
     ] = PLAIN
 
 

@@ -112,12 +112,20 @@ class Board:
             self._file.close()
 
 
+CHANGED, CUT, BAD = "log changed", "log cut", "bad signature"
+
+
 class Fault(NamedTuple):
     """Who did not keep to the protocol, and how."""
 
-    party: str  # "" for the keeper of the bulletin
+    party: str  # "" for the bulletin and its keeper
     kind: str  # "out of range", ...
     detail: str
+
+    @property
+    def of_the_log(self) -> bool:
+        """Whether whoever held the file may have done it: what follows convicts nobody."""
+        return self.party == "" and self.kind in (CHANGED, CUT, BAD)
 
 
 def read(path: Path) -> Iterator[tuple[Entry, bytes]]:
@@ -162,7 +170,7 @@ def chained(entries: Sequence[Entry], lines: Sequence[bytes]) -> Fault | None:
     for number, (each, line) in enumerate(zip(entries, lines, strict=True), 1):
         if each.before != before or (each.by == "" and each.seen != before):
             what = "does not follow the line before it: a line was changed, removed or moved"
-            return Fault("", "log changed", f"line {number} {what}")
+            return Fault("", CHANGED, f"line {number} {what}")
         before = sha256(line).hexdigest()
     return None
 

@@ -4,7 +4,9 @@
 Who is in follows from the file alone. Whoever joined before the keeper announced "commit",
 committed before it announced "reveal", and so on, is in the next phase; whoever lost a dispute is
 out. So all agree on whose pairwise terms a published value holds. Entries that are not signed, come
-twice, out of turn or in another form are faults of those who made them, and count for nothing.
+twice, out of turn or in another form count for nothing. They are faults of those who signed them:
+what nobody signed, signed once and stands twice, or signed for another bulletin was put there by
+whoever wrote the file.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from functools import cached_property
 from hashlib import sha256, shake_256
 
 from archipel.errors import ArchipelError
-from archipel.verifiable.bulletin import Entry, Fault, signed_by
+from archipel.verifiable.bulletin import BAD, CHANGED, Entry, Fault, signed_by
 from archipel.verifiable.commitments import commitment
 from archipel.verifiable.equations import hold
 from archipel.verifiable.group import ORDER, Point
@@ -49,6 +51,7 @@ class Run:
     missing: frozenset[str] = frozenset()  # who may publish, and did not
     corrected: dict[tuple[str, str], Correct] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    heard: set[bytes] = field(default_factory=set)  # hashes of what parties signed
 
     @classmethod
     def begin(cls, said: Entry, line: bytes, earlier: Earlier) -> Run:
@@ -107,7 +110,7 @@ class Run:
         after = [*PHASES[1:], "end"][PHASES.index(self.phase)]
         says = "end" if said.what == "end" else said.body.get("phase")
         if not signed_by(self.keeper, said):
-            self.faults.append(Fault("", "bad signature", f"{said.what}: not the keeper's"))
+            self.faults.append(Fault("", BAD, f"{said.what}: not the keeper's"))
         elif says != after:
             self.faults.append(Fault("", "out of turn", f"the keeper announces {str(says)[:40]!r}"))
         else:
@@ -125,13 +128,17 @@ class Run:
     def _refused(self, said: Entry) -> Fault | None:
         name, key = said.by, self.terms.parties.get(said.by)
         if key is None:
-            return Fault(name, "bad signature", f"{said.what}: not a party of this run")
+            return Fault("", BAD, f"{said.what} of {name}, who is no party of this run")
         if not signed_by(_key(key), said):
-            return Fault(name, "bad signature", f"{said.what}: not signed with its key")
+            return Fault("", BAD, f"{said.what} in the name of {name}, who did not sign it")
+        if said.seen != self.seen:
+            return Fault("", CHANGED, f"{said.what} of {name}, who saw another bulletin than this")
+        heard = sha256(said.signed).digest()
+        if heard in self.heard:
+            return Fault("", CHANGED, f"{said.what} of {name}, who signed it once, is there twice")
+        self.heard.add(heard)
         if self.ended or _WHEN[said.what] != self.phase:
             return Fault(name, "out of turn", f"{said.what} in phase {self.phase!r}")
-        if said.seen != self.seen:
-            return Fault(name, "log changed", f"{said.what}: it saw another bulletin than this one")
         return None
 
     def _said(self, said: Entry) -> None:

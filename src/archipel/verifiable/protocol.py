@@ -14,11 +14,11 @@ from typing import Any
 
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import Identity
-from archipel.verifiable.bulletin import Board, Entry
+from archipel.verifiable.bulletin import Board, Entry, Fault, chained
 from archipel.verifiable.following import PHASES, Earlier, Run
 from archipel.verifiable.party import Party
 from archipel.verifiable.terms import Terms, agreed
-from archipel.verifiable.verification import Verdict, checked, remember, runs_of
+from archipel.verifiable.verification import Verdict, checked, log_faults, remember, runs_of
 
 Absent = Mapping[str, str]  # a party that drops out, and the phase that it misses first
 
@@ -48,16 +48,14 @@ def run(
     terms = {"names": [f"value {i + 1}" for i in range(count)] if count > 1 else ["value"], **terms}
     board = Board(Identity.create(), Path(bulletin) if bulletin is not None else None)
     data = str(terms.get("data", ""))
-    if data and any(
-        each.body["terms"]["data"] == data for each in board.entries if each.what == "run"
-    ):
-        board.close()
-        raise ArchipelError(
-            f"data = {data!r}: '{bulletin}' has a run on it, and these parties do not have what "
-            "they committed to there; call it another name, or use `among` with the same parties."
-        )
     roster = {party.name: party.identity.public.hex() for party in parties}
     try:
+        if data and any(each.terms.data == data for each in runs_on(board)):
+            raise ArchipelError(
+                f"data = {data!r}: '{bulletin}' has a run on it, and these parties do not have "
+                "what they committed to there; call it another name, or use `among` with the same "
+                "parties."
+            )
         among(parties, board, agreed(roster, secrets.token_hex(16), **terms), dropping or {})
     finally:
         board.close()
@@ -67,10 +65,11 @@ def run(
 def among(parties: Sequence[Party], board: Board, terms: Terms, dropping: Absent) -> Run:
     """One run on a board, which may have others already.
 
-    All parties go by the bulletin as it was when the phase began.
+    All parties go by the bulletin as it was when the phase began. One that is not as it was written
+    is refused, and stays as it is.
     """
     earlier: Earlier = {}
-    remember(earlier, runs_of(board.entries, board.lines, []))
+    remember(earlier, runs_on(board))
     board.announce("run", terms=terms.written(), keeper=board.keeper.public.hex())
     run = Run.begin(board.entries[-1], board.lines[-1], earlier)
     there = list(parties)
@@ -85,6 +84,21 @@ def among(parties: Sequence[Party], board: Board, terms: Terms, dropping: Absent
     board.announce("end")
     run.take(board.entries[-1], board.lines[-1])
     return run
+
+
+def runs_on(board: Board) -> list[Run]:
+    """The runs that a board has, each whole; a board on which no other can follow is refused."""
+    broken = chained(board.entries, board.lines)
+    faults: list[Fault] = [] if broken is None else [broken]
+    runs = [] if faults else runs_of(board.entries, board.lines, faults)
+    faults += [fault for run in runs for fault in log_faults(run)]
+    if faults:
+        fault = faults[0]
+        raise ArchipelError(
+            f"'{board.path or 'the bulletin'}': {fault.kind}: {fault.detail}; nothing was added to "
+            "it: get an unchanged copy, or name a new file."
+        )
+    return runs
 
 
 def answers(party: Party, run: Run) -> list[Entry]:

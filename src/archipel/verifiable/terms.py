@@ -17,6 +17,7 @@ from typing import Any
 
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import Release, epsilon
+from archipel.privacy.checks import check_delta_among
 from archipel.privacy.gopa import disconnected
 from archipel.verifiable.bits import padded
 from archipel.verifiable.noise import Noise, neighbours_for, planned
@@ -235,6 +236,7 @@ def agreed(
     if not all(unit > 0 for unit in units):
         raise ArchipelError(f"contribution = {contribution}: give a number above 0.")
     grain = _grain(widths, units, bits, whole or one_hot)
+    check_delta_among("delta", delta, n, "the mean", "parties")
     k = neighbours if neighbours is not None else neighbours_for(n, staying, delta)
     left = delta - disconnected(n, staying, k)
     if left <= 0:

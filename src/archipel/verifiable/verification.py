@@ -4,7 +4,8 @@
 Every signature, hash and form is checked first (`following.py`). Then each party's claims become
 equations, and all equations of all parties one sum of multiples (`equations.py`). If that is not
 the identity, halving finds the claims that are wrong; each has the party's name and what it is
-about.
+about. Where the file itself is not as it was written, nobody is charged: a line that was changed,
+left out or put in makes wrong what honest parties say after it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from archipel.errors import ArchipelError
 from archipel.privacy.accounting import Release, epsilon
 from archipel.verifiable import bits
-from archipel.verifiable.bulletin import START, Entry, Fault, chained, read
+from archipel.verifiable.bulletin import CHANGED, CUT, START, Entry, Fault, chained, read
 from archipel.verifiable.commitments import opened
 from archipel.verifiable.equations import Equation, wrong
 from archipel.verifiable.following import Earlier, Run, same_data
@@ -67,8 +68,13 @@ class Verdict:
     head: str  # hash of the last line
 
     @property
+    def told(self) -> list[Fault]:
+        """All faults: of the file, and of every run."""
+        return [*self.faults, *(fault for each in self.outcomes for fault in each.faults)]
+
+    @property
     def right(self) -> bool:
-        return not self.faults and not any(each.faults for each in self.outcomes)
+        return not self.told
 
     @property
     def together(self) -> dict[str, float]:
@@ -95,7 +101,7 @@ def verify(bulletin: str | Path, head: str | None = None) -> Verdict:
     except ArchipelError as error:
         if not path.is_file():
             raise
-        faults.append(Fault("", "log changed", _said(error)))
+        faults.append(Fault("", CHANGED, _said(error)))
     return checked(entries, lines, faults, head)
 
 
@@ -113,10 +119,10 @@ def checked(
     hashes = [sha256(line).hexdigest() for line in lines]
     if head is not None and head not in hashes:
         kept = f"no line has the hash {head[:16]}...: the log was cut or written anew"
-        found.append(Fault("", "log cut", kept))
-    runs = runs_of(entries, lines, found)
+        found.append(Fault("", CUT, kept))
+    runs = [] if found else runs_of(entries, lines, found)
     if not runs and not found:
-        found.append(Fault("", "log cut", "there is no run"))
+        found.append(Fault("", CUT, "there is no run"))
     outcomes = tuple(outcome(run) for run in runs)
     return Verdict(outcomes, tuple(found), len(lines), hashes[-1] if hashes else START)
 
@@ -137,7 +143,7 @@ def runs_of(entries: Sequence[Entry], lines: Sequence[bytes], faults: list[Fault
         elif runs:
             runs[-1].take(said, line)
         else:
-            faults.append(Fault("", "log cut", "it does not begin with a run"))
+            faults.append(Fault("", CUT, "it does not begin with a run"))
             break
     return runs
 
@@ -169,14 +175,22 @@ def remember(earlier: Earlier, runs: Sequence[Run]) -> None:
             known[name] = said.values
 
 
+def log_faults(run: Run) -> list[Fault]:
+    """What is wrong with a run's lines themselves, whoever wrote them."""
+    faults = [each for each in run.faults if each.of_the_log]
+    if not run.ended:
+        faults.append(Fault("", CUT, f"the run ends in phase {run.phase!r}"))
+    return faults
+
+
 def outcome(run: Run) -> Outcome:
     """What one run shows."""
-    faults = list(run.faults)
-    if not run.ended:
-        faults.append(Fault("", "log cut", f"the run ends in phase {run.phase!r}"))
-    claims = [claim for name in run.committed for claim in claims_of(run, name)]
-    faults += [claims[i].fault for i in wrong([claim.equations for claim in claims])]
-    faults += _uncancelled(run)
+    faults = log_faults(run)
+    if not faults:
+        claims = [claim for name in run.committed for claim in claims_of(run, name)]
+        faults = [*run.faults]
+        faults += [claims[i].fault for i in wrong([claim.equations for claim in claims])]
+        faults += _uncancelled(run)
     terms, counted = run.terms, tuple(run.published)
     sums = None
     if run.ended and not any(each.party in {*counted, ""} for each in faults):

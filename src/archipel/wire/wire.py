@@ -56,10 +56,12 @@ class Wire:
             )  # fmt: skip
         for step in self.up:
             if self.sum is not None and not step.linear:
+                # with a field `common` it is linear where all parties draw the same
+                alike = "" if getattr(step, "common", True) else "give it common=true, "
                 raise _disagree(
                     "wire.up", step, "has to be undone for every upload (it is not linear)",
                     "wire.sum", self.sum, "shows their sum alone",
-                    'leave the step out, or say wire.sum = "plain"',
+                    f'{alike}leave the step out, or say wire.sum = "plain"',
                 )  # fmt: skip
 
     @property
