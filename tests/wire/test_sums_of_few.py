@@ -13,6 +13,7 @@ from archipel.aggregation.shuffled import ShuffledSum
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.federation.rehearsal import rehearse
+from archipel.privacy.promise import Privacy
 from archipel.tree import leaves
 from problems import classification, network
 
@@ -47,6 +48,41 @@ def test_a_sum_of_more_parties_than_a_round_has_is_refused_before_the_start(
 def test_a_sum_of_one_party_is_refused_before_the_start(how, protocols):
     with pytest.raises(ArchipelError, match=r"wire\.sum, .*: a round has 1 party.* 2 or more"):
         simulate(how, sample=0.2, protocols=protocols)
+
+
+@BOTH
+def test_more_examples_than_a_sum_has_room_for_are_refused_before_the_start(protocols, tmp_path):
+    most, out = int(DATA.n.max()), {"protocols": protocols, "out": tmp_path / "run"}
+    wire, model = ar.Wire(sum=SecureSum(examples=most - 1)), network(4, 3)
+    with pytest.raises(ArchipelError, match=rf"a party has {most} examples.*={most} or more"):
+        ar.simulate(ar.FedAvg(lr=0.1), DATA, model, rounds=1, wire=wire, plan=ONE, **out)
+    assert not (tmp_path / "run").exists()
+    simulate(wire.sum, rounds=1, protocols=protocols)  # every party counts once
+
+
+@pytest.mark.parametrize(
+    ("promise", "how", "said"),
+    [
+        (
+            {"trust": "server"},
+            SecureSum(),
+            r'"server", wire\.sum = "secure": .*trust = "sum", or',
+        ),
+        (
+            {"trust": "nobody"},
+            Gopa(),
+            r'"nobody", wire\.sum = "gopa": .*trust = "sum", or',
+        ),
+        ({"trust": "server"}, ShuffledSum(least=3), r'"shuffled": .*trust = "shuffler", or leave'),
+        ({"trust": "server"}, GaussianGopa(0.1, 1.0), r'"gopa-gaussian": .* sum; leave wire\.sum'),
+        ({"trust": "sum", "honest": 6}, SecureSum(), r"honest = 6: a round has 6 .*; give 5 at m"),
+    ],
+)
+def test_a_promise_is_refused_with_a_remedy_that_helps(promise, how, said):
+    with pytest.raises(ArchipelError, match=said):
+        simulate(how, privacy=Privacy("party", noise=1.0, **promise))
+    with pytest.raises(ArchipelError, match="a round has 1 party"):
+        simulate(SecureSum(), sample=1, privacy=Privacy("party", noise=1.0, trust="sum"))
 
 
 def test_a_run_whose_sums_would_be_refused_is_still_read():
@@ -106,6 +142,16 @@ def test_what_parties_keep_is_as_before_a_sum_that_is_given_up(plan, protocols):
 
         assert len(outcome.arrived) == 0 and "4 are needed" in outcome.given_up
         assert all(map(torch.equal, before, after)) and any(leaf.any() for leaf in before)
+
+
+def test_who_is_lost_between_messages_of_the_protocol_needs_the_protocol():
+    exact, whole, none = (
+        simulate(SecureSum(), rounds=1, lost=lost, protocols=protocols)
+        for lost, protocols in ((0.01, False), (0.01, True), (0.0, False))
+    )
+    (note,) = [note for note in exact.notes if note.startswith("lost = 0.01 has no effect")]
+    assert "simulate.protocols = true" in note
+    assert not [note for run in (whole, none) for note in run.notes if note.startswith("lost")]
 
 
 def test_a_rehearsal_of_one_site_is_refused_before_anything_is_made(tmp_path):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.aggregation.coding import Coding, Terms, Vectors
+from archipel.aggregation.coding import Coding, Terms, Vectors, check_examples
 from archipel.core import Others, Party, Uploads
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.exchange.anatomy import Anatomy, Probe, pair
@@ -83,8 +83,7 @@ class Exact:
     """
 
     def __init__(self, how: OfIntegers) -> None:
-        self._coding, self._least = how.coding, least_of(how)
-        self.named = type(how).__name__
+        self.how, self._coding, self._least = how, how.coding, least_of(how)
 
     def stacked(self, me: Any, x: Terms) -> Tensor:
         return self._coding(me.cohort).encode(x, me.lead)
@@ -123,12 +122,23 @@ class Summed(Around):
         self._messages, self._round = anatomy.messages, 0
         for message in anatomy.messages:
             if message.asks & {"stack", "n"}:
-                name = how.named if isinstance(how, Exact) else type(how).__name__
+                name = type(self._protocol).__name__
                 raise ArchipelError(
                     f"wire.sum: {name} shows the sum of uploads alone, and {inner.name} looks at "
                     "single uploads (uploads.stack() or uploads.n); take an algorithm that needs "
                     'their mean alone, or wire.sum = "plain".'
                 )
+
+    @property
+    def _protocol(self) -> Summation:
+        return self._how.how if isinstance(self._how, Exact) else self._how
+
+    def check(self, parties: int, n: int) -> None:
+        """Refuse rounds of so many parties, at most, of which one has n examples."""
+        check_parties(self._protocol, parties)
+        most = getattr(self._protocol, "examples", n)
+        if any("mean by examples" in message.asks for message in self._messages):
+            check_examples(n, most)
 
     def broadcast(self, shared: Tree, t: int) -> Tree:
         self._round = t  # sums of payloads are undone by it

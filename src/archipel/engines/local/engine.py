@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.aggregation.summation import check_parties
+from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
@@ -174,8 +174,8 @@ class LocalEngine:
     def __enter__(self) -> Self:
         if self._pool is not None:
             raise ArchipelError("the engine is running already: enter it once.")
-        if self._wire.sum is not None:
-            check_parties(self._wire.sum, self._cohort)
+        if isinstance(self._job.boxes, Summed):
+            self._job.boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
         self._pool = ForkedPool(
             self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
