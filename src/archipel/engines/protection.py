@@ -181,7 +181,8 @@ def _shares(
     if not isinstance(how, Hiding):
         raise ArchipelError(
             f'privacy.trust = "sum", wire.sum = "{_written(how)}": it shows single uploads, or '
-            'does not say of how few it tells the sum; say wire.sum = "secure", or trust = "nobody".'
+            'does not say of how few it tells the sum; say wire.sum = "secure", or '
+            'trust = "nobody".'
         )
     if wire.up:
         raise ArchipelError(
