@@ -87,6 +87,10 @@ class Others(Protocol):
     def public(self) -> bytes:
         """The key that others know the party's signatures by."""
 
+    @property
+    def agreed(self) -> dict[int, frozenset[int]]:
+        """By message of the round: the parties whose sum this one signed, in any attempt."""
+
     def sign(self, what: bytes) -> bytes:
         """The party's signature, 64 bytes, of something that it says."""
 

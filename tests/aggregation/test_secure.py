@@ -9,6 +9,7 @@ from aggregation.protocol import MESSAGES, Me, play, terms
 from archipel.aggregation import SUMS, shamir
 from archipel.aggregation.coding import Terms
 from archipel.aggregation.keys import Session, unseal
+from archipel.aggregation.neighbours import Unsafe, apart
 from archipel.aggregation.others import Simulated
 from archipel.aggregation.roster import (
     ADVERTISED,
@@ -23,7 +24,7 @@ from archipel.errors import ArchipelError, BelowQuorum
 from archipel.signing import verify
 
 ALPHA = 1e-4
-HOW, SPARSE = SecureSum(), SecureSum(degree=6, threshold=0.67)
+HOW, SPARSE = SecureSum(), SecureSum(degree=8, threshold=0.67)
 
 
 def integers(how, xs, among):
@@ -123,8 +124,9 @@ def test_a_number_that_does_not_fit_is_refused_and_not_added_up():
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"threshold": 0.5}, "threshold = 0.5: give a share above 0.5"),
-        ({"threshold": 1.5}, "threshold = 1.5: give a share above 0.5 and up to 1"),
+        ({"threshold": 0.66}, r"threshold = 0.66: give a share from 2/3 to 1 and above .* = 0.55"),
+        ({"threshold": 0.7, "colluding": 0.4}, r"threshold = 0.7: .* above .* = 0.7, or leave"),
+        ({"threshold": 1.5}, "threshold = 1.5: give a share from 2/3 to 1"),
         ({"degree": 1}, "degree = 1: give at least 2"),
         ({"bits": 16}, "bits = 16: give 32 or 64"),
         ({"range": -1.0}, "range = -1.0: give a number above 0"),
@@ -146,6 +148,46 @@ def test_the_threshold_leaves_no_server_two_sets_of_shares(how, n):
 
     assert 2 * threshold > degree
     assert threshold <= degree <= n and masked <= degree
+
+
+@pytest.mark.parametrize("colluding", [0.0, 0.1, 0.3, 1 / 3, 0.4, 0.49])
+@pytest.mark.parametrize("threshold", [None, 2 / 3, 0.67, 0.701, 0.75, 1.0])
+def test_no_threshold_of_a_study_is_below_what_a_lying_server_would_need(colluding, threshold):
+    """Among all: 2t > n + c for c below n/3, and for all who may collude."""
+    if threshold is not None and threshold <= (1 + colluding) / 2:
+        return
+    how = SecureSum(threshold=threshold, colluding=colluding)
+    for n in range(2, 21):
+        degree, t, *_ = how.neighbours(n)
+        assert degree == n >= t
+        assert 2 * t > n + max(int(colluding * n), -(-n // 3) - 1)
+
+
+@pytest.mark.parametrize(
+    "fields, n, says",
+    [
+        ({"degree": 2}, 100, "degree = 2: too few neighbours for 100 parties.* at least 12, or"),
+        ({"degree": 8}, 40, "degree = 8: too few neighbours for 40 parties.* at least 9, or"),
+        ({"threshold": 0.67}, 1000, "threshold = 0.67: 65 of 96 .* at least 0.698, or leave"),
+        ({"degree": 12, "threshold": 0.9}, 100, r"0.9: 11 of 12 neighbours .* at least 1, or"),
+    ],
+)
+def test_a_sparse_graph_that_would_not_be_safe_is_refused_with_what_would_do(fields, n, says):
+    with pytest.raises(Unsafe, match=says):
+        SecureSum(**fields).neighbours(n)
+
+
+def test_what_a_refusal_names_is_enough_and_one_less_is_not():
+    for n in (21, 40, 64, 100):
+        with pytest.raises(Unsafe) as no:
+            SecureSum(degree=2).neighbours(n)
+        least = int(str(no.value).split("at least ")[1].split(",")[0])
+        found = SecureSum(degree=least).neighbours(n)
+        most = stats.hypergeom(n, n // 10, least).isf(2.0**-41 / n)
+        assert 2 * found.threshold > least + most
+        assert apart(n, found.masked, 2 * (n // 10)) < 2.0**-41
+        with pytest.raises(Unsafe):
+            SecureSum(degree=least - 1).neighbours(n)
 
 
 # -- what can be seen ------------------------------------------------------------------------------
@@ -401,13 +443,13 @@ def test_a_sum_of_fewer_than_a_site_wants_is_refused(step, what):
     answers = {} if step == 0 else {0: 2, 5: 2}
     refused(
         None, rf"parties {what}, and this party wants at least", mes=mes, answers=answers,
-        how=SecureSum(threshold=0.6),
+        how=SecureSum(threshold=2 / 3),
     )  # fmt: skip
 
 
 def test_a_server_chooses_no_neighbours():
     """Each draws its own, with a secret and of all who take part: on average everybody as often."""
-    n, k, rounds = 30, 6, 150
+    n, k, rounds = 30, 8, 150
     drawn = np.zeros((n, n))
     for t in range(rounds):
         seen = []

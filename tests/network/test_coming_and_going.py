@@ -294,6 +294,21 @@ def test_a_study_may_take_nobody_late(tmp_path):
     play(main())
 
 
+def test_nobody_comes_once_sites_may_have_met_for_sums_that_nobody_looks_into(tmp_path):
+    """Those that are there would refuse the newcomer, and the study would stand still."""
+    closed = 'late_joiners = false\n[wire]\nsum = "secure"'
+    clinics = Clinics(tmp_path, rounds=3, policy=closed)
+
+    async def main():
+        async with clinics.coordinator():
+            await clinics.approves(0)
+            clinics.home.start("clinics")
+            with pytest.raises(ar.ArchipelError, match="takes no site after its start"):
+                await clinics.approves(1)
+
+    play(main())
+
+
 def test_a_site_pauses_resumes_and_leaves_and_is_named(tmp_path):
     clinics, gate = Clinics(tmp_path, rounds=8), Gate(2, 4, 6)
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from archipel.engines.network.transport import Refused
 from archipel.federation.site import reserved
 from archipel.federation.site.account import epsilon_of
 from archipel.federation.site.policy import Overspent
@@ -119,6 +120,40 @@ def _hears_of_its_end(desk):
 
     asyncio.run(look())
     assert [e.what for e in desk.site.audit.entries()].count("done") == 1
+
+
+class _Elsewhere:
+    """A coordinator that refuses whatever it is asked."""
+
+    most = pieces = 0
+
+    async def ask(self, letter):
+        raise Refused("no.")
+
+
+def test_a_study_that_goes_on_after_its_end_reserves_anew(two, approve, monkeypatch):
+    """A coordinator that says "done" and goes on has given up its place, not the budget's limit."""
+    one, other = two
+    one.rounds(1)
+    site = one.site  # noqa: F811
+    monkeypatch.setattr(site, "place", lambda *_: asyncio.sleep(0))
+
+    def ends():
+        site.site_studies.end(one.digest, 1)
+        site.audit.append("done", study=one.digest, rounds=1)
+
+    def goes_on():
+        asyncio.run(site.attend(_Elsewhere(), one.digest, one.data))
+
+    ends()
+    with pytest.raises(Refused):
+        goes_on()
+    assert approve(other)[0] == 4  # what the first still plans is kept free again
+
+    ends()
+    assert approve(other)[0] == 0
+    with pytest.raises(Overspent, match=r"with what approved ones still plan \(heart\)"):
+        goes_on()
 
 
 def test_who_was_approved_first_comes_first(two, approve):

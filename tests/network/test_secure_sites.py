@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +11,19 @@ import torch
 
 import archipel as ar
 from archipel.aggregation.others import Stranger
-from archipel.aggregation.roster import Refusal
+from archipel.aggregation.roster import SIGNED, Refusal
 from archipel.aggregation.secure import SecureSum
-from archipel.engines.engine import Cause
+from archipel.engines.engine import Cause, Outcome
+from archipel.engines.network.letters import decode
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import Identity
+from archipel.federation.coordinator.server_study import SiteAttendance
+from archipel.federation.peer.known_keys import KnownKeys
 from archipel.federation.site.acquaintances import Acquaintances, Member, _read
 from archipel.federation.site.policy import Policy, Standing
+from archipel.runs.participation import Cohort
+from archipel.tree import leaves
 from network.test_wire import DATA, PARTIES, Federation, party_of
 
 WIRE = ar.Wire(sum=SecureSum())
@@ -26,6 +32,8 @@ STUDY = "5" * 64
 
 class Folder:
     """What acquaintances need of a site."""
+
+    late_joiners = True
 
     def __init__(self, home, name="aachen", party=0):
         self.home, self.name, self.identity, self.said = home, name, Identity.create(), []
@@ -39,6 +47,9 @@ class Folder:
 
     def party(self, study):
         return self._party
+
+    def read(self, study):
+        return SimpleNamespace(round=SimpleNamespace(late_joiners=self.late_joiners))
 
     def append(self, what, **detail):
         self.said.append((what, detail))
@@ -110,6 +121,36 @@ def test_who_is_not_known_is_a_stranger_and_who_is_signs_for_sums_alone(site, tm
     assert here.signed(0, here.sign(b"this"), b"this")
     assert not here.signed(1, there.sign(b"this"), b"that")
     assert not here.signed(1, other.identity.sign(b"this"), b"this")  # of a letter, or a decision
+
+
+def test_nobody_comes_to_the_sites_first_met_where_the_study_takes_nobody_late(site):
+    site.late_joiners, bonn = False, member("bonn")
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn})
+    before = (site.home / "peers.json").read_bytes()
+
+    with pytest.raises(ArchipelError, match=r"names celle, whom .* has late_joiners = false") as no:
+        Acquaintances(site, STUDY).take({0: me(site), 1: bonn, 2: member("celle")})
+
+    assert str(no.value).count("\n") == 0
+    assert (site.home / "peers.json").read_bytes() == before
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn})
+    site.late_joiners = True
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn, 2: member("celle")})
+
+
+def test_a_key_that_an_operator_forgot_signs_nothing_any_more(site, tmp_path):
+    """The process that works does not start again for it."""
+    other = Folder(tmp_path / "other", "bonn", 1)
+    here, there = Acquaintances(site, STUDY), Acquaintances(other, STUDY)
+    here.take({0: me(site), 1: me(other)})
+    assert here.signed(1, there.sign(b"this"), b"this")
+
+    KnownKeys(site.home / "peers.json").forget("bonn")
+
+    with pytest.raises(Stranger, match="key of party 1 is not known"):
+        here.signed(1, there.sign(b"this"), b"this")
+    here.take({0: me(site), 1: me(other)})
+    assert here.signed(1, there.sign(b"this"), b"this")
 
 
 @pytest.mark.parametrize(
@@ -195,3 +236,119 @@ def test_a_study_between_letters_is_its_simulation_to_the_last_bit():
             for t in range(2):
                 engine.round(t, np.arange(PARTIES))
             assert torch.equal(engine.vector(), federation.engine.vector())
+
+
+# -- the same round again --------------------------------------------------------------------------
+
+
+async def again(federation, t, cohort):
+    """A coordinator that plays a round from the same state, and keeps what came of it to itself."""
+    engine, refusals = federation.engine, {}
+    before = engine.state()
+    running = asyncio.create_task(engine.round(t, cohort))
+    while not running.done():
+        await asyncio.sleep(0)
+        for k in cohort:
+            sealed = engine.work_for(k)
+            if sealed is None:
+                continue
+            try:
+                letter = decode(b"".join(sealed.pieces))
+                engine.upload(k, federation.answer(k, letter, restarts=k == 0))
+            except ArchipelError as no:
+                refusals[k] = str(no)
+                engine.lose(k, Cause("refused"))
+    outcome, found = await running, engine.vector().clone()
+    engine.restore(before)
+    return outcome, found, refusals
+
+
+@pytest.mark.parametrize("first, second", [(5, 4), (4, 5)])
+def test_a_round_that_was_signed_gives_no_sum_of_other_parties(first, second):
+    """The difference of the two would be what one party sent; the first of them restarts."""
+    federation = Federation(WIRE)
+
+    async def play():
+        outcome, one, _ = await again(federation, 0, range(first))
+        assert len(outcome.arrived) == first
+        outcome, _, refusals = await again(federation, 0, range(second))
+        assert len(outcome.arrived) == 0 and {*refusals} >= {*range(4)}
+        assert all("signed a sum of" in refusals[k] for k in range(4))
+        outcome, same, _ = await again(federation, 0, range(first))  # an honest restart
+        assert len(outcome.arrived) == first and torch.equal(one, same)
+        await federation.round(1, range(second))  # and the study goes on
+        return federation.engine.vector()
+
+    before = federation.engine.vector().clone()
+    assert not torch.equal(asyncio.run(asyncio.wait_for(play(), 60)), before)
+
+
+def test_who_signed_a_sum_masks_nothing_among_others():
+    """It is refused before the masked upload, which others alone could unmask."""
+    federation = Federation(WIRE)
+
+    async def play():
+        await again(federation, 0, range(5))
+        up = []
+        take = federation.engine.upload
+        federation.engine.upload = lambda k, letter: (up.append(letter["number"]), take(k, letter))
+        await again(federation, 0, range(1, 5))
+        return up
+
+    assert max(asyncio.run(asyncio.wait_for(play(), 60))) == 1
+
+
+def test_an_attempt_that_is_over_does_not_come_again():
+    """Or else keys that others signed for it would hold again, and their secrets may be out."""
+    party = party_of(0, WIRE)
+    first = leaves(party.anatomy.sent)
+    for attempt in (1, 2):
+        party.work(0, 0, first, attempt=attempt)
+    other = party_of(0, WIRE)
+    other.restore(party.state())
+    for each in (party, other):
+        with pytest.raises(Refused, match=r"attempt 1 came after attempt 2, .* a larger number"):
+            each.work(0, 0, first, attempt=1)
+
+
+def test_a_coordinator_gives_attempts_that_grow():
+    federation, found = Federation(WIRE), []
+
+    async def play():
+        for engine in (federation.engine, federation.engine, Federation(WIRE).engine):
+            running = asyncio.create_task(engine.round(0, range(5)))
+            while engine.opened is None:
+                await asyncio.sleep(0)
+            found.append(engine.opened.attempt)
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    assert found == sorted(set(found))
+
+
+@pytest.mark.parametrize("why, tries", [(SIGNED, 1), ("away", 3)])
+def test_a_study_that_waits_goes_on_after_a_round_that_was_signed_without_a_site(why, tries):
+    """What those sites refuse who signed it, they refuse for ever: others are waited for."""
+    asked = []
+
+    class There(SiteAttendance):
+        def _try(self, t):
+            asked.append(t)
+            enough = len(asked) == 3
+            ids = np.arange(3)
+            present = ids if enough else ids[:0]
+            missing = {} if enough else {0: Cause.read(why), 1: Cause("silent")}
+            return Cohort(ids, present, np.ones(3), missing, enough), Outcome(present), 3
+
+        def _refuse_spent(self, t):
+            pass
+
+    nothing = SimpleNamespace(pause=lambda _: None)
+    sites = SimpleNamespace(
+        find_scale=lambda: None, take_in=lambda: None, waits=lambda *_: None, presence=nothing,
+        policy=lambda: (SimpleNamespace(on_missing="wait"), 3),
+    )  # fmt: skip
+    cohort, _ = There(None, sites, None).take_part(4, 0)
+
+    assert asked == [4] * tries and cohort.counted == (why != SIGNED)

@@ -426,7 +426,7 @@ def test_a_round_that_is_begun_anew_has_fresh_secrets_from_its_first_message_on(
     (other,), _ = party.work(0, 0, first, attempt=2)
     assert not torch.equal(other, mine)
 
-    with pytest.raises(Refused, match="is of another attempt than the messages before"):
+    with pytest.raises(Refused, match="attempt 1 came after attempt 2"):
         party.work(0, 2, [torch.tensor([0, 1])], attempt=1)
     with pytest.raises(Refused, match="message 3 came before the ones before"):
         party.work(0, 2, [torch.tensor([0, 1])], attempt=2)

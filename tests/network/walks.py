@@ -176,8 +176,10 @@ class Walk:
     async def _runs(self):
         while True:
             running = asyncio.create_task(self.one.run(self.digest))
-            await asyncio.sleep(0)
-            self.server_study.engine.engine.clock = lambda: time.monotonic() + self.ahead
+            while self.server_study is None and not running.done():
+                await asyncio.sleep(0.01)
+            if self.server_study is not None:
+                self.server_study.engine.engine.clock = lambda: time.monotonic() + self.ahead
             try:
                 return await running
             except Adjourned:

@@ -36,6 +36,11 @@ from archipel.errors import ArchipelError
 
 COMPLETE = 20  # parties up to which all are neighbours
 SECURITY, CORRECTNESS = 40, 20  # bits
+_APART = 2.0 ** -(SECURITY + 1)  # the chance that is left that those who stay fall apart
+
+
+class Unsafe(ArchipelError):
+    """A study asks for fewer neighbours, or a lower threshold, than its parties are safe with."""
 
 
 class Neighbours(NamedTuple):
@@ -47,12 +52,37 @@ class Neighbours(NamedTuple):
     complete: bool = False
 
 
-def of_all(n: int, threshold: int | None = None) -> Neighbours:
-    """Everybody's neighbour, and its own: t = floor(2n/3) + 1 unless it is given.
+def of_all(n: int, gamma: float = 0.0) -> Neighbours:
+    """Everybody's neighbour, and its own: t = floor(2n/3) + 1, or more where more collude.
 
-    With fewer than n/3 parties on its side, a server that lies gets no two sets of t shares.
+    With c parties on its side, a server that lies gets no two sets of t shares if 2t > n + c. For c
+    is taken what is fewer than n/3, also where a study says that fewer collude.
     """
-    return Neighbours(n, 2 * n // 3 + 1 if threshold is None else threshold, n, True)
+    return Neighbours(n, max(2 * n // 3, (n + floor(gamma * n)) // 2) + 1, n, True)
+
+
+@lru_cache
+def of_given(n: int, k: int, gamma: float, delta: float) -> Neighbours:
+    """Of a degree that is given: refused where the graph may fall apart, or shares be too few."""
+    removed = floor(gamma * n) + floor(delta * n)
+    t, masked = safe(n, k, gamma), drawn(n, k, removed)
+    if t > k or apart(n, masked, removed) >= _APART:
+        enough = (
+            j
+            for j in range(k + 1, n - 1)
+            if safe(n, j, gamma) <= j and apart(n, j, removed) < _APART
+        )
+        raise Unsafe(
+            f"degree = {k}: too few neighbours for {n} parties, of which a share of {gamma:g} "
+            f"colludes and {delta:g} drops out; give at least {next(enough, n - 1)}, or leave it "
+            "out."
+        )
+    return Neighbours(k, t, masked)
+
+
+def safe(n: int, k: int, gamma: float) -> int:
+    """The least threshold of which a server that lies gets no two sets, but for 2^-40."""
+    return max(ceil((_least(n, floor(gamma * n), k) + k - 1.25) / 2) + 1, 2)
 
 
 @lru_cache
@@ -67,11 +97,9 @@ def of_some(n: int, gamma: float, delta: float, lies: bool = True) -> Neighbours
     for k in range(2, n, 2):
         if not connected(n, k, removed):
             continue
-        least = _least(n, floor(gamma * n), k)
-        if lies:
-            least = ceil((least + k - 1.25) / 2)
-        if _left(n, ceil((1 - delta) * n), k) > least:
-            return Neighbours(k, max(least + 1, 2), drawn(n, k, removed))
+        t = safe(n, k, gamma) if lies else max(_least(n, floor(gamma * n), k) + 1, 2)
+        if _left(n, ceil((1 - delta) * n), k) >= t:
+            return Neighbours(k, t, drawn(n, k, removed))
     raise ArchipelError(
         f"colluding = {gamma:g} and dropouts = {delta:g} of {n} parties: no graph but the complete "
         "one is safe; give smaller shares."
@@ -80,8 +108,7 @@ def of_some(n: int, gamma: float, delta: float, lies: bool = True) -> Neighbours
 
 def drawn(n: int, k: int, removed: int) -> int:
     """How many of the k that each draws keep those who stay connected, but for 2^-41."""
-    most = 2.0 ** -(SECURITY + 1)
-    return next((a for a in range(1, k) if apart(n, a, removed) < most), k)
+    return next((a for a in range(1, k) if apart(n, a, removed) < _APART), k)
 
 
 def apart(n: int, k: int, removed: int) -> float:

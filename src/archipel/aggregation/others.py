@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, Protocol
 
@@ -44,6 +44,7 @@ class Between:
     identities: Identities
     session: bytes
     policy: Callable[[], int]
+    agreed: dict[int, frozenset[int]] = field(default_factory=dict, compare=False)
     trial: ClassVar[bool] = False
 
     @property
@@ -72,6 +73,10 @@ class Trial:
     trial: ClassVar[bool] = True
     public: ClassVar[bytes] = bytes(32)
 
+    @property
+    def agreed(self) -> dict[int, frozenset[int]]:
+        return {}
+
     def sign(self, what: bytes) -> bytes:
         return bytes(SIGNATURE)
 
@@ -86,6 +91,7 @@ class Simulated:
     number: int
     seed: int
     least: int = 0
+    agreed: dict[int, frozenset[int]] = field(default_factory=dict, compare=False)
     trial: ClassVar[bool] = False
 
     @property

@@ -31,8 +31,31 @@ class Refusal(ArchipelError):
     """A party goes no further: what the server says could show more than a sum."""
 
 
+class Signed(Refusal):
+    """This party signed another sum of the round: nothing more comes of it without all of those."""
+
+
+SIGNED = "refused (signed another sum of the round)"  # what a site says of it
+
+
 def refuse(why: str) -> Refusal:
-    return Refusal(f"wire.sum: {why}; this party takes no further part in the round.")
+    return Refusal(f"wire.sum: {why}; this party takes no further part in this attempt.")
+
+
+def check_agreed(found: Iterable[int], number: int, others: Others, all_stayed: bool) -> None:
+    """Refuse another sum than the one that this party signed before, of the same uploads.
+
+    Two sums of a round that differ in one party show what that party sent. So what was masked once
+    is masked again only among parties with whom the same sum can come out.
+    """
+    before, now = others.agreed.get(number), {*found}
+    if before is not None and not (before == now if all_stayed else before <= now):
+        gone, more = len(before - now), len(now - before) if all_stayed else 0
+        raise Signed(
+            f"wire.sum: this party signed a sum of {len(before)} parties in this round before, and "
+            f"the server asks for another one, without {gone} of them and with {more} more; the "
+            "two could show what one party sent, so it waits for those or for the next round."
+        )
 
 
 @dataclass(frozen=True)

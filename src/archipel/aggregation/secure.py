@@ -12,6 +12,9 @@ Every party u masks its integers x_u with one mask of its own and one of each pa
 so that pairs cancel in the sum. Shares of b_u, and of the key behind the s_uv, lie with its
 neighbours: of who stayed they reveal b_u, of who was lost that key, and never both.
 
+A party signs one sum of a round's uploads, in whatever attempt (`roster.check_agreed`): two of
+which one has a party more would show what that party sent.
+
 What a party does not take from the server: who the others are (it knows their identities), degree
 and threshold (they follow from the study and the number of parties), its neighbours (it draws
 them), and who stayed (`threshold` of its neighbours sign the same).
@@ -36,12 +39,21 @@ from archipel.aggregation import shamir
 from archipel.aggregation.coding import Coding, Grid, Terms
 from archipel.aggregation.keys import SEAL, Session, seal, unseal
 from archipel.aggregation.masks import Words, mask
-from archipel.aggregation.neighbours import COMPLETE, Neighbours, drawn, of_all, of_some
+from archipel.aggregation.neighbours import (
+    COMPLETE,
+    Neighbours,
+    Unsafe,
+    of_all,
+    of_given,
+    of_some,
+    safe,
+)
 from archipel.aggregation.roster import (
     HELD,
     Held,
     OwnKeys,
     Roster,
+    check_agreed,
     check_sharing,
     check_survivors,
     read_ids,
@@ -72,16 +84,20 @@ class SecureSum:
     least: int = 2  # parties of a sum, at the fewest: with fewer nothing is unmasked
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0.5 < self.threshold <= 1:
-            raise ArchipelError(
-                f"threshold = {self.threshold:g}: give a share above 0.5 and up to 1, or else a "
-                "server that tells parties different things could unmask one."
-            )
         if self.degree is not None and self.degree < 2:
             raise ArchipelError(f"degree = {self.degree}: give at least 2 neighbours.")
         for field in ("colluding", "dropouts"):
             if not 0 <= (share := getattr(self, field)) < 0.5:
                 raise ArchipelError(f"{field} = {share:g}: give a share from 0 to below 0.5.")
+        above = (1 + self.colluding) / 2
+        if self.threshold is not None and not (
+            2 / 3 <= self.threshold <= 1 and self.threshold > above
+        ):
+            raise ArchipelError(
+                f"threshold = {self.threshold:g}: give a share from 2/3 to 1 and above "
+                f"(1 + colluding) / 2 = {above:g}, or leave it out; with less a server that tells "
+                "parties different things could unmask one."
+            )
         if self.least < 2:
             raise ArchipelError(
                 f"least = {self.least}: a sum of one is its upload; give 2 or more."
@@ -106,15 +122,21 @@ class SecureSum:
         """Degree k and threshold t among n parties, which nobody tells anybody."""
         k = self.degree
         if trial or n <= COMPLETE or (k is not None and k >= n - 1):
-            found = of_all(n)
+            found = of_all(n, self.colluding)
         elif k is None:
             found = of_some(n, self.colluding, self.dropouts)
         else:
-            removed = int(self.colluding * n) + int(self.dropouts * n)
-            found = Neighbours(k, (k + ceil(self.colluding * k)) // 2 + 1, drawn(n, k, removed))
+            found = of_given(n, k, self.colluding, self.dropouts)
         if self.threshold is None:
             return found
-        return found._replace(threshold=ceil(self.threshold * found.degree))
+        t = ceil(self.threshold * found.degree)
+        if not found.complete and t < (least := safe(n, found.degree, self.colluding)):
+            raise Unsafe(
+                f"threshold = {self.threshold:g}: {t} of {found.degree} neighbours are too few "
+                f"among {n} parties, of which a share of {self.colluding:g} colludes; give at "
+                f"least {ceil(1e4 * least / found.degree) / 1e4:g}, or leave it out."
+            )
+        return found._replace(threshold=t)
 
     def party(self, me: Party, x: Terms, number: int) -> Generator[Any, Any, Any]:
         mine, others = int(me.number), me.others
@@ -141,6 +163,7 @@ class SecureSum:
         shared = read_ids(reply[0], "shared their keys", roster.ids)
         senders = read_ids(reply[1], "shared with this party", shared)
         check_sharing(shared, senders, held_by, t, complete, mine, others)
+        check_agreed(shared, number, others, all_stayed=False)
         held, room = dict[int, Held](), len(reply[2])
         for v, content in zip(senders, reply[2], strict=False):
             key = keys.channel.agree(roster.channel(v), session, "shares", (v, mine))
@@ -165,6 +188,8 @@ class SecureSum:
         # Round 3: consistency check
         survivors = read_ids(reply, "stayed", shared)
         check_survivors(survivors, held_by, t, mine, others, self.least)
+        check_agreed(survivors, number, others, all_stayed=True)
+        others.agreed[number] = frozenset(survivors)
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
         signers = read_ids(reply[0], "signed who stayed")

@@ -31,6 +31,7 @@ def init(
         int, typer.Option(help="Reports that hide each other; fewer are never shuffled.")
     ] = 100,
     home: Where = _HOME,
+    as_json: o.Json = False,
 ) -> None:
     """Make a shuffler's keys and certificate, and print what a study names it by.
 
@@ -41,8 +42,12 @@ def init(
     from archipel.federation.shuffler import ShufflerFolder
 
     made = ShufflerFolder.create(home, address, least)
+    named = f"shuffled:least={least}:shuffler={made.place.text()}"
+    if as_json:
+        o.print_json({"wire": {"sum": named}})
+        return
     say("[wire]")
-    say(f'sum = "shuffled:least={least}:shuffler={made.place.text()}"')
+    say(f'sum = "{named}"')
 
 
 @app.command()
@@ -52,6 +57,7 @@ def admit(
         str, typer.Argument(help="Its public key, as 'archipel shuffler key' shows it.")
     ],
     home: Where = _HOME,
+    as_json: o.Json = False,
 ) -> None:
     """Admit a site, whose reports count from now on.
 
@@ -66,18 +72,29 @@ def admit(
 
     folder = ShufflerFolder(home)
     folder.admit(name, key)
+    if as_json:
+        o.print_json({"admitted": name, "members": len(folder.members)})
+        return
     say(f"{name} is admitted, one of {len(folder.members)}")
 
 
 @app.command()
-def key(site: Annotated[Path, typer.Option(help="The site's folder.")] = Path("site")) -> None:
+def key(
+    site: Annotated[Path, typer.Option(help="The site's folder.")] = Path("site"),
+    as_json: o.Json = False,
+) -> None:
     """Show the public key of a site, to tell a shuffler's operator.
 
     \b
     Example:
       archipel shuffler key --site site
     """
-    say(site_at(site).identity.public.hex())
+    found = site_at(site)
+    public = found.identity.public.hex()
+    if as_json:
+        o.print_json({"site": found.name, "key": public})
+        return
+    say(public)
 
 
 @app.command()

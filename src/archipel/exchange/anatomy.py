@@ -118,6 +118,7 @@ class Anatomy(NamedTuple):
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
     mixed: tuple[Tree, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
     summed: bool = False  # whether messages are those of a protocol that shows sums alone
+    weighed: bool = False  # whether that adds up numbers of examples as well
     wire: OnWire = OnWire()
 
     @property
@@ -125,6 +126,12 @@ class Anatomy(NamedTuple):
         """Whether the server never sees an individual upload."""
         messages = self.personal if self.summed else (*self.messages, *self.personal)
         return all("stack" not in message.asks for message in messages)
+
+    def seen_as(self, other: Anatomy) -> Anatomy:
+        """This round as it was found with something around it, on the same wire."""
+        return other._replace(
+            summed=self.summed, weighed=self.weighed, wire=self.wire, mixed=self.mixed
+        )
 
     def in_cohort(self, m: int) -> Anatomy:
         """The same round with m parties."""

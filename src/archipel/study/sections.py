@@ -243,11 +243,7 @@ class Privacy(Section):
     ] = None
     trust: Annotated[
         Literal["server", "sum", "shuffler", "nobody"] | None,
-        Field(
-            description="by party: who may see uploads before noise is added: the server; a sum "
-            "that nobody looks into, to which each adds a share of the noise; a shuffler, that it "
-            "does not work with the server; nobody"
-        ),
+        Field(description="by party: whom noise need not hide uploads from; server"),
     ] = None
     honest: Annotated[
         int | None,

@@ -85,6 +85,7 @@ class Wire:
         if self.empty:
             return (lambda inner: inner), anatomy
         layers: list[Callable[[Boxes], Boxes]] = []
+        weighed = False
 
         def around(inner: Boxes) -> Boxes:
             for layer in layers:
@@ -124,6 +125,7 @@ class Wire:
             if exact and isinstance(how, ShuffledSum):
                 how = replace(how, shuffler="")
             single = examine(around(boxes), me, w, parties, cohort)
+            weighed = any("mean by examples" in message.asks for message in single.messages)
             layers.append(lambda inner: Summed(inner, how, single, me.seed))
         if self.up and isinstance(self.up[0], Structured):
             if not any(layer >= 0 for chain in up for layer in chain.layers):
@@ -134,7 +136,8 @@ class Wire:
                 )  # training would be restricted, and nothing would be smaller
             go_on(around(boxes), [replace(me, round=t) for t in range(_TRIED)], w, parties)
         found = examine(around(boxes), me, w, parties, cohort)
-        return around, found._replace(summed=self.sum is not None, wire=self._named)
+        summed = self.sum is not None
+        return around, found._replace(summed=summed, weighed=weighed, wire=self._named)
 
     @property
     def _named(self) -> OnWire:

@@ -466,7 +466,7 @@ class LocalEngine:
                 outside, inner, messages = self.protection.outside, around, found.messages
                 around = lambda each: outside(inner(each), messages)  # noqa: E731
                 seen = examine(around(boxes), *at)
-                found = seen._replace(summed=found.summed, wire=found.wire, mixed=found.mixed)
+                found = found.seen_as(seen)
         if not statistics.keep_own(bare, self.model, self._joined):
             statistics.check_others(self.model, self.model.buffers, me.buffers)
         if mixed and not self._joined:

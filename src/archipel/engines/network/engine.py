@@ -9,7 +9,6 @@ parties by number and trusts its caller as to who asks.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,6 +142,7 @@ class NetworkEngine:
         self.clock: Callable[[], float] = time.monotonic
         self.bell = Bell()
         self.log: str | None = None  # anchor of the coordinator's audit log, for parties to keep
+        self._attempt = 0  # the last one at a round
         self._up = self._down = 0  # bytes of arrays in this round's letters
 
     # -- what parties ask --------------------------------------------------------------------------
@@ -265,7 +265,8 @@ class NetworkEngine:
 
     async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
         """Ask for the round's uploads, message by message."""
-        attempt, missing, gradients = secrets.randbelow(1 << 53), dict[int, Cause](), 0
+        attempt = self._attempt = max(self._attempt + 1, time.time_ns())  # parties want it to grow
+        missing, gradients = dict[int, Cause](), 0
         session = session_of(self.study, attempt)
         steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t, session)
         sent = travelling(self.boxes.broadcast(self.shared, t))

@@ -69,7 +69,7 @@ def fitted(
         if kept_by is not None:
             boxes = kept_by.outside(boxes, anatomy.messages)
             seen = examine(boxes, *at)
-            anatomy = seen._replace(summed=anatomy.summed, wire=anatomy.wire, mixed=anatomy.mixed)
+            anatomy = anatomy.seen_as(seen)
     if not statistics.keep_own(bare, model):
         statistics.check_others(model, model.buffers, me.buffers)
     return boxes, anatomy

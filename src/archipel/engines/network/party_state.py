@@ -4,7 +4,8 @@
 A seat answers letters and never asks. It is told after a round whether it counted, and only then
 keeps what the round made of its own state: so a round that is done again, because the coordinator
 or the site was killed, starts from the same state and gives the same upload. An upload that was
-sent before is sent again, not computed again.
+sent before is sent again, not computed again. A party that is lost after it masked its upload is
+in a secure sum and not told so: it keeps its state of before, as one that did not count.
 
 Where a study promises privacy, a round's noise is of the round's secrets: what is sent again has
 the noise that it had. The secrets are on the disk, and what the round costs is charged, before
@@ -48,6 +49,7 @@ from archipel.privacy.promise import Kept, Privacy, Uses
 from archipel.tree import Tree, first, leaves, nbytes, tree_map
 from archipel.wire.wire import Wire
 
+DROPPED = "dropped"  # in a state: a round was open that nobody knows any more
 _COHORT = 1024  # parties of a round at most, where a site does not know how many there are
 
 
@@ -167,6 +169,11 @@ class PartyState:
             if turn is not None:
                 self._use_up(turn)
             turn = Turn(t, attempt, [], [], [])
+        if attempt < turn.attempt:
+            raise Refused(
+                f"round {t + 1}: attempt {attempt} came after attempt {turn.attempt}, and what "
+                "others signed for an earlier one must not hold again; give a larger number."
+            )
         if turn.hides and turn.attempt != attempt:
             turn = self._hide_anew(turn, number, arrays, attempt)
         if number > len(turn.inbox):
@@ -260,7 +267,7 @@ class PartyState:
             self._anew(turn.round, 0, may=False)
         self._anew(turn.round, 0, may=True, how="too often")
         self._use_up(turn)
-        return Turn(turn.round, attempt, [], [], [])
+        return Turn(turn.round, attempt, [], [], [], agreed=turn.agreed)
 
     def _advance(self, turn: Turn) -> None:
         """Run the algorithm up to its next upload; from the round's start where it is not running.
@@ -272,7 +279,7 @@ class PartyState:
             at = 0
             turn.me = self._me(turn.round, self.own.buffers)
             turn.me.secrets = turn.secrets
-            turn.me.acquainted = partial(self._others, turn.attempt)
+            turn.me.acquainted = partial(self._others, turn)
         assert turn.me is not None
         while True:
             said, turn.me.heard = self._said(at, turn.inbox[at]), cache(partial(turn.heard, at))
@@ -291,12 +298,13 @@ class PartyState:
         turn.secrets, turn.hides = turn.me.secrets, turn.hides or turn.me.hides
         self._put(turn, turn.talk, turn.me)
 
-    def _others(self, attempt: int, number: int) -> Others:
+    def _others(self, turn: Turn, number: int) -> Others:
         """What this party knows of the others, in an attempt of the server's."""
-        rules, session = self._rules, session_of(self._study, attempt)
-        return Between(
-            number, self._identities, session, lambda: 0 if rules is None else rules.least
-        )
+        session = session_of(self._study, turn.attempt)
+        return Between(number, self._identities, session, self._least, turn.agreed)
+
+    def _least(self) -> int:
+        return 0 if self._rules is None else self._rules.least
 
     def _put(self, turn: Turn, talk: Talk, me: LocalParty) -> None:
         """Keep what the algorithm said as the next upload; with the last, the own state."""
@@ -541,6 +549,8 @@ class PartyState:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what another process left."""
         self.own = Own.read(self.anatomy.own, state, "own", bool(state["own.trained"]))
+        if self._rows and DROPPED in state:
+            self.own = replace(self.own, state=begun_anew(self.own.state, self._rows))
         self.turn = Turn.read(self.anatomy, state)
         self.secrets = None
         if "secrets" in state:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from archipel.aggregation.neighbours import Unsafe
 from archipel.core import Each
 from archipel.engines.network.bounds import LARGEST, largest, tame
 from archipel.errors import ArchipelError, BelowQuorum, RunFailed
@@ -72,12 +73,13 @@ class Steps:
         Without those it says something that others can use: finite numbers of a usual size. Where
         no upload is to blame, the error says so. After the first message it may be an earlier
         upload that is to blame, which others have answered already: `Spoilt`. Where too few are
-        left for what makes their sum, nobody is: `BelowQuorum`.
+        left for what makes their sum, or these are not safe with it as the study wants it, nobody
+        is: `BelowQuorum`, `Unsafe`.
         """
         before = list(self._taken)
         try:
             return self._next([*before, uploads], self._talk), []
-        except BelowQuorum:
+        except (BelowQuorum, Unsafe):
             raise
         except Exception as found:  # whatever it is, one upload may have caused it
             error = found

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import torch
@@ -52,6 +52,7 @@ class Turn:
     gradients: list[int]
     secrets: Tensor | None = None  # of this round and attempt, where any were needed
     hides: bool = False  # whether the algorithm made keys or masks of them
+    agreed: dict[int, frozenset[int]] = field(default_factory=dict)  # sums that were signed
     charged: bytes = b""  # the name under which what its noise costs is written down
     own: Own | None = None  # after the last upload
     me: LocalParty | None = None
@@ -89,6 +90,8 @@ class Turn:
     def tensors(self) -> dict[str, Tensor]:
         found = {"turn.round": torch.tensor([self.round])}
         found["turn.attempt"] = torch.tensor([self.attempt, int(self.hides)])
+        for number, parties in self.agreed.items():
+            found[f"turn.agreed.{number}"] = torch.tensor(sorted(parties))
         found["turn.charged"] = torch.tensor(list(self.charged), dtype=torch.uint8)
         found["turn.gradients"] = torch.tensor(self.gradients, dtype=torch.int64)
         if self.secrets is not None:
@@ -108,6 +111,9 @@ class Turn:
         )  # not of an older version
         turn = cls(int(state["turn.round"]), attempt, [], [], state["turn.gradients"].tolist())
         turn.secrets, turn.hides = state.get("turn.secrets"), bool(hides)
+        for number in range(len(anatomy.messages)):
+            if (parties := state.get(f"turn.agreed.{number}")) is not None:
+                turn.agreed[number] = frozenset(parties.tolist())
         messages, answered = anatomy.messages, len(turn.gradients)  # one may have no array
         forms = [anatomy.sent, *(message.reply for message in messages[:-1])]
         for name, box, all_forms in (

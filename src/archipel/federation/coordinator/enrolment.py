@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from archipel.aggregation.summation import Hiding
 from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
@@ -153,9 +154,16 @@ class Enrolment:
             raise Refused(
                 f"study {record.name}: its roster is signed, so no peer joins after its start."
             )
-        if not study.round.late_joiners and self._home.rounds_of(record.hash) > 0:
+        if study.round.late_joiners:
+            return
+        if self._home.rounds_of(record.hash) > 0:
             raise Refused(
                 f"study {record.name} takes no site after its first round (late_joiners)."
+            )
+        if record.state != "open" and isinstance(study.wire_object.sum, Hiding):
+            raise Refused(
+                f"study {record.name} takes no site after its start (late_joiners): its sites add "
+                "up with those alone that they met first."
             )
 
     def _check_kind(self, digest: str, study: Study, site: str, facts: Facts) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from archipel.aggregation.roster import SIGNED
 from archipel.core import ServerAlgorithm
 from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
@@ -35,6 +36,7 @@ from archipel.runs.participation import Cohort
 from archipel.runs.run import Run
 from archipel.runs.simulation import Options
 
+_SIGNED = Cause.read(SIGNED)
 _AGAIN = 2.0  # seconds until a round below the quorum is tried again
 
 
@@ -60,7 +62,8 @@ class SiteAttendance:
             if not cohort.counted:
                 self._refuse_spent(t)
             on_missing = sites.policy()[0].on_missing
-            if cohort.counted or on_missing == "continue":
+            over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
+            if cohort.counted or on_missing == "continue" or over:
                 return cohort, outcome
             if on_missing == "abort":
                 causes = ", ".join(

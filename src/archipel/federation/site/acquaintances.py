@@ -4,7 +4,8 @@
 Sums that nobody can look into hold against the coordinator only where it cannot stand for other
 sites. Who a study's sites are comes from the coordinator; a site believes it once. From then on a
 number of the study has its name, and a name its key in every study, until an operator who has
-telephoned says otherwise (`archipel site keys`). Keys of peers are the same ones.
+telephoned says otherwise (`archipel site keys`). Where a study takes nobody late, no number comes
+to those that the site met first. Keys of peers are the same ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from archipel.aggregation.others import SUM, Stranger
@@ -43,8 +45,10 @@ class Acquaintances:
     def __init__(self, site: Site, study: str) -> None:
         self._site, self._study = site, study
         self._path = site.site_studies.folder(study) / "members.json"
-        self._keys = KnownKeys(site.home / "peers.json")
+        self._trusted = site.home / "peers.json"
+        self._keys = KnownKeys(self._trusted)
         self._known: dict[int, bytes] = {}
+        self._seen: tuple[object, ...] = ()  # the files as they were when they were read last
 
     def names(self) -> dict[int, str]:
         """Of those that this site has met here, by number."""
@@ -60,10 +64,12 @@ class Acquaintances:
         return self._site.identity.sign(SUM + what)
 
     def signed(self, by: int, signature: bytes, what: bytes) -> bool:
-        if by not in self._known:
+        files = tuple(_mark(path) for path in (self._path, self._trusted))
+        if files != self._seen:  # an operator may have forgotten a key meanwhile
             keys = {name: bytes.fromhex(each.identity) for name, each in self._keys.known().items()}
             keys[self._site.name] = self._site.identity.public
             self._known = {k: keys[name] for k, name in self.names().items() if name in keys}
+            self._seen = files
         if by not in self._known:
             raise Stranger(f"study {self._study[:12]}: the key of party {by} is not known here.")
         return verify(self._known[by], signature, SUM + what)
@@ -93,6 +99,12 @@ class Acquaintances:
             raise self._liar("gives a site's number to another one")
         if any(len({each[i] for each in told.values()}) < len(told) for i in (0, 1)):
             raise self._liar("has one name or key for two parties")
+        new = [each.name for k, each in told.items() if k not in before]
+        if before and new and not site.site_studies.read(self._study).round.late_joiners:
+            raise self._liar(
+                f"names {', '.join(new)}, whom this site has not met in it, and the study has "
+                "late_joiners = false"
+            )
         for name, identity in told.values():
             if name in keys and keys[name].identity != identity:
                 raise ArchipelError(
@@ -115,6 +127,15 @@ class Acquaintances:
             f"study {self._study[:12]}: the coordinator {what}: this site takes no part; tell the "
             "other sites."
         )
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    """What is another once the file was written anew."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _read(content: bytes) -> dict[int, Member]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from archipel import models
+from archipel.aggregation.shuffled import ShuffledSum
 from archipel.aggregation.summation import Hiding
 from archipel.data.federation import Federation
 from archipel.exchange.anatomy import Anatomy
@@ -57,11 +58,13 @@ class Exposure:
     features: int
     numbers: int  # of one round
     bytes: int  # of all rounds, questions and sums
-    counts: bool  # whether the number of training rows leaves
+    counts: bool  # whether the number of training rows leaves, alone or in sums
     neighbours: bool  # whether other sites see vectors of this one as they are
     untold: tuple[str, ...]  # metrics that do not leave: how far a record moves them is not known
     statistics: int  # numbers of one round that are BatchNorm's means and variances
     hidden: bool = False  # whether a protocol adds uploads up that shows nobody a single one
+    shuffled: bool = False  # whether uploads leave as reports of which nobody knows whose they are
+    counts_in_sums: bool = False  # whether numbers of rows are added up, and leave so alone
     promise: Privacy | None = None
     unkept: str = ""  # why the promise cannot be kept
     planned: tuple[Release, ...] | None = None  # of one record, in all rounds; None: not known yet
@@ -115,9 +118,11 @@ def exposure(
         features=int(data.x[0].numel()) if len(data.x) else 0,
         numbers=numbers,
         bytes=8 * sums + each_round * study.study.rounds + questions * evaluations,
-        counts=bool(asks & {"n", "mean by examples"}),
+        counts=anatomy.weighed or bool(asks & {"n", "mean by examples"}),
+        counts_in_sums=anatomy.weighed,
         neighbours=is_peer(algorithm),
         hidden=hidden,
+        shuffled=isinstance(study.wire_object.sum, ShuffledSum),
         untold=tuple(
             name for name in study.chosen.names if not may_leave(data.task, data.classes, name)
         ),

@@ -12,6 +12,7 @@ from archipel.engines.network.fitting import fitted, keepable, of_size, protecte
 from archipel.engines.protection import Protection, simulated
 from archipel.errors import ArchipelError
 from archipel.federation import approval
+from archipel.federation.peer.known_keys import KnownKeys
 from archipel.federation.site import ledger
 from archipel.federation.site.account import NOTHING, Account, for_records
 from archipel.federation.site.exposure import Exposure, Rows, exposure
@@ -101,4 +102,5 @@ def review_at(
     return Review(
         study, digest, found, anatomy, site.policy, members, mixed, changes,
         site.site_studies.namesakes(study.name, besides=digest),
+        [site.name, *KnownKeys(site.home / "peers.json").known()],
     ).text()  # fmt: skip

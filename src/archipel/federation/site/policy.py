@@ -143,9 +143,7 @@ class Policy:
             Rule(
                 "counts",
                 self.counts or not study.counts,
-                "numbers of rows leave, for the algorithm weighs sites by them"
-                if study.counts
-                else "the algorithm needs no number of rows",
+                _counted(study),
             ),
             self._among("algorithms", study.algorithm),
             self._among("models", study.model),
@@ -327,6 +325,18 @@ _MEASURED = "how many records are behind an upload is not known from the study: 
 def about() -> dict[str, str]:
     """What each key is for."""
     return {each.name: str(each.metadata["about"]) for each in fields(Policy)}
+
+
+def _counted(study: Exposure) -> str:
+    """How numbers of rows leave for a study."""
+    if study.counts_in_sums:
+        return (
+            "the sum of the sites' numbers of rows leaves every round, for the algorithm weighs "
+            "sites by them; from two sums, one site's"
+        )
+    if study.counts:
+        return "numbers of rows leave, for the algorithm weighs sites by them"
+    return "the algorithm needs no number of rows"
 
 
 def _coarse(value: float, least: float, draw: float) -> float:

@@ -19,11 +19,11 @@ _WHOM = {
 
 
 def hides_uploads(study: Exposure) -> bool:
-    """Whether what leaves has its noise already, or is seen by nobody without that of others."""
+    """Whether what leaves has all of its noise already, whoever else is in the study."""
     promise = study.promise
     if promise is None or study.unkept:
         return False
-    return promise.unit == "record" or promise.trust != "server"
+    return promise.unit == "record" or promise.trust == "nobody"
 
 
 def promised(study: Study, exposure: Exposure) -> Iterator[str]:
@@ -108,5 +108,6 @@ def _uncovered(study: Study, exposure: Exposure) -> Iterator[str]:
     if study.scaled:
         target = " and of the one to predict" * schema_of(study).scales_target
         yield f"the sums of columns{target} for the common scale"
-    yield "how many rows you have" + ", which leaves with every upload" * exposure.counts
+    how = ", in sums with those of other sites," if exposure.counts_in_sums else ","
+    yield "how many rows you have" + f"{how} which leaves with every upload" * exposure.counts
     yield "how long a round takes you"

@@ -19,9 +19,10 @@ from archipel.data.schema import TEST, Column
 from archipel.errors import clean
 from archipel.exchange.anatomy import Anatomy, Message
 from archipel.federation.site.binding import schema_of
+from archipel.federation.site.dangers import dangers
 from archipel.federation.site.exposure import Exposure
 from archipel.federation.site.policy import Policy
-from archipel.federation.site.promised import hides_uploads, promised
+from archipel.federation.site.promised import promised
 from archipel.study import fields
 from archipel.study.checks import share_of
 from archipel.study.file import Study
@@ -52,6 +53,7 @@ class Review:
     mixed: Sequence[Tensor] = ()  # what a peer's round mixes
     changes: Sequence[str] = ()  # since this site last approved a study of that name
     namesakes: Sequence[str] = ()  # hashes of other studies of that name that are known here
+    met: Sequence[str] = ()  # of the members, those whose keys this site knows, itself among them
 
     def text(self) -> str:
         about = [*_wrapped(self._about(), 10), ""]
@@ -60,7 +62,7 @@ class Review:
             ("What leaves the building", [f"- {line}" for line in self.leaving()]),
             (
                 "What could be read from it",
-                [f"- {line}" for line in dangers(self.exposure, self.policy, self.wire)],
+                [f"- {line}" for line in self._dangers()],
             ),
             ("This site's policy", list(self._policy())),
             ("Other studies have this name, or nearly: look at the hash", self.namesakes),
@@ -70,6 +72,19 @@ class Review:
             if lines:
                 about += [title, *(f"  {line}" for line in _wrapped(lines, 2)), ""]
         return "\n".join(about[:-1])
+
+    def _dangers(self) -> Iterator[str]:
+        yield from dangers(self.exposure, self.policy, self.wire)
+        if self.exposure.hidden and self.members:
+            new = [name for name in self.members if name not in self.met]
+            more = f": {_cut(', '.join(new))}" if new else ""
+            late = "later ones, too" if self.study.round.late_joiners else "nobody after these"
+            yield (
+                f"Of {len(self.members)} sites that approved it so far this site knows the keys of "
+                f"{len(self.members) - len(new)} and has not met {len(new)}{more}. It believes the "
+                f"coordinator once who those are, and when they first add up ({late}): look then "
+                "at 'archipel site keys'."
+            )
 
     def _about(self) -> Iterator[str]:
         study, exposure = self.study, self.exposure
@@ -134,10 +149,11 @@ class Review:
             yield f"every round: {which} of {_form(message, anatomy.wire.sum)}"
         if self.wire:
             hidden = "your numbers are masked, and no key to them leaves that would show them alone"
+            shuffled = "your report has noise of its own, and leaves sealed for the shuffler"
             unknown = "nobody keeps account of what that hides, and nothing is promised of it"
             yield (
                 f"before it leaves, an upload passes the wire: {_cut(self.wire)}; "
-                + (hidden if exposure.hidden else unknown)
+                + (hidden if exposure.hidden else shuffled if exposure.shuffled else unknown)
             )
         for x in self.mixed:
             yield (
@@ -151,7 +167,12 @@ class Review:
                 "variances: statistics of your training rows as they pass the model's layers, "
                 'which stay with you in a study that says model.statistics = "own"'
             )
-        if exposure.counts:
+        if exposure.counts_in_sums:
+            yield (
+                "with every upload: your number of training rows, of which the coordinator sees "
+                "the sum of the sites' numbers of rows; from two sums, one site's"
+            )
+        elif exposure.counts:
             yield "with every upload: your number of training rows"
         if self.policy.counts:
             yield "numbers of training rows, test rows and gradients, since your policy has counts"
@@ -194,84 +215,6 @@ class Review:
             yield f"{'met    ' if rule.met else 'NOT MET'}  {rule.key}: {rule.said}"
         if not all(rule.met for rule in rules):
             yield "So this study cannot be approved here; 'archipel site policy set' changes rules."
-
-
-def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
-    """What the settings mean for single records, as plainly as it can be said."""
-    if hides_uploads(study):
-        yield (
-            "Uploads leave with noise, and of training records they tell no more than is promised, "
-            "whatever the coordinator sends or whoever looks."
-        )
-        yield (
-            "Scores have no such noise: a dishonest coordinator can have models scored that are "
-            "made to tell of single test records."
-        )
-        return
-    if study.records == 1:
-        yield "ONE UPLOAD IS THE GRADIENT OF ONE RECORD: whoever sees it can read the record."
-    elif study.records is not None and study.records < max(policy.least_batch, 8):
-        yield (
-            f"One upload is computed from {study.records} records: whoever sees it can compute "
-            "records from it."
-        )
-    elif study.steps == 1:
-        what = "all your rows" if study.batch is None else f"{study.batch} records"
-        yield (
-            f"One upload is one gradient over {what}: records that stand out can be computed from "
-            "it."
-        )
-    elif not study.is_known:
-        yield "How many records are behind an upload cannot be told from the study's settings."
-    total = study.numbers * study.rounds
-    if study.values is not None and total >= study.values:
-        yield (
-            f"{total:,} numbers leave and your rows hold {study.values:,}: nothing but the work it "
-            "takes keeps them from being computed back."
-        )
-    if study.neighbours:
-        yield "Every neighbour sees your vectors as they are, round by round."
-    elif study.sites == 1:
-        yield (
-            "A round counts with ONE site: the shared model is then that site's upload, and all "
-            "who get the model see it."
-        )
-    elif study.sites == 2:
-        yield "A round counts with TWO sites: each can compute the other's upload from the mean."
-    if study.hidden:
-        yield (
-            "The coordinator sees sums of uploads, and no single one: cryptography keeps that, "
-            "also against a coordinator that lies, as long as fewer sites work with it than the "
-            f"study allows for. This site unmasks no sum of fewer than {max(2, policy.least_sites)}"
-            " sites (least_sites); who the others are it knows by their keys: compare them by "
-            "telephone ('archipel site keys')."
-        )
-        yield (
-            "A sum still tells what all its sites have in common, and all of them but one, "
-            "together, know that one's upload. A dishonest coordinator can invent sites: count "
-            "those that you know."
-        )
-        yield "Scores leave one by one: the more there are, the more they tell of test records."
-    elif not study.neighbours:
-        yield (
-            "The coordinator sees your uploads one by one. A dishonest one can send models that "
-            "are made so that the answers give single records, exactly."
-        )
-        yield (
-            "It can have such models scored, too: the more scores, the more they tell of single "
-            "test records."
-        )
-    if study.promise is not None and not study.unkept:
-        yield (
-            "Noise is added by the coordinator, which sees your uploads without it: what is "
-            "promised holds against all others, and not against the coordinator."
-        )
-    elif wire:
-        yield "No bound is claimed of what uploads tell: nobody keeps account of the wire's steps."
-    else:
-        yield (
-            "No noise is added to uploads: nothing bounds what they tell, and no bound is claimed."
-        )
 
 
 _SHOWN = 4  # shapes of a message, at most; more are counted

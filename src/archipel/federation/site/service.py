@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import torch
 
+from archipel.aggregation.roster import SIGNED, Signed
 from archipel.data.federation import Federation
 from archipel.data.scaling import Scaling, Sums
 from archipel.engines.network.grpc import GrpcLink
@@ -120,7 +121,8 @@ class Service:
             await asyncio.sleep(_LONG)  # until somebody has changed something
         except ArchipelError as error:
             self._say(f"{name}: {error}")
-            await site.away(self._link, study, f"refuses: {_without_values(str(error))}")
+            why = f"refuses: {_without_values(str(error))}"
+            await site.away(self._link, study, SIGNED if isinstance(error, Signed) else why)
             await asyncio.sleep(_AGAIN)
 
     def _tell(self, text: str) -> None:

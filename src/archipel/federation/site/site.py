@@ -344,9 +344,8 @@ class Site:
     async def away(self, link: GrpcLink, study: str, why: str) -> None:
         """Have the coordinator know that this site does not work now, if it can be told."""
         with suppress(ArchipelError, TimeoutError):
-            fields = {"study": study, "reason": why[:80]}
             async with asyncio.timeout(10):
-                await link.ask(Letter("away", fields))
+                await link.ask(Letter("away", {"study": study, "reason": why[:80]}))
 
     async def may(self, link: GrpcLink, study: str) -> None:
         """Return when something may leave for a study: not in a pause, and never without approval.
@@ -381,6 +380,7 @@ class Site:
         from archipel.federation.site.part import party_state_at
 
         await self.place(link, study)
+        self.site_studies.goes_on(study)  # what it plans is reserved anew, after all others
         party_state, path = party_state_at(self, study, data)
 
         def keep() -> None:

@@ -146,6 +146,10 @@ class SiteStudies:
         """The site has heard that the study is over."""
         write(self.folder(study) / "rounds", str(rounds).encode())
 
+    def goes_on(self, study: str) -> None:
+        """A study goes on of which the site had heard that it is over: it plans something again."""
+        (self.folder(study) / "rounds").unlink(missing_ok=True)
+
     def has_counted(self, study: str) -> bool:
         """Whether the site took part in a round that counted, or in a later one than the first.
 
@@ -183,15 +187,23 @@ class SiteStudies:
             return int(state.get_tensor(name)[0])
 
     def drop_round(self, study: str) -> None:
-        """Forget the round that is open, which was computed on another scale; all else stays."""
+        """Forget the round that is open, which was computed on another scale; all else stays.
+
+        Something of it may have left, so its rows of correlated noise are used up.
+        """
         path = self.folder(study) / "state.safetensors"
         if path.exists():
+            import torch
             from safetensors.torch import load_file, save
+
+            from archipel.engines.network.party_state import DROPPED
 
             state = load_file(path)
             kept = {name: each for name, each in state.items() if not name.startswith("turn.")}
             again = kept["last"].clone()
             again[0] = -1
+            if len(kept) < len(state):
+                kept[DROPPED] = torch.ones(1, dtype=torch.int64)
             write(path, save({**kept, "last": again}))
 
     def is_over(self, study: str) -> bool:
