@@ -76,7 +76,7 @@ def test_a_promise_is_kept_with_shares_of_noise_that_gopa_hides():
 
 def test_the_gaussian_form_has_its_own_noise_and_no_promise_of_a_study():
     promise = Privacy("party", epsilon=8.0, delta=1e-3, trust="sum")
-    with pytest.raises(ArchipelError, match=r'privacy\.trust = "sum", wire\.sum = "GaussianGopa"'):
+    with pytest.raises(ArchipelError, match=r'privacy\.trust = "sum", wire\.sum = "gopa-gaussian"'):
         learn(ar.FedAvg(0.1), *problem(), 1, privacy=promise, wire=Wire(sum=GaussianGopa(0.1, 1.0)))
 
 

@@ -72,11 +72,7 @@ class Grid:
 
     def encode(self, terms: Terms, lead: tuple[int, ...]) -> Tensor:
         for n in terms.n:
-            if bool((n > self.examples).any()):
-                raise ArchipelError(
-                    f"wire.sum: a party has {int(n.max())} examples, more than examples = "
-                    f"{self.examples} of the sum: give examples={int(n.max())} or more."
-                )
+            check_examples(int(n.max()), self.examples)
         parts = [
             _encoded(code, x.detach()).reshape(*lead, -1)
             for code, group in self._groups(terms)
@@ -98,6 +94,15 @@ class Grid:
         if terms.n:
             groups += [(self.by_examples, terms.by_examples), (self.n, terms.n)]
         return groups
+
+
+def check_examples(n: int, examples: int) -> None:
+    """Refuse a party with more examples than fit."""
+    if n > examples:
+        raise ArchipelError(
+            f"wire.sum: a party has {n} examples, more than examples = {examples} of the sum: give "
+            f"examples={n} or more."
+        )
 
 
 def _encoded(code: FixedPoint, x: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.aggregation.coding import Coding, Terms, Vectors
+from archipel.aggregation.coding import Coding, Terms, Vectors, check_examples
 from archipel.core import Others, Party, Uploads
-from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Anatomy, pair
+from archipel.errors import ArchipelError, BelowQuorum
+from archipel.exchange.anatomy import Anatomy, Probe, pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
@@ -56,17 +56,44 @@ class OfIntegers(Summation, Protocol):
         """How terms of so many parties become integers."""
 
 
+def least_of(how: Summation) -> int:
+    """Parties of a sum, at the fewest: a sum of one is its upload."""
+    return max(2, getattr(how, "least", 2))
+
+
+def check_parties(how: Summation, parties: int) -> None:
+    """Refuse rounds of so many parties, at most, of which every sum would be given up."""
+    if parties == 1:
+        raise ArchipelError(
+            f"wire.sum, {type(how).__name__}: a round has 1 party, whose upload would be the sum; "
+            'have 2 or more in a round (round.sample, data.parties), or say wire.sum = "plain".'
+        )
+    if parties < (least := least_of(how)):
+        raise ArchipelError(
+            f"wire.sum, {type(how).__name__}: least = {least} parties have to be in a sum, and a "
+            f"round has {parties}; give least={parties} or fewer, or have more in a round."
+        )
+
+
 class Exact:
-    """The sum of the integers that a protocol would add up, made without it: one message."""
+    """The sum of the integers that a protocol would add up, made without it: one message.
+
+    Nobody is lost in the middle of it. So it is given up where the protocol would be that begins
+    with the same parties: there are fewer than `least`.
+    """
 
     def __init__(self, how: OfIntegers) -> None:
-        self._coding = how.coding
-        self.named = type(how).__name__
+        self.how, self._coding, self._least = how, how.coding, least_of(how)
 
     def stacked(self, me: Any, x: Terms) -> Tensor:
         return self._coding(me.cohort).encode(x, me.lead)
 
     def total(self, uploads: Any, form: Terms) -> Total:
+        there = len(uploads.present)
+        if there < self._least and not isinstance(uploads, Probe):
+            raise BelowQuorum(
+                f"wire.sum: {there} parties are in the sum, and {self._least} are needed."
+            )
         code = self._coding(uploads.cohort)
         return Total(code.decode(uploads.total(), form), uploads.present)
 
@@ -95,12 +122,23 @@ class Summed(Around):
         self._messages, self._round = anatomy.messages, 0
         for message in anatomy.messages:
             if message.asks & {"stack", "n"}:
-                name = how.named if isinstance(how, Exact) else type(how).__name__
+                name = type(self._protocol).__name__
                 raise ArchipelError(
                     f"wire.sum: {name} shows the sum of uploads alone, and {inner.name} looks at "
                     "single uploads (uploads.stack() or uploads.n); take an algorithm that needs "
                     'their mean alone, or wire.sum = "plain".'
                 )
+
+    @property
+    def _protocol(self) -> Summation:
+        return self._how.how if isinstance(self._how, Exact) else self._how
+
+    def check(self, parties: int, n: int) -> None:
+        """Refuse rounds of so many parties, at most, of which one has n examples."""
+        check_parties(self._protocol, parties)
+        most = getattr(self._protocol, "examples", n)
+        if any("mean by examples" in message.asks for message in self._messages):
+            check_examples(n, most)
 
     def broadcast(self, shared: Tree, t: int) -> Tree:
         self._round = t  # sums of payloads are undone by it

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from archipel import rng
+from archipel.aggregation import SUMS
 from archipel.aggregation.shuffled import ShuffledSum
-from archipel.aggregation.summation import Hiding
+from archipel.aggregation.summation import Hiding, check_parties
 from archipel.data.federation import Federation
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
@@ -122,12 +123,20 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
 def _by_party(
     promise: Privacy, boxes: Boxes, setting: Setting, wire: Wire, noise: party.Noise
 ) -> Protection:
-    for field, value in (("rule", wire.rule), ("sum", wire.sum)):
-        if value is not None and not (field == "sum" and promise.trust in ("sum", "shuffler")):
-            raise ArchipelError(
-                f'privacy.unit = "party", wire.{field} = {value!r}: how far one party moves what '
-                f"comes of it is not known; leave wire.{field} out."
-            )
+    if wire.rule is not None:
+        raise ArchipelError(
+            f'privacy.unit = "party", wire.rule = {wire.rule!r}: how far one party moves what '
+            "comes of it is not known; leave wire.rule out."
+        )
+    if wire.sum is not None and promise.trust not in ("sum", "shuffler"):
+        trust = "shuffler" if isinstance(wire.sum, ShuffledSum) else "sum"
+        keeps = trust == "shuffler" or isinstance(wire.sum, Hiding)
+        raise ArchipelError(
+            f'privacy.trust = "{promise.trust}", wire.sum = "{_written(wire.sum)}": its noise is '
+            "not made for this sum; "
+            + (f'say privacy.trust = "{trust}", or ' if keeps else "")
+            + "leave wire.sum out."
+        )
     model = setting.model
     if promise.trust != "server" and len(model.running) and averages(boxes, model):
         raise ArchipelError(
@@ -172,10 +181,10 @@ def _shares(
     """The fewest parties of a sum, and the share of noise that each adds to each message."""
     how = wire.sum
     if not isinstance(how, Hiding):
-        said = "plain" if how is None else type(how).__name__
         raise ArchipelError(
-            f'privacy.trust = "sum", wire.sum = "{said}": it shows single uploads, or does not say '
-            'of how few it tells the sum; say wire.sum = "secure", or trust = "nobody".'
+            f'privacy.trust = "sum", wire.sum = "{_written(how)}": it shows single uploads, or '
+            'does not say of how few it tells the sum; say wire.sum = "secure", or '
+            'trust = "nobody".'
         )
     if wire.up:
         raise ArchipelError(
@@ -191,6 +200,7 @@ def _shares(
             )
         least, honest, most = promise.honest + 1, promise.honest, _MANY
     else:
+        check_parties(how, setting.cohort)
         most, least = setting.cohort, how.fewest(setting.cohort)
         honest = promise.honest or counted(least, how.colluders(most))
         least = max(least, honest + 1)
@@ -215,10 +225,9 @@ def _reports(setting: Setting, wire: Wire) -> int:
     """Reports that hide each other in every sum."""
     how = wire.sum
     if not isinstance(how, ShuffledSum):
-        said = "plain" if how is None else type(how).__name__
         raise ArchipelError(
-            f'privacy.trust = "shuffler", wire.sum = "{said}": no reports are shuffled; say '
-            'wire.sum = "shuffled".'
+            f'privacy.trust = "shuffler", wire.sum = "{_written(how)}": no reports are '
+            'shuffled; say wire.sum = "shuffled".'
         )
     if how.epsilon0 is not None:
         raise ArchipelError(
@@ -231,6 +240,12 @@ def _reports(setting: Setting, wire: Wire) -> int:
             f"{setting.cohort} parties; take more parties, or say shuffled:least={setting.cohort}."
         )
     return how.reports
+
+
+def _written(how: object) -> str:
+    """A sum as a study writes it."""
+    names = {cls: name for name, cls in SUMS.items()}
+    return "plain" if how is None else names.get(type(how), type(how).__name__)
 
 
 def _unweighted(boxes: Boxes, kept: Kept) -> Boxes:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from archipel.aggregation.shuffled import ShuffledSum
+from archipel.aggregation.summation import check_parties
 from archipel.data import frames
 from archipel.data.dialect import Written
 from archipel.data.federation import Federation
@@ -36,6 +37,7 @@ from archipel.federation.site import binding
 from archipel.federation.site.policy import SPENT, Overspent, Policy
 from archipel.federation.site.service import data_of
 from archipel.federation.site.site import Site
+from archipel.runs.participation import Participation
 from archipel.runs.run import Run
 from archipel.runs.simulation import Watch
 from archipel.study import checks
@@ -68,6 +70,8 @@ async def rehearse(
     reports nobody shuffles has a shuffler of its own, which admits all sites.
     """
     study = Study.read_changed(path, changes or {})
+    if study.wire_object.sum is not None:
+        check_parties(study.wire_object.sum, Participation.of(study.options()).count(sites))
     mix = _shuffler(study, out)
     if mix is not None:
         named = f"{study.wire.sum}:shuffler={mix.place.text()}"

@@ -75,9 +75,11 @@ class DrawnAttendance:
                 )
             outcome = tried[same]
             cohort = cohort.without(outcome.missing, needed)
+            if outcome.given_up:
+                cohort = cohort._replace(counted=False)
             if cohort.counted or who.on_missing == "continue":
                 return cohort, outcome
-            who.may_wait(t, cohort, len(eligible))
+            who.may_wait(t, cohort, len(eligible), outcome.given_up)
             waited, blocked = cohort.waited + 1, cohort.missing
 
     def _draw(self, t: int, clock: int) -> Cohort:

@@ -85,6 +85,11 @@ class Beginning:
                 f'privacy.server_sees = "sums": {type(algorithm).__name__} looks at single uploads '
                 "(uploads.stack()); take an algorithm that needs their mean alone."
             )
+        if self.who.lost and engine.anatomy.summed and len(engine.anatomy.messages) == 1:
+            notes.append(
+                f"lost = {self.who.lost:g} has no effect in this simulation, whose sums take one "
+                "message: say simulate.protocols = true for those of the protocol."
+            )
         values = zip(*settings.values(), strict=True) if settings else [()]
         return [
             Run(

@@ -150,7 +150,8 @@ class Loop:
         if cohort.counted:
             spent = Spent(outcome.gradients, outcome.up, outcome.down)
         else:
-            notes.append(f"round {t + 1}: below the quorum, not counted.")
+            why = outcome.given_up.rstrip(".") or "below the quorum"
+            notes.append(f"round {t + 1}: {why}, not counted.")
         if cohort.waited:
             who = ", ".join(f"{data.name(k)} {cause}" for k, cause in [*cohort.blocked.items()][:5])
             notes.append(f"round {t + 1}: waited {cohort.waited} times for the quorum ({who}).")

@@ -178,17 +178,22 @@ class Participation:
             self.may_wait(t, cohort, len(eligible))
             waited, blocked = waited + 1, cohort.missing
 
-    def may_wait(self, t: int, cohort: Cohort, eligible: int) -> None:
-        """Refuse to try a round again where the study says to abort, or it was tried too often."""
+    def may_wait(self, t: int, cohort: Cohort, eligible: int, given_up: str = "") -> None:
+        """Refuse to try a round again where the study says to abort, or it was tried too often.
+
+        `given_up` says why its sum was, with as many as the quorum asks for.
+        """
         if self.on_missing != "abort" and cohort.waited < _WAITS:
             return
         waited = cohort.waited
         causes = ", ".join(sorted(set(map(str, cohort.missing.values())))) or "too few are sampled"
         raise BelowQuorum(
             f"round {t + 1}: {len(cohort.present)} of {len(cohort.sampled)} parties answer "
-            f"({causes}), below the quorum of {self.needed(eligible)}"
+            f"({causes}), "
+            + (given_up.rstrip(".") or f"below the quorum of {self.needed(eligible)}")
             + (f", also after waiting {waited} rounds" if waited else "")
-            + ": lower round.quorum, or say on_missing = 'continue'"
+            + (": " if given_up else ": lower round.quorum, or ")
+            + "say on_missing = 'continue'"
             + ("." if waited else " or 'wait'.")
         )
 

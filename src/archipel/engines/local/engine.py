@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
@@ -173,6 +174,8 @@ class LocalEngine:
     def __enter__(self) -> Self:
         if self._pool is not None:
             raise ArchipelError("the engine is running already: enter it once.")
+        if isinstance(self._job.boxes, Summed):
+            self._job.boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
         self._pool = ForkedPool(
             self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
@@ -220,7 +223,7 @@ class LocalEngine:
                 f"{len(ids)} parties in a round, where the engine was made for {self._cohort}: "
                 f"give it cohort={len(ids)}."
             )
-        undo = needed > 1 or answers is not None
+        undo = needed > 1 or answers is not None or self._wire.sum is not None
         dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers)]
         before, self._done = self._done, t + 1
         with threads(1):

@@ -64,8 +64,9 @@ class ServerRound:
                     self._serving = self._settings.serve(shared, received)
                 else:
                     self._serving.send(received)
-            except BelowQuorum:  # too few for what stands between them and the server
-                return None, Outcome(ids[:0], self.missing, self.gradients, self.up, self.down)
+            except BelowQuorum as error:  # too few for what stands between them and the server
+                spent = (self.gradients, self.up, self.down)
+                return None, Outcome(ids[:0], self.missing, *spent, str(error))
             last = number == len(messages) - 1
             said = self._serving.said(last)
             if not last:
