@@ -98,7 +98,7 @@ def main(algorithm, out, seed):
     folder, kills, progress = out / "killed", 0, []
     while kills < 20:
         pid = start(algorithm, folder)
-        time.sleep(draw.uniform(0, lasts / 4))
+        time.sleep(draw.uniform(0, lasts / 2))  # the first quarter is before the folder is there
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if os.WIFEXITED(status):  # it was done before
