@@ -186,7 +186,7 @@ def test_names_that_a_package_adds(package, tmp_path):
     assert repr(found.wire_object) == (
         "Wire(up=(Int8(),), down=(), rule=Krum(f=1, keep=2), sum=None)"
     )
-    assert repr(study(tmp_path, {"sum": "secure:0.6"}).wire_object.sum).startswith("SecureSum(thr")
+    assert repr(study(tmp_path, {"sum": "secure:0.8"}).wire_object.sum).startswith("SecureSum(thr")
     with pytest.raises(ArchipelError, match="unknown sum 'secur': did you mean 'secure'"):
         study(tmp_path, {"sum": "secur"})
 
