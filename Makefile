@@ -64,6 +64,8 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/privacy.py
+	$(BIN)/python benchmarks/secure.py
+	$(BIN)/python benchmarks/proofs.py --keep
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py
