@@ -34,7 +34,7 @@ LAYERS = [
     },
     {"core", "graphs", "data", "models"},
     {"training", "exchange", "models.model", "models.networks", "models.units"},
-    {"algorithms", "aggregation"},
+    {"algorithms", "aggregation", "rules"},
     {
         "models.stacked",
         "models.recorded",

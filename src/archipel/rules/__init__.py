@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for the mean that withstand parties that lie: one file per paper, `[m, p] -> [m', p]`.
+
+A rule makes rows of the uploads' rows, and the server's mean is over those: one row for a median,
+some for Krum, as many as before for nearest-neighbour mixing, after which another rule may come.
+"""
+
+from archipel.rules.bucketing import Bucketing
+from archipel.rules.bulyan import Bulyan
+from archipel.rules.centred_clipping import CentredClipping
+from archipel.rules.fltrust import FLTrust
+from archipel.rules.geometric_median import GeometricMedian
+from archipel.rules.krum import Krum, MultiKrum
+from archipel.rules.median import Median
+from archipel.rules.nnm import NNM
+from archipel.rules.norm_bound import NormBound
+from archipel.rules.trimmed_mean import TrimmedMean
+
+__all__ = [
+    "NNM",
+    "Bucketing",
+    "Bulyan",
+    "CentredClipping",
+    "FLTrust",
+    "GeometricMedian",
+    "Krum",
+    "Median",
+    "MultiKrum",
+    "NormBound",
+    "TrimmedMean",
+]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Krum and multi-Krum.  Blanchard et al., NeurIPS 2017, https://arxiv.org/abs/1703.02757.
+
+Departures: the mean of `keep` uploads counts each the same, as in the paper, also where parties
+have different numbers of examples: those numbers are the parties' own word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archipel.core import Uploads
+from archipel.rules.rows import at_least, distances, liars, made
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The upload whose nearest others are nearest; with `keep`, the mean of the best so many."""
+
+    f: int | float = 0.2  # parties that may lie, or their share
+    keep: int = 1  # m: uploads that are averaged; 1 is Krum itself
+
+    def __call__(self, uploads: Uploads) -> Uploads:
+        return made(uploads, self.rows)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [keep, p]`."""
+        m = len(x)
+        f = liars(self, self.f, m)
+        at_least(self, f"f = {self.f}", m, max(2 * f + 3, self.keep + f))
+        return x[scores(distances(x), f).argsort(stable=True)[: self.keep].sort().values]
+
+
+@dataclass(frozen=True)
+class MultiKrum:
+    """The mean of the m - f uploads that agree most."""
+
+    f: int | float = 0.2  # parties that may lie, or their share
+
+    def __call__(self, uploads: Uploads) -> Uploads:
+        return made(uploads, self.rows)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [m - f, p]`."""
+        m = len(x)
+        f = liars(self, self.f, m)
+        return Krum(f, max(1, m - f)).rows(x)
+
+
+def scores(apart: Tensor, f: int) -> Tensor:
+    """`[m]`: sums of the m - f - 2 smallest squared distances to others, `[m, m]`."""
+    m = len(apart)
+    return apart.sort(dim=1).values[:, 1 : m - f - 1].sum(dim=1)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nearest-neighbour mixing.  Allouah et al., AISTATS 2023, https://arxiv.org/abs/2302.01772,
+Algorithm 2; before any other rule.
+
+Departures: an upload that is not finite has no neighbours and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archipel.core import Uploads
+from archipel.rules.rows import at_least, distances, finite, liars, made, weighed
+
+
+@dataclass(frozen=True)
+class NNM:
+    """Each upload becomes the mean of the m - f nearest to it, itself among them."""
+
+    f: int | float = 0.2  # parties that may lie, or their share
+
+    def __call__(self, uploads: Uploads) -> Uploads:
+        return made(uploads, self.rows)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [m', p]`."""
+        m = len(x)
+        f = liars(self, self.f, m)
+        at_least(self, f"f = {self.f}", m, 2 * f + 1)
+        there = finite(x)
+        near = distances(x).argsort(dim=1, stable=True)[:, : m - f]
+        weights = torch.zeros((m, m), dtype=torch.float64).scatter_(1, near, 1 / (m - f))
+        weights[:, ~there] = 0.0
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        return weighed(weights[there], x)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norm bounding.  Sun et al. 2019, https://arxiv.org/abs/1911.07963, section 4.
+
+Departures: without a bound, it is the median of the uploads' norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archipel.core import Uploads
+from archipel.errors import ArchipelError
+from archipel.rules.rows import finite, made, squares
+
+
+@dataclass(frozen=True)
+class NormBound:
+    """Uploads longer than the bound are scaled down to it; the mean is over all of them."""
+
+    most: float | None = None  # M; the median of the norms
+
+    def __call__(self, uploads: Uploads) -> Uploads:
+        return made(uploads, self.rows)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [m', p]`: without those that are not finite."""
+        if self.most is not None and not 0 < self.most < float("inf"):
+            raise ArchipelError(
+                f"round.rule: NormBound.most = {self.most}: give a number above 0, or leave it out."
+            )
+        there = finite(x)
+        norms = squares(x).sqrt()
+        norms[~there] = float("inf")
+        most = float(norms.median()) if self.most is None else self.most
+        rows, norms = x[there], norms[there]
+        return rows * (most / norms.clamp(min=most)).nan_to_num(1.0).to(x.dtype).unsqueeze(1)

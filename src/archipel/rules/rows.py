@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rules share: rows `[m, p]` of uploads, looked at some columns at a time.
+
+Any row may lie: it may hold NaN, infinities or numbers whose square is none. A row that is not
+finite is infinitely far from every other, and stands last where columns are sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.core import Uploads
+from archipel.errors import ArchipelError
+from archipel.tree import Tree, fill, leaves
+
+_SORTED = 1 << 19  # numbers that are sorted at a time: they stay in the cache
+_MULTIPLIED = 1 << 21  # numbers of a block of a matrix product
+
+
+class Made:
+    """What a rule makes of uploads: rows of no party, each of which counts the same.
+
+    How many examples a party says it has is a number that it may lie about: no mean is weighed by
+    it.
+    """
+
+    def __init__(self, uploads: Uploads, rows: Tree) -> None:
+        self._rows = rows
+        self.sampled, self.parties, self.present = (
+            uploads.sampled,
+            uploads.parties,
+            uploads.present,
+        )
+
+    @property
+    def n(self) -> Tensor:
+        raise _single("n")
+
+    def mean(self, by_examples: bool = False) -> Tree:
+        return fill(self._rows, [_mean(leaf) for leaf in leaves(self._rows)])
+
+    def stack(self) -> Tree:
+        raise _single("stack()")
+
+
+def made(uploads: Uploads, rule: Callable[[Tensor], Tensor]) -> Made:
+    """Uploads after a function of their rows, `[m, p] -> [m', p]`: all of an upload is one row."""
+    rows = uploads.stack()
+    parts = leaves(rows)
+    whole = [part.flatten(1) for part in parts]
+    for part in whole:
+        if not part.is_floating_point():
+            raise ArchipelError(
+                f"the rule looks at uploads as vectors, and one of their tensors holds {part.dtype}"
+                ": leave the rule out, or send numbers with a point."
+            )
+    x = whole[0] if len(whole) == 1 else torch.cat([part.to(whole[0].dtype) for part in whole], 1)
+    out = rule(x)
+    cut = out.split([part.shape[1] for part in whole], dim=1)
+    back = [
+        new.to(part.dtype).view(len(out), *part.shape[1:])
+        for new, part in zip(cut, parts, strict=True)
+    ]
+    return Made(uploads, fill(rows, back))
+
+
+def by_columns(x: Tensor, fold: Callable[[Tensor], Tensor]) -> Tensor:
+    """`[m, p] -> [1, p]`: a function of sorted columns, `[b, m] -> [b]`, a block at a time."""
+    m, p = x.shape
+    out = torch.empty((1, p), dtype=x.dtype)
+    size = max(64, _SORTED // m)
+    data = x.detach().cpu().numpy()
+    for at in range(0, p, size):
+        block = np.ascontiguousarray(data[:, at : at + size].T)
+        block.sort(axis=1)  # NaN come last; numpy sorts short rows several times as fast as torch
+        out[0, at : at + size] = fold(torch.from_numpy(block))
+    return out
+
+
+def blocks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The columns of `[m, p]`, some at a time."""
+    size = max(64, _MULTIPLIED // len(x))
+    for at in range(0, x.shape[1], size):
+        yield slice(at, at + size), x[:, at : at + size]
+
+
+def finite(x: Tensor) -> Tensor:
+    """`[m]`: which rows hold numbers alone, whose squares can be added up."""
+    return torch.isfinite(squares(x))
+
+
+def squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
+    """`[m]`: squared distances of rows from a centre `[p]`, or from 0."""
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for columns, block in blocks(x):
+        apart = block if centre is None else block - centre[columns]
+        total += torch.linalg.vector_norm(apart, dim=1, dtype=torch.float64).square()
+    return total
+
+
+def distances(x: Tensor) -> Tensor:
+    """`[m, m]` squared distances between rows; infinite from and to those that are not finite.
+
+    They are |a|² + |b|² − 2ab, one matrix product. What that loses where rows are close and far
+    from 0 is avoided: 0 is moved to the row whose norm is in the middle, which at most half of the
+    rows could have chosen.
+    """
+    m = len(x)
+    norms = squares(x)
+    norms = torch.where(torch.isfinite(norms), norms, torch.inf)
+    zero = x[int(norms.argsort(stable=True)[m // 2])]
+    gram = torch.zeros((m, m), dtype=torch.float64)
+    for columns, block in blocks(x):
+        moved = block - zero[columns]
+        gram += (moved @ moved.T).double()
+    gram = (gram + gram.T) / 2  # a product of many numbers may be added up in another order
+    length = gram.diagonal()
+    apart = (length[:, None] + length[None, :] - 2 * gram).clamp(min=0)
+    apart = torch.where(torch.isfinite(apart), apart, torch.inf)
+    far = ~torch.isfinite(length) | ~torch.isfinite(norms)
+    apart[far], apart[:, far] = torch.inf, torch.inf
+    return apart.fill_diagonal_(0.0)
+
+
+def weighed(weights: Tensor, x: Tensor) -> Tensor:
+    """`[k, m] @ [m, p]`: rows of weight 0 have no say, whatever they hold."""
+    used = (weights != 0).any(dim=0)
+    kept, rows = weights[:, used].to(x.dtype), x if bool(used.all()) else x[used]
+    return kept @ rows
+
+
+def at_least(rule: object, what: str, m: int, least: int) -> None:
+    """Refuse a rule for fewer uploads than it can tell apart."""
+    if m < least:
+        raise ArchipelError(
+            f"round.rule: {type(rule).__name__} with {what} needs {least} uploads and has {m}: "
+            "sample more parties, or let fewer of them lie."
+        )
+
+
+def liars(rule: object, f: int | float, m: int) -> int:
+    """How many of m uploads may lie: a number, or a share of them."""
+    if isinstance(f, bool) or not f >= 0 or (isinstance(f, float) and not f < 0.5):
+        raise ArchipelError(
+            f"round.rule: {type(rule).__name__}.f = {f}: give a number of parties, or a share "
+            "below 0.5."
+        )
+    return f if isinstance(f, int) else int(f * m + 1e-9)
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows[0] if len(rows) == 1 else rows.mean(dim=0)
+
+
+def _single(call: str) -> ArchipelError:
+    return ArchipelError(
+        f"the algorithm's server calls uploads.{call}, and round.rule has made other rows of the "
+        "uploads: leave the rule out, or take an algorithm that needs their mean alone."
+    )
