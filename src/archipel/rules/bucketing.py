@@ -35,7 +35,7 @@ class Bucketing:
         at_least(self, f"size = {self.size}", len(rows), 1)
         said = hashlib.blake2b(digest_size=16)
         for _, block in blocks(rows):
-            said.update(np.ascontiguousarray(block.detach().cpu().numpy()))
+            said.update(block.detach().cpu().numpy().tobytes())
         draw = np.random.default_rng(int.from_bytes(said.digest(), "big"))
         order = torch.from_numpy(draw.permutation(len(rows)))
         return torch.stack([rows[part].mean(dim=0) for part in order.split(self.size)])
