@@ -174,7 +174,8 @@ def check_older_versions(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     one = _stepped(algorithm, wire, _ONE, late)
     for plan in (Plan("stacked", 3, 1), Plan("vmapped", 2, 2)):
         _close(one, _stepped(algorithm, wire, plan, late), f"older versions, {plan}")
-    fresh = [(list(range(5)), [t] * 5, []) for t in range(ROUNDS)]
+    everybody, nobody = list(range(5)), list[int]()
+    fresh = [(everybody, [t] * 5, nobody) for t in range(ROUNDS)]
     stepped, rounds = _stepped(algorithm, wire, _ONE, fresh), _learn(algorithm, wire, _ONE)
     assert _equal(stepped, rounds), "a step from the last version is no round"
 
