@@ -465,6 +465,13 @@ def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:
     return n.reshape(-1, lead[-1])[0]
 
 
+def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
+    """First row and end of each party's training or test points, `[K]` each."""
+    if split == "train":
+        return data.offsets[:-1].numpy(), data.test_from.numpy()
+    return data.test_from.numpy(), data.offsets[1:].numpy()
+
+
 def named(message: Json) -> Ints:
     """Parties as a message names them: each, or all from the first to the last."""
     if "ids" in message:
