@@ -13,12 +13,11 @@ import pytest
 
 from archipel.aggregation import averaging
 from archipel.aggregation.averaging import Question
-from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.federation.numbers import NumbersFile
 from archipel.federation.peer import average
-from archipel.federation.peer.mesh import Mesh
+from archipel.federation.peer.mesh import Mesh, said
 from archipel.verifiable import verify
 from archipel.verifiable.terms import Terms
 
@@ -134,19 +133,19 @@ def test_a_stranger_is_not_heard_and_the_first_word_counts(whole, tmp_path):
     async def main():
         mesh = Mesh(tmp_path / "lyon", whole.session, whole.peers, 1)
         await mesh._server.start(f"localhost:{whole.peers[1].address[10:]}", mesh._trusted)
-        said = {"study": whole.session, "number": 0, "content": b"key"}
+        key = said(whole.session, 0, b"key")
         try:
             outside = Mesh(stranger, whole.session, whole.peers, 0)
             with suppress(Cut, ArchipelError, TimeoutError):
                 async with asyncio.timeout(3.0):
-                    await outside._links[1].ask(Letter("said", said))
+                    await outside._links[1].ask(key)
             assert mesh._heard == {}
             inside = Mesh(tmp_path / "bonn", whole.session, whole.peers, 0)
-            await inside._links[1].ask(Letter("said", said))
-            await inside._links[1].ask(Letter("said", said | {"content": b"other"}))
+            await inside._links[1].ask(key)
+            await inside._links[1].ask(said(whole.session, 0, b"other"))
             assert mesh._heard == {0: {0: b"key"}}
             with pytest.raises(Refused, match="no such step"):
-                await inside._links[1].ask(Letter("said", said | {"number": 1000}))
+                await inside._links[1].ask(said(whole.session, 1000, b"key"))
         finally:
             await mesh._server.stop(0.1)
 

@@ -15,7 +15,7 @@ from archipel.exchange.talk import Talk
 from archipel.federation.certificates import Identity
 from archipel.signing import verify
 from archipel.verifiable import peers
-from archipel.verifiable.broadcast import Twice, broadcast, statement
+from archipel.verifiable.agreement import Twice, statement, tell_all
 from archipel.verifiable.bulletin import Board, entry, in_bytes, in_text
 from archipel.verifiable.following import PHASES, Run
 from archipel.verifiable.messages import Accuse
@@ -232,7 +232,7 @@ def heard(deliver, faulty=1, names=NAMES):
     keys = {name: IDENTITIES[name].public for name in names}
     talks = {
         name: Talk(
-            broadcast(
+            tell_all(
                 IDENTITIES[name], name, keys, b"about", name.encode(),
                 speakers=names, faulty=faulty, longest=100,
             )

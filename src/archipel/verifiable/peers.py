@@ -3,7 +3,7 @@
 
 Every party is one generator, `member`, as in a private mean without proofs
 (`aggregation/averaging.py`): what it yields is told to all others, and what they told goes back in.
-In each phase parties broadcast what they say (`broadcast.py`), so that all honest ones hear the
+In each phase parties tell all others the same (`agreement.py`), so that all honest ones hear the
 same, whoever lies, falls silent or tells one this and another that. They write it down in one
 order, name by name, and the next phase begins: announcements need no signature, since all know when
 they come, and every later entry signs their hash. So each party has the same file, and nobody could
@@ -33,7 +33,7 @@ from typing import Any
 
 from archipel.errors import BelowQuorum
 from archipel.verifiable.bits import proof_bytes
-from archipel.verifiable.broadcast import Heard, Said, Twice, broadcast
+from archipel.verifiable.agreement import Heard, Said, Twice, tell_all
 from archipel.verifiable.bulletin import Board, read_line
 from archipel.verifiable.following import PHASES, SEAL, Run
 from archipel.verifiable.group import POINT, SCALAR
@@ -102,10 +102,10 @@ def steps(terms: Terms, dropouts: float) -> int:
 def longest(terms: Terms) -> int:
     """Bytes of what a party says in a phase, at most."""
     n, d = len(terms.parties), terms.size
-    proofs = proof_bytes(terms.value_bits) + proof_bytes(terms.noise_bits)
-    numbers = 2 * d * (POINT + SCALAR) * (n + 1) + proofs
-    names = sum(map(len, terms.parties))
-    return (n + 2) * _ENTRY + 2 * (numbers + names)  # as base64
+    commit = POINT * (d * n + 3) + d * (POINT + SCALAR) + proof_bytes(terms.value_bits)
+    publish = (POINT + 2 * SCALAR) * d + proof_bytes(terms.noise_bits)
+    correct = n * (2 * SCALAR * d)
+    return (2 * n + 2) * _ENTRY + 4 * max(commit, publish, correct) // 3  # in base64
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Circle:
         self, about: bytes, mine: bytes, speakers: Collection[str]
     ) -> Generator[bytes, Said, Heard]:
         keys = {name: bytes.fromhex(key) for name, key in self.terms.parties.items()}
-        return broadcast(
+        return tell_all(
             self.party.identity, self.party.name, keys, about, mine,
             speakers=speakers, faulty=self.faulty, longest=longest(self.terms),
         )  # fmt: skip

@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from archipel.aggregation.averaging import Said
 from archipel.engines.network.grpc import Caller, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
@@ -26,7 +28,20 @@ from archipel.federation.peer import port
 T = TypeVar("T")
 
 PATIENCE = 60.0  # seconds that a party is waited for in a step
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _MOST_STEPS = 64  # of a private mean; one with proofs says how many it has
+
+
+def said(session: str, step: int, content: bytes) -> Letter:
+    """What is told in a step of a private mean."""
+    whole = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else _NOTHING
+    return Letter("said", {"study": session, "number": step}, [whole])
+
+
+def content_of(letter: Letter) -> bytes:
+    """The bytes of it; nothing, where it has another form."""
+    (whole,) = letter.arrays if len(letter.arrays) == 1 else (_NOTHING,)
+    return whole.numpy().tobytes()
 
 
 class Mesh:
@@ -72,7 +87,8 @@ class Mesh:
             )
         if not 0 <= letter["number"] < self._steps:
             raise Refused("there is no such step.")
-        self._heard.setdefault(letter["number"], {}).setdefault(int(identity), letter["content"])
+        heard = self._heard.setdefault(letter["number"], {})
+        heard.setdefault(int(identity), content_of(letter))
         self._news.set()
         return Letter("thanks")
 
@@ -111,8 +127,8 @@ class Mesh:
         self, step: int, content: bytes, alive: set[int], patience: float
     ) -> dict[int, bytes]:
         """Tell all that are there, and listen to them."""
-        fields = {"study": self.session, "number": step, "content": content}
-        telling = {asyncio.create_task(self._tell(j, Letter("said", fields))) for j in alive}
+        letter = said(self.session, step, content)
+        telling = {asyncio.create_task(self._tell(j, letter)) for j in alive}
         heard = self._heard.setdefault(step, {})
         try:
             async with asyncio.timeout(patience):

@@ -65,7 +65,7 @@ def statement(about: bytes, name: str, digest: bytes) -> bytes:
     return b"archipel told\0" + about + len(said).to_bytes(8, "big") + said + digest
 
 
-def broadcast(
+def tell_all(
     identity: Identity,
     me: str,
     keys: Mapping[str, bytes],
