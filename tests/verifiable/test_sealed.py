@@ -30,7 +30,7 @@ TERMS = agreed(
     {name: each.public.hex() for name, each in IDENTITIES.items()},
     "00", epsilon=8.0, delta=1e-3, honest=0.8, dropouts=0.2, bits=4,
 )  # fmt: skip
-STEPS = peers.faulty(TERMS, 0.2) + 1  # of one broadcast
+STEPS = peers.faulty(TERMS, 0.2) + 1  # in which all tell one thing
 
 
 def everything(sender, receiver, step, said):
@@ -225,7 +225,7 @@ def test_whatever_one_tells_to_each_the_honest_have_one_file(data):
     assert {party for party, _ in named(verdict)} <= {LIAR}
 
 
-# -- the broadcast alone ---------------------------------------------------------------------------
+# -- telling all the same ------------------------------------------------------------------------
 
 
 def heard(deliver, faulty=1, names=NAMES):

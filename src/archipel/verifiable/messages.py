@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from archipel.errors import ArchipelError
-from archipel.verifiable.bits import Proof, proof_bytes
 from archipel.verifiable.agreement import Twice
+from archipel.verifiable.bits import Proof, proof_bytes
 from archipel.verifiable.bulletin import in_bytes, in_text
 from archipel.verifiable.commitments import Shared, Zero
 from archipel.verifiable.group import POINT, SCALAR, Point, scalar, written

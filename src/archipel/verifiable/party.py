@@ -37,8 +37,8 @@ from random import SystemRandom
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.federation.certificates import Identity
 from archipel.verifiable import bits
-from archipel.verifiable.bits import Bits, Row, bits_of, weights_to
 from archipel.verifiable.agreement import Twice
+from archipel.verifiable.bits import Bits, Row, bits_of, weights_to
 from archipel.verifiable.bulletin import Entry, entry
 from archipel.verifiable.commitments import Shared, Zero, commitment
 from archipel.verifiable.following import Run, dispute_transcript, pairwise

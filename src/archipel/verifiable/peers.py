@@ -32,8 +32,8 @@ from math import floor
 from typing import Any
 
 from archipel.errors import BelowQuorum
-from archipel.verifiable.bits import proof_bytes
 from archipel.verifiable.agreement import Heard, Said, Twice, tell_all
+from archipel.verifiable.bits import proof_bytes
 from archipel.verifiable.bulletin import Board, read_line
 from archipel.verifiable.following import PHASES, SEAL, Run
 from archipel.verifiable.group import POINT, SCALAR
