@@ -41,7 +41,7 @@ def is_there(spans, period, at):
 
 
 @given(traces(), st.lists(st.integers(0, 4000).map(lambda n: n / 8), min_size=1, max_size=10))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_bisection_is_the_look_at_every_span(found, times):
     spans, periods = found
     trace, parties = Trace.of(spans, periods), np.arange(2 * len(spans))

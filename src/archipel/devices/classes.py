@@ -15,6 +15,7 @@ import numpy as np
 
 from archipel import rng
 from archipel.devices.device import Floats, Job, Joules, Trip
+from archipel.errors import ArchipelError
 from archipel.rng import Ints
 
 # Power of Wi-Fi while it moves data, in watts: RATE by Mbit/s and BASE. High: Huang et al., MobiSys
@@ -41,6 +42,28 @@ class Device:
     plugged: tuple[float, float] | None = None
     wifi: tuple[float, float] | None = None
     swing: float = 1.0  # how much more often it is plugged in at 2 o'clock at night than by day
+
+    def __post_init__(self) -> None:
+        if (self.gflops is None) == (self.seconds is None):
+            raise ArchipelError("gflops: give either gflops or seconds, the time of one example.")
+        for name in ("share", "gflops", "seconds", "down", "up"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ArchipelError(f"{name} = {value}: give a number above 0.")
+        for name in ("spread", "jitter", "link_spread"):
+            if not 0 <= getattr(self, name) <= 5:
+                raise ArchipelError(f"{name} = {getattr(self, name)}: give a number from 0 to 5.")
+        if len(self.watts) != 2 or not 0 <= self.watts[0] <= self.watts[1] < float("inf"):
+            raise ArchipelError(f"watts = {list(self.watts)}: give two numbers, low and high.")
+        for name in ("idle", "plugged", "wifi"):
+            span = getattr(self, name)
+            if span is not None and not (len(span) == 2 and all(0.1 <= x <= 1e6 for x in span)):
+                raise ArchipelError(
+                    f"{name} = {list(span)}: give two means in minutes from 0.1, how long it is "
+                    "and how long it is not."
+                )
+        if not 1 <= self.swing <= 1000:
+            raise ArchipelError(f"swing = {self.swing}: give a number from 1 to 1000.")
 
 
 @dataclass(frozen=True)
