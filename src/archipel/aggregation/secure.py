@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,7 @@ class SecureSum:
     colluding: float = 0.1  # share of the parties that may be on the server's side
     dropouts: float = 0.1  # share of the parties that a round of many may lose
     least: int = 2  # parties of a sum, at the fewest: with fewer nothing is unmasked
+    counted: ClassVar[int] = -3  # the message with the masked input, from the last
 
     def __post_init__(self) -> None:
         if self.degree is not None and self.degree < 2:

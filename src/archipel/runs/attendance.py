@@ -52,7 +52,7 @@ class DrawnAttendance:
     def take_part(self, t: int, clock: int) -> tuple[Cohort, Outcome]:
         who, eligible = self._who, self._eligible
         needed = who.needed(len(eligible))
-        waited, blocked = 0, dict[int, Cause]()
+        waited, blocked, why = 0, dict[int, Cause](), ""
         tried: dict[bytes, Outcome] = {}  # the same parties are lost again
         while True:
             drawn = self._draw(t, clock + waited)
@@ -77,8 +77,9 @@ class DrawnAttendance:
             cohort = cohort.without(outcome.missing, needed)
             if outcome.given_up:
                 cohort = cohort._replace(counted=False)
+            why = outcome.given_up or why
             if cohort.counted or who.on_missing == "continue":
-                return cohort, outcome
+                return cohort, outcome._replace(given_up=why)
             who.may_wait(t, cohort, len(eligible), outcome.given_up)
             waited, blocked = cohort.waited + 1, cohort.missing
 

@@ -117,6 +117,8 @@ class _Tried(NamedTuple):
     arrived: list[int]
     missing: dict[int, Cause]
     gradients: int
+    left: Mapping[int, Cause] = {}  # of those who arrived, who went before the last message
+    given_up: str = ""
 
 
 class NetworkEngine:
@@ -261,12 +263,14 @@ class NetworkEngine:
         if tried.shared is not None:
             self.shared = tried.shared
         arrived = np.array(tried.arrived, np.int64)
-        return Outcome(arrived, missing, tried.gradients, self._up, self._down)
+        spent = (tried.gradients, self._up, self._down)
+        return Outcome(arrived, missing, *spent, tried.given_up, tried.left)
 
     async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
         """Ask for the round's uploads, message by message."""
         attempt = self._attempt = max(self._attempt + 1, time.time_ns())  # parties want it to grow
-        missing, gradients = dict[int, Cause](), 0
+        missing, left, counted = dict[int, Cause](), dict[int, Cause](), list[int]()
+        gradients = 0
         session = session_of(self.study, attempt)
         steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t, session)
         sent = travelling(self.boxes.broadcast(self.shared, t))
@@ -278,25 +282,29 @@ class NetworkEngine:
                 await self._gather(opened, patience, began)
             finally:
                 self.opened = None  # who is late now is refused
-            missing |= opened.lost
+            in_it = number > self.anatomy.counts_at  # whoever goes now is in the round
+            gone, needed = (left, 1) if in_it else (missing, max(1, patience.needed))
+            gone |= opened.lost
             uploads = opened.uploads
             gradients += sum(upload.gradients for upload in uploads.values())
             result, out = None, list[int]()
-            if len(uploads) >= max(1, patience.needed):
+            if len(uploads) >= needed:
                 try:
                     result, out = await asyncio.to_thread(steps.take, uploads)
-                except BelowQuorum:  # too few for what stands between them and the server
-                    return _Tried(None, [], missing, gradients)
-                missing |= dict.fromkeys(out, Cause("diverged"))
-            if len(uploads) - len(out) < max(1, patience.needed):
-                return _Tried(None, [], missing, gradients)
+                except BelowQuorum as why:  # too few for what stands between them and the server
+                    return _Tried(None, [], missing | left, gradients, given_up=str(why))
+                gone |= dict.fromkeys(out, Cause("diverged"))
+            if len(uploads) - len(out) < needed:
+                return _Tried(None, [], missing | left, gradients)
+            if number == self.anatomy.counts_at:
+                counted = sorted(set(uploads) - set(out))
             if number == 0:
                 most = len(steps.there)
             if number < len(self.anatomy.messages) - 1:
                 letters = await asyncio.to_thread(
                     self._replies, t, number + 1, attempt, result, steps.there
                 )
-        return _Tried(result, sorted(set(uploads) - set(out)), missing, gradients)
+        return _Tried(result, counted, missing, gradients, left)
 
     def _letter(self, t: int, number: int, attempt: int, arrays: Sequence[Tensor]) -> Letter:
         fields = {"study": self.study, "round": t, "number": number, "attempt": attempt}

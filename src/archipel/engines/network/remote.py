@@ -132,7 +132,7 @@ class Remote:
         self._done = t + 1
         patience = Patience(self._patience.deadline, self._patience.silence, enough, needed)
         outcome = self._wait(self.engine.round(t, parties, patience))
-        for k, cause in outcome.missing.items():
+        for k, cause in [*outcome.missing.items(), *outcome.left.items()]:
             if cause.why == "silent":
                 self.presence.silent(k)
         return outcome._replace(down=outcome.down + unheard * self.anatomy.bytes_down)
