@@ -56,6 +56,7 @@ from archipel.aggregation.roster import (
     check_agreed,
     check_sharing,
     check_survivors,
+    count_signed,
     read_ids,
     refuse,
     rows_of,
@@ -196,11 +197,8 @@ class SecureSum:
         others.agreed[number] = frozenset(survivors)
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
-        signers = read_ids(reply[0], "signed who stayed")
-        agreeing = 0
-        for v, signature in zip(signers, reply[1], strict=False):
-            if agreeing < t and v in held_by and v in survivors:
-                agreeing += others.signed(v, _bytes(signature), statement)
+        among = {*held_by} & {*survivors}
+        agreeing = count_signed(reply, "signed who stayed", statement, among, t, others)
         if agreeing < t:
             raise refuse(
                 f"{agreeing} of this party's neighbours signed the same set of those who stayed, "
