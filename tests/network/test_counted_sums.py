@@ -10,8 +10,8 @@ import torch
 import archipel as ar
 from archipel.aggregation.secure import SecureSum
 from archipel.engines.engine import Cause, Outcome
-from archipel.engines.network.engine import Patience
 from archipel.engines.network.letters import decode
+from archipel.engines.network.opened import Patience
 from archipel.engines.plan import Plan
 from archipel.federation.coordinator.server_study import SiteAttendance
 from archipel.runs.participation import Cohort

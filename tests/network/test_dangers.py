@@ -153,6 +153,7 @@ def test_a_promise_of_sums_is_kept_by_cryptography_and_the_review_says_so(said):
     for how in ("secure", "gopa"):
         kept = said(wire={"sum": how}, privacy=OF_SUMS, algorithm=SCAFFOLD)
         assert "The coordinator sees sums of uploads, and no single one: cryptography" in kept
+        assert ("GOPA has no second mask" in kept) is (how == "gopa")
     believed = said(privacy=OF_SUMS, algorithm=SCAFFOLD)
     assert "cryptography" not in believed
     assert "sees your uploads without it" in believed

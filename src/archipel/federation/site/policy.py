@@ -66,8 +66,7 @@ class Policy:
     megabytes: float = _key(1000.0, "of numbers that leave for one study, at most")
     counts: bool | Literal["sums"] = _key(
         False,
-        'whether numbers of rows may leave, but for that in the sums of columns; "sums": added '
-        "up with other sites' alone, in a sum that nobody can look into",
+        'whether numbers of rows leave, but for sums of columns; "sums": in sums over sites alone',
     )
     neighbours: bool = _key(False, "whether peers may see vectors of this site one by one")
     statistics: bool = _key(True, "whether BatchNorm's means and variances may leave")
@@ -79,7 +78,7 @@ class Policy:
     )
     delta: float = _key(1e-5, "at which that budget is counted")
     confirmed: bool = _key(
-        False, "whether sites whose keys nobody here has confirmed are refused, where keys matter"
+        False, "whether sites whose keys nobody here has confirmed are refused in sums"
     )
 
     def __post_init__(self) -> None:
