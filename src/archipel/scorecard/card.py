@@ -43,6 +43,9 @@ ASSUMPTIONS = (
 SHARES = (*measures.SHARES, "r2")  # differences are told in points: hundredths
 
 
+_OF_A_SAMPLE = ("scored", "interval", "parties_interval")  # what is told of one alone
+
+
 @dataclass(frozen=True)
 class Spread:
     """A metric over parties, each on its own test points."""
@@ -77,6 +80,9 @@ class Efficacy:
     target: float | None
     absent: tuple[str, ...] = ()  # sites that earlier evaluations had in their mean
     warnings: tuple[str, ...] = ()  # what went wrong though the run ended
+    scored: tuple[int, int] | None = None  # a sample of so many training parties, of how many
+    interval: tuple[float, float] | None = None  # 95 %, of the own models' points, or the common's
+    parties_interval: tuple[float, float] | None = None  # 95 %, of the mean over parties
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,9 @@ class Scorecard:
         energy = self.efficiency.energy
         card["efficiency"]["energy"] |= plain({"low": energy.low, "high": energy.high})
         card["robustness"]["share_arrived"] = self.robustness.share_arrived
+        if self.efficacy.scored is None:  # everybody was scored, and nothing is estimated
+            for name in _OF_A_SAMPLE:
+                del card["efficacy"][name]
         return card
 
     @classmethod
@@ -215,6 +224,8 @@ class Scorecard:
             efficacy[name] = None if efficacy[name] is None else Spread(**efficacy[name])
         for name in ("absent", "warnings"):
             efficacy[name] = tuple(efficacy[name])
+        for name in _OF_A_SAMPLE:
+            efficacy[name] = tuple(efficacy[name]) if efficacy.get(name) else None
         energy = {k: v for k, v in efficiency["energy"].items() if k not in ("low", "high")}
         efficiency["energy"] = Energy(**{**energy, "assumptions": tuple(energy["assumptions"])})
         del told["robustness"]["share_arrived"]

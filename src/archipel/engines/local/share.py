@@ -154,6 +154,7 @@ class Share:
                 self._keep(block, own if last else block.me.after)
             total["gradients"] += block.me.gradients - before
             total["bad"] += block.ids[block.diverged.numpy()].tolist()
+        self._memory.kept.release()
         return total
 
     def cut(self, message: Json) -> list[Block]:
