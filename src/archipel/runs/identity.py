@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ def describe(
         for name, value in sorted(options.items())
         if name not in ("workers", "plan", "device")
     }
+    if (trace := Path(str(options.get("trace") or ""))).is_file():
+        chosen["trace"] = sha256(trace.read_bytes()).hexdigest()
     return {
         "objects": {
             "algorithm": repr(algorithm),

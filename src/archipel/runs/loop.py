@@ -190,6 +190,7 @@ class Loop:
                     "bytes": {"up": run.spent.up, "down": run.spent.down},
                     "gradients": run.spent.gradients,
                     "seconds": seconds,
+                    **({"simulated": run.simulated} if run.simulated else {}),
                 }
             )
 

@@ -7,11 +7,14 @@ import os
 from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from archipel.data.dialect import Written
 from archipel.data.frames import Said as TableSaid
 from archipel.data.outcome import TASKS
 from archipel.data.schema import TEST, Schema
+from archipel.devices.build import devices_of
+from archipel.devices.trace import BUNDLED
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.models.losses import LOSSES
@@ -150,11 +153,21 @@ def check_names(network: Network, graph: Graph) -> None:
         raise unknown("topology.name", graph.name, TOPOLOGIES)
 
 
-def check_policy(policy: Round, simulated: Simulated) -> None:
-    """Who takes part."""
+def check_policy(policy: Round, simulated: Simulated, base: Path, elsewhere: bool) -> None:
+    """Who takes part, and on what devices; a trace may be elsewhere."""
     for party, rounds in simulated.away.items():
         try:
             absences(rounds)
         except ArchipelError as error:
             raise ArchipelError(f"simulate.away.{party}: {error}") from None
-    Participation.of({**policy.model_dump(), **simulated.model_dump(), "away": {}})
+    said = simulated.model_dump() | trace_of(simulated, base)
+    Participation.of({**policy.model_dump(), **said, "away": {}})
+    if not (elsewhere and simulated.trace):
+        devices_of(said, 0)
+
+
+def trace_of(simulated: Simulated, base: Path) -> dict[str, Any]:
+    """The path of its trace, where it names a file."""
+    if simulated.trace is None or simulated.trace in BUNDLED:
+        return {}
+    return {"trace": str(base / simulated.trace)}

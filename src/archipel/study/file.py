@@ -48,6 +48,7 @@ from archipel.study.checks import (
     check_test,
     promise_of,
     schema_of,
+    trace_of,
 )
 from archipel.study.loading import federation_of, model_of
 from archipel.study.reading import read_tables, sentence, split_key
@@ -252,6 +253,7 @@ class Study(BaseModel):
             "wire": self.wire_object if wiring.parts_of(self.wire) else None,
             **policy.model_dump(),
             **simulated.model_dump(),
+            **trace_of(simulated, self._base),
         }
         return {name: value for name, value in options.items() if value is not None}  # type: ignore[return-value]
 
@@ -328,6 +330,7 @@ class Study(BaseModel):
             paths.append(self._base / data.file)
         elif data.folder is not None and data.name is None:
             paths += frames.party_files(self._base / data.folder)
+        paths += map(Path, trace_of(self.simulate, self._base).values())
         return {os.path.relpath(path, self._base): path for path in paths}
 
     def files(self) -> dict[str, bytes]:
@@ -462,7 +465,7 @@ class Study(BaseModel):
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
                 "sites have in common; leave it out, or take an algorithm such as dsgd."
             )
-        check_policy(self.round, self.simulate)
+        check_policy(self.round, self.simulate, self._base, elsewhere)
 
     def _check_metric(self, data: Federation, model: Model) -> None:
         """Whether the task has the metric, before anything is trained."""
