@@ -11,10 +11,10 @@ is in the air is in the checkpoint, so a resumed run goes on in the same second.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from heapq import heappop, heappush
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -130,14 +130,14 @@ class Events:
     def _depart(self, t: int, resting: set[int], here: Ints | None) -> None:
         """Have parties begin from version t until so many are at work."""
         wanted = self._at_once - len(self.flights)
-        if wanted and not self.flights and not self._draws and here is None:
-            if self._presence.always:  # as a round asks
-                everybody = np.ones(len(self._eligible), bool)
-                awake = ~np.isin(self._eligible, list(resting)) if resting else None
-                asked, _ = self._who.ask(self._eligible, self._seed, t, everybody, awake)
-                self._draws += 1
-                self._begin(t, asked[:wanted])
-                return
+        first = not self.flights and not self._draws
+        if first and here is None and self._presence.always:  # as a round asks
+            everybody = np.ones(len(self._eligible), bool)
+            awake = ~np.isin(self._eligible, list(resting)) if resting else None
+            asked, _ = self._who.ask(self._eligible, self._seed, t, everybody, awake)
+            self._draws += 1
+            self._begin(t, asked)
+            return
         for _ in range(wanted):
             chosen = self._one(t, resting, here)
             if chosen is None:
@@ -183,8 +183,10 @@ class Events:
         lost = np.where(ends.min(axis=0) < seconds, ends.argmin(axis=0), -1)
         takes = np.minimum(ends.min(axis=0), seconds)
         costs = self._joules(parties, trip.within(takes), t)
-        for flight in zip(self.now + takes, parties, np.full(len(parties), t), lost, *costs):
-            heappush(self.flights, Flight(*(part.item() for part in flight)))
+        for i, party in enumerate(parties.tolist()):
+            low, high = (float(cost[i]) for cost in costs)
+            end = self.now + float(takes[i])
+            heappush(self.flights, Flight(end, party, t, int(lost[i]), low, high))
         self._busy |= set(parties.tolist())
         self._begun += len(parties)
 
@@ -203,9 +205,7 @@ class Events:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint."""
-        rows = zip(
-            state["events.flights"].tolist(), state["events.seconds"].tolist(), strict=True
-        )
+        rows = zip(state["events.flights"].tolist(), state["events.seconds"].tolist(), strict=True)
         self.flights = sorted(Flight(ends, *who, low, high) for who, (ends, low, high) in rows)
         self._busy = {flight.party for flight in self.flights}
         self.now, self._begun = float(state["events.now"]), int(state["events.begun"])
@@ -226,7 +226,9 @@ class EventAttendance:
     ) -> None:
         """Without a `clock` every party takes a second."""
         self._engine, self._who, self._eligible, self._past = engine, who, eligible, past
-        self._clock = clock
+        self._clock, self._buffer = clock, buffer
+        if clock is None:
+            who = replace(who, deadline=None)
         self.events = Events(
             who,
             eligible,
@@ -282,7 +284,7 @@ class EventAttendance:
     def _trip(self, parties: Ints, t: int) -> Trip:
         if self._clock is None:
             return Trip(np.zeros(len(parties)), np.ones(len(parties)), np.zeros(len(parties)))
-        return self._clock.trip(parties, self._engine.anatomy, t)
+        return self._clock.trip(parties, self._clock.job(self._engine.anatomy, self._buffer), t)
 
     def _joules(self, parties: Ints, trip: Trip, t: int) -> Joules:
         if self._clock is None:
@@ -291,7 +293,12 @@ class EventAttendance:
 
 
 def check_asynchronous(
-    name: str, who: Participation, parties: int, buffer: int, statistics: bool
+    options: Mapping[str, Any],
+    name: str,
+    who: Participation,
+    parties: int,
+    buffer: int,
+    averaged: bool,
 ) -> None:
     """Refuse what has no meaning where nobody waits for anybody, in a sentence."""
     usual = {each.name: each.default for each in fields(Participation)}
@@ -301,10 +308,12 @@ def check_asynchronous(
         "on_missing": "nobody is waited for; leave it out",
         "stragglers": "who is slow comes late; give simulate.devices or simulate.speed instead",
         "lost": "a party sends one message; give simulate.dropouts instead",
+        "patience": "nobody waits for the others; leave it out",
+        "pace": "as many are at work as round.sample says; leave it out",
     }.items():
-        if getattr(who, field) != usual[field]:
-            section = "simulate" if field in ("stragglers", "lost") else "round"
-            value = getattr(who, field)
+        value = options.get(field)
+        if value is not None and value != usual.get(field, False):
+            section = "round" if field in ("over_select", "quorum", "on_missing") else "simulate"
             raise ArchipelError(f"{section}.{field} = {value!r}: in {name} {why}.")
     if buffer * who.separation > parties:
         rest = "" if who.separation == 1 else f" and sits out {who.separation - 1} steps"
@@ -313,7 +322,7 @@ def check_asynchronous(
             f"{parties} parties have training points; lower it to "
             f"{max(1, parties // who.separation)}."
         )
-    if statistics and buffer < 2:
+    if averaged and buffer < 2:
         raise ArchipelError(
             f"algorithm.buffer = {buffer}: BatchNorm's averaged statistics would be those of the "
             'one party that sent last; say model.statistics = "own", use GroupNorm, or a larger '
