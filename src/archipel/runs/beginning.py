@@ -47,8 +47,8 @@ class Beginning:
         self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
         self._notes = _empty(fed, len(self.eligible))
         self.asynchronous = is_asynchronous(algorithm) and not fed.about.elsewhere
-        timed = {"clock": True} if self.asynchronous and options.get("speed") is not None else {}
-        self.devices = devices_of({**options, **timed}, self.seed)
+        ticks = {"clock": True} if self.asynchronous and options.get("speed") is not None else {}
+        self.devices = devices_of({**options, **ticks}, self.seed)
         if self.devices is not None and is_peer(algorithm):
             raise ArchipelError(
                 f"simulate.devices: {type(algorithm).__name__} has no server, and the clock is "

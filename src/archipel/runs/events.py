@@ -205,8 +205,11 @@ class Events:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint."""
-        rows = zip(state["events.flights"].tolist(), state["events.seconds"].tolist(), strict=True)
-        self.flights = sorted(Flight(ends, *who, low, high) for who, (ends, low, high) in rows)
+        whole, parts = state["events.flights"].tolist(), state["events.seconds"].tolist()
+        self.flights = sorted(
+            Flight(ends, party, version, lost, low, high)
+            for (party, version, lost), (ends, low, high) in zip(whole, parts, strict=True)
+        )
         self._busy = {flight.party for flight in self.flights}
         self.now, self._begun = float(state["events.now"]), int(state["events.begun"])
 
