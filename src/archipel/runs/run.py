@@ -400,7 +400,7 @@ class Run:
                 "total": self.seconds,
                 "per_round": self.seconds / self.done if self.done else None,
             },
-            "simulated": self.simulated,
+            **({"simulated": self.simulated} if self.simulated else {}),
             "privacy": card["privacy"]["promise"],
             "scorecard": card,
             "history": self.history,
