@@ -18,6 +18,14 @@ from archipel.study.file import Study
 
 def study(algorithm):
     topology = {"name": "ring"} if algorithm == "dsgd" else {}
+    if algorithm == "fedbuff":  # parties in flight, from several versions
+        return Study.of(
+            algorithm,
+            study={"name": "crash", "rounds": 25, "evaluate_every": 2, "metric": "auc"},
+            data={"name": "heart_disease"},
+            round={"sample": 3},
+            simulate={"dropouts": 0.3, "away": {"va": "3-6"}, "speed": 100, "speed_spread": 1.0},
+        )
     return Study.of(
         algorithm,
         study={"name": "crash", "rounds": 25, "evaluate_every": 2, "metric": "auc"},

@@ -177,12 +177,13 @@ class Events:
         limit = np.inf if who.deadline is None else who.deadline
         drops = draws(self._seed, self._begun, "dropouts", parties) < who.dropouts
         moment = draws(self._seed, self._begun, "dropout moment", parties)
-        with np.errstate(invalid="ignore"):  # a part of an endless trip
+        with np.errstate(invalid="ignore"):  # parts of an endless trip
             drop = np.where(drops, moment * seconds, np.inf)
         ends = np.stack([drop, stays, np.full(len(parties), limit)])  # as `_LOST` has them
         lost = np.where(ends.min(axis=0) < seconds, ends.argmin(axis=0), -1)
         takes = np.minimum(ends.min(axis=0), seconds)
-        costs = self._joules(parties, trip.within(takes), t)
+        with np.errstate(invalid="ignore"):
+            costs = self._joules(parties, trip.within(takes), t)
         for i, party in enumerate(parties.tolist()):
             low, high = (float(cost[i]) for cost in costs)
             end = self.now + float(takes[i])

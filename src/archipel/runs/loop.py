@@ -200,8 +200,19 @@ class Loop:
                     "gradients": run.spent.gradients,
                     "seconds": seconds,
                     **({"simulated": run.simulated} if run.simulated else {}),
+                    **_staleness(run),
                 }
             )
+
+
+def _staleness(run: Run) -> dict[str, Any]:
+    """How many versions ago parties began whose uploads came since the evaluation before."""
+    before = run.history[-1]["round"] if run.history else 0
+    rounds = run.participation[before:]
+    late = [tau for each in rounds if each.timing is not None for tau in each.timing.staleness]
+    if not late:
+        return {}
+    return {"staleness": {"mean": sum(late) / len(late), "max": max(late)}}
 
 
 def entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round:
