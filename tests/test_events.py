@@ -216,7 +216,7 @@ def simulated(out=None, stop=None, **more):
         linear(3),
         out=out,
         on_round=None if stop is None else lambda run: run.done == stop,
-        checkpoint_seconds=0,
+        checkpoint_seconds=60,
         plan=ar.Plan("one", 2, 1),
         **{**options, **more},
     )
