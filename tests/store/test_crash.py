@@ -10,7 +10,10 @@ import pytest
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["scaffold", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dsgd", "fedbuff"))],
+    [
+        "scaffold-on-disk",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "dsgd", "fedbuff")),
+    ],
 )
 def test_a_killed_run_ends_as_if_nothing_had_happened(algorithm, tmp_path):
     script = Path(__file__).with_name("crash.py")
