@@ -110,7 +110,7 @@ def _get(entry: dict[str, Any], part: str, metric: str) -> float | None:
 
 
 def _efficiency(run: Run) -> Efficiency:
-    each, note = flops_of_one_gradient(run.task_model, run.data.x[:1])
+    each, note = flops_of_one_gradient(run.task_model, run.data.form.x[:1])
     flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
     counted = [cohort for cohort in run.participation if cohort.counted]
     arrived = sum(len(cohort.present) for cohort in counted)
@@ -220,7 +220,7 @@ _SEES = {
     "secure aggregation, {sum}, and it cannot see a single upload, also where it lies.",
     "gopa": "Its code is told sums over the parties alone. Between institutions they are made by "
     "GOPA, {sum}: noise that cancels between parties hides each upload, as long as no more of them "
-    "work with the server than that says, and it does not lie about who has published.",
+    "work with the server than that says, and it keeps nobody who has published from being heard.",
     "shuffled": "Its code is told sums of randomised reports alone, {sum}. Between institutions a "
     "shuffler mixes them, and the server cannot see whose is which, as long as the shuffler does "
     "not work with it.",

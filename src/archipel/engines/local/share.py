@@ -7,9 +7,11 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from archipel.aggregation.others import Simulated
 from archipel.core import Vector
-from archipel.data.federation import Federation
+from archipel.data.federation import Federation, Held
 from archipel.data.rows import ranges
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
@@ -41,6 +43,9 @@ from archipel.tree import Tree, fill, first, leaves, tree_map
 if TYPE_CHECKING:
     from archipel.graphs import Topology
     from archipel.wire.wired import Coded
+
+
+_ROWS = 1 << 16  # points that are made at a time, where they are made when they are asked for
 
 
 @dataclass(frozen=True)
@@ -145,8 +150,8 @@ class Share:
                 self._use_up(block.ids)  # what is left if the round is broken off
             upload, own = talk.said if last else (talk.said, None)
             total["bytes"] += self._add(block, number, upload)
-            if last:
-                self._keep(block, own)
+            if number == self._job.anatomy.counts_at:
+                self._keep(block, own if last else block.me.after)
             total["gradients"] += block.me.gradients - before
             total["bad"] += block.ids[block.diverged.numpy()].tolist()
         return total
@@ -300,7 +305,7 @@ class Share:
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
-            buffers = self._memory.kept.buffers[ids]
+            buffers = self._memory.kept.buffers_of(ids)
             fresh = self._memory.kept.visited[ids] == 0
             buffers[fresh] = job.model.buffers
             buffers = buffers.reshape(-1, buffers.shape[-1])
@@ -340,14 +345,12 @@ class Share:
         if len(self._job.anatomy.messages) < 2:
             self._use_up(block.ids[~alive])
         if self._before is not None:
-            self._before.append((ids, tree_map(lambda store: store[ids], memory.by_party)))
-        for store, rows in zip(leaves(memory.own), kept, strict=True):
-            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
-            store[ids] = rows if alive.all() else rows[alive]
+            self._before.append((ids, memory.take(ids)))
+        kept = kept if self._job.sweep is None else [rows.transpose(0, 1) for rows in kept]
+        buffers = None
         if self._job.own_statistics and block.me.buffers is not None:
-            rows = block.me.buffers.view(len(block.ids), *memory.buffers.shape[1:])
-            memory.buffers[ids] = rows[alive]
-        memory.visited[ids] = 1
+            buffers = block.me.buffers.view(len(block.ids), -1)[alive]
+        memory.write(ids, kept if alive.all() else [rows[alive] for rows in kept], buffers)
 
     def _use_up(self, ids: Ints) -> None:
         """Noise of these parties that may have left is not used again, whatever becomes of it."""
@@ -356,44 +359,36 @@ class Share:
             return
         used = torch.tensor([rows[k] for k in ids.tolist()])
         used = used.view(-1, *[1] * (1 + (self._job.sweep is not None)))
-        after = begun_anew(kept.own_of(ids), used)
-        for store, found in zip(leaves(kept.own), leaves(after), strict=True):
-            store[ids] = found
-        kept.visited[ids] = 1
+        kept.write(ids, leaves(begun_anew(kept.own_of(ids), used)))
 
     def _undo(self) -> Json:
         """Put back what the parties kept before the round, but for noise, which was used."""
         kept = self._memory.kept
         for ids, before in self._before or ():
-            now = tree_map(lambda store, ids=ids: store[ids], kept.by_party)
-            back = leaves(kept_on(before, now))
-            for store, rows in zip(leaves(kept.by_party), back, strict=True):
-                store[ids] = rows
+            kept.put(ids, leaves(kept_on(kept.tree(before), kept.tree(kept.take(ids)))))
         return {}
 
     # -- evaluation --------------------------------------------------------------------------------
 
     def _predict(self, message: Json) -> Json:
-        """Write the outputs of one vector for the points of parties first..last-1."""
+        """Write the outputs of one vector for the points of the parties that it names."""
         memory, job = self._memory, self._job
-        starts, stops = bounds(job.data, message["split"])
-        parties = slice(message["first"], message["last"])
-        rows = torch.from_numpy(ranges(starts[parties], stops[parties]))
-        size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
+        size = max(1, min(512, (8 << 20) // max(1, prod(job.data.shape) * 4)))
         at, used = message["at"], memory.used.clone()
-        for part in rows.split(size):
-            x = job.data.x[part]
-            memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, x, used)
-            at += len(part)
+        for held, rows in points_of(job.data, named(message), message["split"]):
+            for part in rows.split(size):
+                x = held.x[part]
+                memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, x, used)
+                at += len(part)
         return {}
 
     def _predict_own(self, message: Json) -> Json:
         """The same with each party's own model or, for the one vector, its own statistics."""
         memory, job = self._memory, self._job
-        starts, stops = bounds(job.data, message["split"])
         at = message["at"]
-        for k in range(message["first"], message["last"]):
-            x = job.data.x[starts[k] : stops[k]]
+        for k in named(message).tolist():
+            train, _, test, _ = job.data.party(k)
+            x = train if message["split"] == "train" else test
             if len(x) == 0:
                 continue
             w = memory.vector
@@ -411,7 +406,7 @@ class Share:
         if job.own_statistics:
             has = bool(memory.kept.visited[k])
             me = self._party(np.array([k]), 0, np.ones(1))
-            return memory.kept.buffers[k].clone() if has else me.settled(0, w)
+            return memory.kept.buffers_of([k])[0] if has else me.settled(0, w)
         own = statistics_of(memory.kept.own_of([k])) if job.boxes.peer else None
         if own is not None:
             return job.model.buffers_with(own[0])
@@ -467,3 +462,25 @@ def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
     if split == "train":
         return data.offsets[:-1].numpy(), data.test_from.numpy()
     return data.test_from.numpy(), data.offsets[1:].numpy()
+
+
+def named(message: Json) -> Ints:
+    """Parties as a message names them: each, or all from the first to the last."""
+    if "ids" in message:
+        return np.array(message["ids"], np.int64)
+    return np.arange(message["first"], message["last"])
+
+
+def points_of(data: Federation, parties: Ints, split: str) -> Iterator[tuple[Held, Tensor]]:
+    """Training or test points of these parties, as rows of what is held of them, some at a time."""
+    sizes, other = (data.n, data.n_test) if split == "train" else (data.n_test, data.n)
+    ends = np.cumsum(sizes.numpy()[parties] + other.numpy()[parties])
+    cuts = [0, len(parties)]
+    if data.lazy:  # as many as are worth the while, and no more
+        cuts = [0, *(np.flatnonzero(np.diff(ends // _ROWS)) + 1).tolist(), len(parties)]
+    for lo, hi in pairwise(cuts):
+        some = parties[lo:hi]
+        held = data.held(some)
+        before = 0 if split == "train" else data.n.numpy()[some]
+        starts = held.starts + before
+        yield held, torch.from_numpy(ranges(starts, starts + sizes.numpy()[some]))
