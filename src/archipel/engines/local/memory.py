@@ -7,7 +7,7 @@ the cohort have room for the largest one; how much of it is used is beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,6 +148,15 @@ class Kept:
 
         return tree_map(rows, self.own, self._first_own)
 
+    def take(self, ids: Sequence[int] | Ints) -> list[Tensor]:
+        """All that these parties keep, a row each, as it is."""
+        return [store[np.asarray(ids, np.int64)] for store in leaves(self.by_party)]
+
+    def put(self, ids: Sequence[int] | Ints, rows: Sequence[Tensor]) -> None:
+        """Write what `take` gave, here or elsewhere."""
+        for store, found in zip(leaves(self.by_party), rows, strict=True):
+            store[np.asarray(ids, np.int64)] = found
+
     def state(self) -> dict[str, Tensor]:
         """What the parties that took part keep, by name."""
         ids = torch.nonzero(self.visited)[:, 0]
@@ -169,11 +178,17 @@ class Memory:
     """All four, and what an evaluation needs."""
 
     def __init__(self, job: Job, mixed: int) -> None:
+        """`mixed` is how many numbers a peer puts on a board, at most."""
         lead = () if job.sweep is None else (job.sweep,)
         model = job.model
         self.sent, self.returned = Sent(job, lead), Returned(job, lead)
-        self.kept = Kept(job, lead)
+        self._keeps: Callable[[], Kept] = lambda: Kept(job, lead)
+        self.kept = self._keeps()
         self.mixed = arena.zeros((2, job.data.parties, *lead, mixed), model.dtype)  # two boards
         self.vector = arena.zeros((model.p,), model.dtype)  # the model to evaluate
         self.used = arena.zeros((model.buffer_spec.size,), model.dtype)  # the buffers with it
         self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)
+
+    def forget(self) -> None:
+        """Keep nothing of any party: a worker elsewhere is given what it needs, round by round."""
+        self.kept = self._keeps()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from archipel.data.federation import Federation
 from archipel.data.rows import ranges
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
-from archipel.engines.local.pool import Json, each_block
+from archipel.engines.local.pool import Call, Json, each_block
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError
@@ -100,7 +101,7 @@ class Block:
 class Share:
     """Runs its parties block by block and adds up what they send."""
 
-    def __init__(self, job: Job, memory: Memory, index: int, call: Callable[[], None]) -> None:
+    def __init__(self, job: Job, memory: Memory, index: int, call: Call) -> None:
         self._job, self._memory, self._index, self._call = job, memory, index, call
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
@@ -155,7 +156,7 @@ class Share:
         places = np.array(message["places"], np.int64)
         answers = message.get("answers")
         answers = None if answers is None else np.array(answers, np.int64)
-        return [
+        blocks = [
             Block(
                 ids[at],
                 places[at],
@@ -164,6 +165,10 @@ class Share:
             )
             for at in each_block(list(range(len(ids))), self._job.plan.block)
         ]
+        if "secret" in message:  # the share may be run again, by another worker
+            for block in blocks:
+                block.me.secrets = secrets_of(message["secret"], block.ids)
+        return blocks
 
     def _advance(self, block: Block, number: int) -> Talk:
         """Have the block say its next message; with the last comes its own state."""
@@ -265,6 +270,7 @@ class Share:
         weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
         dtype = self._job.model.dtype
         sparse = weights.nnz * 8 < len(me.ids) * len(present)
+        wanted = present[np.unique(weights.indices)] if sparse else present
         if sparse:
             weights = weights.astype(torch.empty(0, dtype=dtype).numpy().dtype)
         else:
@@ -278,7 +284,7 @@ class Share:
             rows = x.expand(*me.lead, x.shape[-1])
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             board[me.ids, ..., : x.shape[-1]] = rows
-            self._call()
+            self._call(board[..., : x.shape[-1]], me.ids, wanted)
             others = board[present][..., : x.shape[-1]]
             flat = others.reshape(len(present), -1)
             out = torch.from_numpy(weights @ flat.numpy()) if sparse else weights @ flat
@@ -436,6 +442,13 @@ def _added(rows: Tensor, n: Tensor | None) -> Tensor:
         return times @ rows
     weighted = rows if n is None else rows * n.to(rows.dtype).unsqueeze(-1)
     return weighted.sum(dim=-2, dtype=rows.dtype)
+
+
+def secrets_of(secret: str, ids: Ints) -> Tensor:
+    """What these parties hide in a round, `[m, 32]`, of one secret of the round."""
+    key = bytes.fromhex(secret)
+    rows = (blake2b(b"%d" % k, key=key, digest_size=32).digest() for k in ids.tolist())
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, 32)
 
 
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:
