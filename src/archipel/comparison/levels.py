@@ -33,6 +33,8 @@ class Levels:
     `stored`, seed -> name -> level, is where they are kept; what is there is not trained again.
     """
 
+    at = ""  # as a worker's words
+
     def __init__(
         self,
         plan: Design,

@@ -28,6 +28,8 @@ Call = Callable[[Any, Any, Any], None]  # the board, whose rows are mine, whose 
 class Worker(Protocol):
     """What runs a share of the work, here or in a process of its own."""
 
+    at: str  # what it is at, such as a round and its parties; for who reads of an error
+
     def handle(self, message: Json) -> Json: ...
 
 
@@ -190,7 +192,7 @@ def answer_of(worker: Worker, message: Json) -> Json:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        said = f"{type(error).__name__}: {error} ({where})"
+        said = f"{worker.at}{type(error).__name__}: {error} ({where})"
         return {"error": said, "kind": "RunFailed", "traceback": traceback.format_exc()}
 
 

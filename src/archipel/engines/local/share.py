@@ -103,6 +103,7 @@ class Share:
 
     def __init__(self, job: Job, memory: Memory, index: int, call: Call) -> None:
         self._job, self._memory, self._index, self._call = job, memory, index, call
+        self.at = ""
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
         self._personal = Making(self, job, memory)
@@ -110,6 +111,7 @@ class Share:
         self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
+        self.at = ""
         if message["do"] == "outputs":
             return self._predict(message)
         if message["do"] == "own outputs":
@@ -122,6 +124,12 @@ class Share:
         if self._job.boxes.peer:
             return self._peers(message)
         return self._messages(message)
+
+    def _tell(self, me: LocalParty) -> None:
+        """Have an error say in which round it came, and at which parties."""
+        names = [self._job.data.name(k) for k in me.ids[:3].tolist()]
+        rest = f" and {len(me.ids) - 3} more" if len(me.ids) > 3 else ""
+        self.at = f"round {me.round + 1}, party {', '.join(names)}{rest}: "
 
     # -- rounds with a server --------------------------------------------------------------------
 
@@ -139,6 +147,7 @@ class Share:
                 total["bad"] += block.ids[block.diverged.numpy()].tolist()
                 continue
             before = block.me.gradients
+            self._tell(block.me)
             talk = self._advance(block, number)
             last = number == len(self._job.anatomy.messages) - 1
             if number == 0 and not last:
@@ -251,6 +260,7 @@ class Share:
             me = self._party(ids[places], message["t"], effort[places])
             if not alone:
                 me.mixing = self._mixing(me, np.array(message["present"], np.int64))
+            self._tell(me)
             own = self._job.boxes.party(me, self.own(me.ids))
             block = Block(me.ids, me.ids, me)
             for leaf in leaves(own) if self._job.sweep is None else []:

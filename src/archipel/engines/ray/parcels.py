@@ -54,6 +54,8 @@ def packed(thing: Any) -> tuple[bytes, Arrays]:
         def reducer_override(self, found: Any) -> Any:
             if type(found) is Tensor and _large(found):
                 return mapped, (found.numpy(),)
+            if isinstance(found, type(torch.ops.aten)):
+                return operators, (found.name,)
             return super().reducer_override(found)
 
     apart: list[Any] = []
@@ -81,6 +83,11 @@ def mapped(array: NDArray[Any]) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(array)
+
+
+def operators(name: str) -> Any:
+    """Torch's operators of a namespace, which are no object of their own."""
+    return getattr(torch.ops, name)
 
 
 def _large(tensor: Tensor) -> bool:

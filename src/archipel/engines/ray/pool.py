@@ -19,7 +19,7 @@ from archipel.engines.local.share import Job
 from archipel.engines.ray import parcels
 from archipel.engines.ray.crew import Crew, Seat, last_line
 from archipel.engines.ray.worker import memory_used
-from archipel.errors import RunFailed
+from archipel.errors import ArchipelError, RunFailed
 
 _TRIES = 4  # times that a share is lost in one message before it is given up
 
@@ -60,6 +60,9 @@ class RayPool:
         """Give each share a message, with what it needs, and wait for every answer."""
         try:
             return self._run(messages)
+        except ArchipelError:
+            self.close()
+            raise
         except BaseException as error:
             for seat in self._crew.there:  # they may be in the middle of something
                 self._crew.dismiss(seat)
@@ -154,6 +157,7 @@ class RayPool:
                         if "waits" in got:
                             boards[index] = rows
                         else:
+                            raise_error(got[0])
                             found[index] = got
                     going = [*boards]
                 return found

@@ -8,6 +8,7 @@ its own, which waits there until the main process has brought the others as far.
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import queue
 import threading
@@ -126,6 +127,10 @@ class Worker:
 
     def about(self) -> dict[str, str]:
         return about()
+
+    def process(self) -> int:
+        """Its number, on its machine."""
+        return os.getpid()
 
     def load(self, key: int, packed: tuple[bytes, Arrays]) -> None:
         """Take a job; its data stays in the object store, which the machine's workers share."""
