@@ -15,6 +15,7 @@ from torch import nn
 import archipel as ar
 from archipel.aggregation.secure import SecureSum
 from archipel.algorithms import ALGORITHMS
+from archipel.algorithms.fedbuff import FedBuff
 from archipel.engines.local.engine import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.errors import RunFailed
@@ -153,6 +154,18 @@ def test_a_round_that_does_not_count_leaves_no_trace(cluster):
 
     same(played(Talks(), asked=asked), found)
     assert len(found[0]["visited"]) == 0 and len(found[1][0].arrived) == 0
+
+
+def test_parties_that_began_from_older_states(cluster):
+    def run(pools=None):
+        with LocalEngine(FedBuff(), DATA, NET, plan=PLAN, pools=pools) as engine:
+            engine.step(0, [0, 1, 2], [0, 0, 0], held=[0])
+            engine.step(1, [3, 4, 1], [0, 0, 1], held=[0, 1])
+            engine.step(2, [5, 2, 0, 4], [0, 1, 1, 2])
+            return engine.state()
+
+    state, found = run(), run(cluster.pool)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in state.items())
 
 
 @pytest.mark.parametrize("statistics", ["averaged", "own"])

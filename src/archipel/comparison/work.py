@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Unpack
 
-from archipel.comparison.design import Design, Entry, Settings, chosen, design
+from archipel.comparison.design import Design, Entry, Settings, chosen, design, fields_of
 from archipel.comparison.levels import Levels, worker
 from archipel.comparison.results import Comparison, Result, dumps, quantiles
 from archipel.comparison.tuning import Choice, at_edge, choose
@@ -28,15 +28,7 @@ from archipel.metrics import PRIMARY
 from archipel.models import default_model
 from archipel.plain import plain
 from archipel.runs.run import Run
-from archipel.runs.simulation import (
-    Options,
-    Watch,
-    Where,
-    build,
-    check_engine,
-    cluster_of,
-    simulate,
-)
+from archipel.runs.simulation import Options, Watch, Where, build, cluster_of, simulate
 from archipel.store.files import write
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study.file import Study, changed
@@ -87,8 +79,8 @@ def compare(
     memory. With `engine="ray"` all of them have one Ray, here or at `ray_address`.
     """
     flags: dict[str, Any] = {
-        **_fields("data", data),
-        **_fields("model", model),
+        **fields_of("data", data),
+        **fields_of("model", model),
         "data.partition": partition,
         "data.parties": parties,
         "study.rounds": rounds,
@@ -162,7 +154,6 @@ class _Work:
         workers: int | None,
         where: Where,
     ) -> None:
-        check_engine(where)
         self.plan, self.folder, self.watch, self.workers = plan, folder, watch, workers
         self.stored: dict[str, Any] = {
             "version": VERSION,
@@ -370,19 +361,6 @@ def _options(study: Study | None, workers: int | None, where: Where) -> Options:
     if workers is not None:
         options["workers"] = workers
     return options
-
-
-def _fields(section: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {f"{section}.name": value}
-    if not isinstance(value, Mapping):
-        raise ArchipelError(
-            f"{section} = {value!r}: give a name, a file (mine.py:make), or the fields of "
-            f"[{section}], so that the comparison can be repeated."
-        )
-    return {f"{section}.{field}": each for field, each in value.items()}
 
 
 def _name(plan: Design) -> str:

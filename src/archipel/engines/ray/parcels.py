@@ -137,7 +137,9 @@ def to_all(job: Job, memory: Memory, message: Json) -> dict[str, Arrays]:
         return {}
     number = int(message["number"])
     if number == 0:
-        return {"shared": _arrays(leaves(memory.sent.shared))}
+        rows = len(message.get("older") or ())  # of shared states that some began from
+        older = {"older": _arrays([leaf[:rows] for leaf in leaves(memory.sent.older)])}
+        return {"shared": _arrays(leaves(memory.sent.shared)), **(older if rows else {})}
     each, box = _reply(job, memory, message)
     return {} if each else {"reply": _arrays(leaves(box.take()))}
 
@@ -163,6 +165,9 @@ def unload(job: Job, memory: Memory, message: Json, first: Json, sent: Parcel) -
         elif name == "shared":
             for store, leaf in zip(leaves(memory.sent.shared), found, strict=True):
                 store.copy_(leaf)
+        elif name == "older":
+            for store, leaf in zip(leaves(memory.sent.older), found, strict=True):
+                store[: len(leaf)] = leaf
         elif name == "reply":
             each, box = _reply(job, memory, message)
             box.put(found, first["places"] if each else slice(None))
