@@ -267,6 +267,45 @@ def test_one_worker_runs_all_shares_where_there_is_room_for_no_more(cluster):
     same(played(SGD, plan=plan), played(SGD, cluster.pool, plan=plan))
 
 
+# -- whole runs ------------------------------------------------------------------------------------
+
+HOW = {"data": "heart_disease", "rounds": 3, "workers": 2, "sample": 3}
+
+
+def test_a_run_with_its_baselines_recorded_and_opened(cluster, tmp_path):
+    here = ar.simulate(ar.Scaffold(), baselines=True, **HOW)
+
+    run = ar.simulate(ar.Scaffold(), baselines=True, engine="ray", out=tmp_path / "run", **HOW)
+
+    assert [e["metrics"] for e in run.history] == [e["metrics"] for e in here.history]
+    assert torch.equal(run.vector, here.vector)
+    assert run.baselines["local"].pooled == here.baselines["local"].pooled
+    assert run.to_json()["engine"] == "ray" and here.to_json()["engine"] == "local"
+    again = ar.simulate(ar.Scaffold(), baselines=True, out=tmp_path / "run", **HOW)
+    assert again.done == 3 and torch.equal(again.vector, run.vector)  # it is the same run
+
+
+def test_sweeps_and_comparisons(cluster):
+    grid, options = {"lr": [0.1, 0.01]}, {"data": "heart_disease", "rounds": 2, "workers": 2}
+    runs = [
+        ar.sweep(ar.FedAvg(), model=None, settings=grid, engine=engine, **options)
+        for engine in ("local", "ray")
+    ]
+    assert all(torch.equal(a.vector, b.vector) for a, b in zip(*runs, strict=True))
+
+    tables = [
+        ar.compare(["fedavg"], seeds=1, grid=grid, out=None, engine=engine, **options).table("csv")
+        for engine in ("local", "ray")
+    ]
+    assert _without_seconds(tables[0]) == _without_seconds(tables[1])
+
+
+def _without_seconds(table):
+    head, *rows = (line.split(",") for line in table.splitlines())
+    keep = [i for i, name in enumerate(head) if "second" not in name]
+    return [[row[i] for i in keep] for row in (head, *rows)]
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 
