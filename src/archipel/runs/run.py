@@ -242,6 +242,14 @@ class Run:
         return scorecard(self)
 
     @property
+    def simulated(self) -> dict[str, Any] | None:
+        """Seconds of the simulated clock and joules of the devices so far; None without one."""
+        timing = self.participation[-1].timing if self.participation else None
+        if timing is None:
+            return None
+        return {"seconds": timing.end, "energy": {"low": timing.low, "high": timing.high}}
+
+    @property
     def by_party(self) -> bool:
         """Whether baselines are compared as means over parties, each tested on its own points.
 
@@ -358,6 +366,7 @@ class Run:
                 "missing": {self.data.name(k): str(cause) for k, cause in cohort.missing.items()},
                 "counted": cohort.counted,
                 "waited": cohort.waited,
+                **({} if cohort.timing is None else {"simulated": cohort.timing.to_json()}),
             }
             for t, cohort in enumerate(self.participation, 1)
         ]
@@ -391,6 +400,7 @@ class Run:
                 "total": self.seconds,
                 "per_round": self.seconds / self.done if self.done else None,
             },
+            **({"simulated": self.simulated} if self.simulated else {}),
             "privacy": card["privacy"]["promise"],
             "scorecard": card,
             "history": self.history,

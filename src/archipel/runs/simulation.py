@@ -81,6 +81,13 @@ class Options(Where, total=False):
     away: Mapping[str, str]  # party -> rounds, such as {"Cleveland": "11-20"}
     speed: float
     speed_spread: float
+    # devices on a simulated clock; see archipel.devices
+    devices: str | Mapping[str, Any]  # "phones", or classes by name
+    trace: str | Path  # when they are there: a file of FedScale's, or "phones"
+    clock: bool  # whether rounds take simulated time; with devices they do
+    time_zones: Sequence[float]  # hours ahead of UTC
+    patience: float  # seconds until a round begins with fewer than it asks
+    pace: bool  # ask as many as lately were needed for the sample to arrive
     protocols: bool  # whether sums are made by their protocol; False: the same integers added up
 
 
@@ -242,7 +249,7 @@ def build(
         pools=None if cluster is None else cluster.pool,
     )
     runs = begun.runs(engine, settings or {})
-    at = (begun.eligible, begun.seed, lambda: runs[0].participation)
+    at = (begun.eligible, begun.seed, lambda: runs[0].participation, begun.clock())
     attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at)
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
 
@@ -260,7 +267,7 @@ def cluster_of(
         return
     from archipel.engines.ray.cluster import connected
 
-    data = 0 if fed is None else fed.x.nbytes + fed.y.nbytes
+    data = 0 if fed is None or fed.lazy else fed.x.nbytes + fed.y.nbytes
     with connected(
         options.get("ray_address"),
         cpus=options.get("ray_cpus", 1.0),

@@ -27,7 +27,6 @@ from torch import Tensor
 from archipel.data.federation import Federation
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.pool import Json
-from archipel.engines.local.share import bounds
 from archipel.errors import ArchipelError
 from archipel.rng import Ints
 from archipel.tree import leaves
@@ -229,10 +228,8 @@ def _reply(job: Job, memory: Memory, message: Json) -> tuple[bool, Any]:
 
 def _output_rows(data: Federation, message: Json, first: Json) -> Any:
     """Where the outputs of a share's points are."""
-    starts, stops = bounds(data, message["split"])
-    ids = parties_of(first)
-    sizes = (stops - starts)[ids]
-    if "first" in first:
+    sizes = (data.n if message["split"] == "train" else data.n_test).numpy()[parties_of(first)]
+    if isinstance(first["at"], int):
         return slice(first["at"], first["at"] + int(sizes.sum()))
     ranges = [np.arange(at, at + size) for at, size in zip(first["at"], sizes, strict=True)]
     return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ranges]))
