@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,7 +29,7 @@ from archipel.runs.loop import Loop, Watch
 from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
-from archipel.store.folder import Folder
+from archipel.store.folder import OWN, Folder
 from archipel.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -133,6 +135,7 @@ def simulate(
         (run,) = loop.runs
         run.study = study
         run.environment = recording.environment(study, options.get("device", "cpu"), options)
+        side = None if out is None else _keep(engine, path, folder is not None, stack)
         stack.enter_context(engine)
         if out is not None:
             if folder is None:
@@ -142,6 +145,8 @@ def simulate(
                 row["hash"] = identity.digest(described)
                 made = recording.create(path, run, row, files)
                 folder = stack.enter_context(made)
+                if side is not None:
+                    engine.moved(side.rename(path / OWN))
                 begins = ("started", f"{run.rounds} rounds of {algorithm!r}")
             else:
                 loop.restore(recording.restore(folder, run))
@@ -150,7 +155,9 @@ def simulate(
                 if run.state == "done" and not baselines:
                     return run
             run.folder, run.state = path, "running"
-            loop.recorder = Recorder(folder, run, engine.state, checkpoint_seconds)
+            loop.recorder = Recorder(
+                folder, run, engine.state, checkpoint_seconds, engine.committed
+            )
             run.event(*begins)
         try:
             if baselines:
@@ -180,6 +187,8 @@ def recall(
     (run,) = loop.runs
     state = recording.restore(folder, run)
     if not elsewhere:
+        if "slots" in state:
+            engine.keep_in(folder.path / OWN, writes=False)
         loop.restore(state)
     elif "shared.0" in state:
         engine.restore_shared(state)
@@ -292,6 +301,25 @@ def check_engine(options: Mapping[str, Any]) -> str:
                 "it out."
             )
     return engine
+
+
+def _keep(engine: LocalEngine, path: Path, begun: bool, stack: ExitStack) -> Path | None:
+    """Have what parties keep on the disk, where it is much: beside a folder that is yet to be."""
+    if not engine.keeps_much:
+        return None
+    if begun:
+        engine.keep_in(path / OWN)
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        side = Path(tempfile.mkdtemp(prefix=f".{path.name}.{OWN}.", dir=path.parent))
+    except OSError as error:
+        raise ArchipelError(
+            f"out = '{path}': cannot be made ({error.strerror}); name another folder."
+        ) from None
+    stack.callback(shutil.rmtree, side, ignore_errors=True)  # unless it was given its name
+    engine.keep_in(side)
+    return side
 
 
 def _parts(
