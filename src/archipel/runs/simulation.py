@@ -23,8 +23,9 @@ from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
 from archipel.privacy.promise import Privacy
 from archipel.runs import identity, recording
-from archipel.runs.attendance import DrawnAttendance
+from archipel.runs.attendance import Attendance, DrawnAttendance
 from archipel.runs.beginning import Beginning
+from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
 from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
 from archipel.runs.recording import Recorder
@@ -155,9 +156,7 @@ def simulate(
                 if run.state == "done" and not baselines:
                     return run
             run.folder, run.state = path, "running"
-            loop.recorder = Recorder(
-                folder, run, engine.state, checkpoint_seconds, engine.committed
-            )
+            loop.recorder = Recorder(folder, run, loop.state, checkpoint_seconds, engine.committed)
             run.event(*begins)
         try:
             if baselines:
@@ -245,7 +244,7 @@ def build(
         topology=build_topology(options.get("topology"), fed, begun.seed),
         workers=workers,
         plan=plan,
-        cohort=begun.who.count(len(begun.eligible)),
+        cohort=begun.cohort,
         sweep=settings,
         device=device,
         wire=options.get("wire"),
@@ -258,8 +257,13 @@ def build(
         pools=None if cluster is None else cluster.pool,
     )
     runs = begun.runs(engine, settings or {})
-    at = (begun.eligible, begun.seed, lambda: runs[0].participation, begun.clock())
-    attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at)
+    past = lambda: runs[0].participation  # noqa: E731
+    at = (begun.eligible, begun.seed)
+    attendance: Attendance
+    if begun.asynchronous:
+        attendance = EventAttendance(engine, begun.who, *at, begun.cohort, past, begun.clock())
+    else:
+        attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at, past, begun.clock())
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
 
 
