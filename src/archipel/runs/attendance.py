@@ -47,7 +47,7 @@ class DrawnAttendance:
         self._engine, self._who, self._eligible, self._seed = engine, who, eligible, seed
         self._past = past
         self._partial = Boxes(algorithm).keeps_partial_work
-        self._work = _work(algorithm, fed, eligible)
+        self._work = examples_of(algorithm, fed, eligible)
 
     def take_part(self, t: int, clock: int) -> tuple[Cohort, Outcome]:
         who, eligible = self._who, self._eligible
@@ -92,8 +92,8 @@ class DrawnAttendance:
         """Nobody is away from here."""
 
 
-def _work(algorithm: Algorithm, fed: Federation, eligible: Ints) -> Floats:
-    """How many examples each party works through in a round."""
+def examples_of(algorithm: Algorithm, fed: Federation, eligible: Ints) -> Floats:
+    """How many examples each eligible party works through in a round."""
     n = fed.n.numpy()[eligible].astype(np.float64)
     if not hasattr(algorithm, "lr"):
         return n
