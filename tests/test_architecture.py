@@ -26,6 +26,7 @@ LAYERS = [
         "metrics",
         "bounds",
         "privacy",
+        "devices",
         "training.schedules",
         "training.optimisers",
         "training.limits",

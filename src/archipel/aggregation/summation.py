@@ -218,7 +218,8 @@ class _One:
     """One party of a stack, in one setting of a sweep, as a protocol written for one sees it."""
 
     def __init__(self, me: Any, at: tuple[int, ...]) -> None:
-        self._me, self._at, self.round, self.lead = me, at, me.round, ()
+        step = getattr(me, "step", None)  # of those that began from several versions, the same
+        self._me, self._at, self.round, self.lead = me, at, me.round if step is None else step, ()
         self.n, self.number = me.n[at], me.number[at]
         self.others: Others = me.acquainted(int(self.number))
 

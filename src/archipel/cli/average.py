@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from archipel.aggregation.averaging import Numbers, Question
     from archipel.federation.numbers import NumbersFile
+    from archipel.verifiable.verification import Verdict
 
 File = Annotated[
     Path | None,
@@ -52,7 +53,7 @@ def average(
         float, typer.Option(min=1.0, help="Seconds that one is waited for later on.")
     ] = 60.0,
     verifiable: Annotated[
-        bool, typer.Option("--verifiable", help="Simulate with proofs that anybody can verify.")
+        bool, typer.Option("--verifiable", help="With proofs that anybody can verify.")
     ] = False,
     bulletin: Annotated[
         Path | None, typer.Option(help="With --verifiable: the file for all that is said.")
@@ -74,6 +75,7 @@ def average(
       archipel average numbers.toml --peers
       archipel average --me bonn --card bonn.example.org:9001
       archipel average numbers.toml --me bonn
+      archipel average numbers.toml --me bonn --verifiable --bulletin bulletin.jsonl
     """
     if card is not None:
         _print_card(home, me, card, as_json)
@@ -85,16 +87,20 @@ def average(
     read = NumbersFile.read(file, epsilon)
     if [me is not None, peers, parties is not None].count(True) > 1:
         raise ArchipelError("--me, --peers, --parties: give one of them, or none.")
-    if verifiable and (me is not None or peers or whole):
-        raise ArchipelError("--verifiable: is simulated; leave out --me, --peers and --whole.")
+    if verifiable and whole:
+        raise ArchipelError("--verifiable: has every message; leave out --whole.")
     if bulletin is not None and not verifiable:
         raise ArchipelError(f"--bulletin {bulletin}: is written with --verifiable; say both.")
-    if verifiable:
-        told = _verifiable(read, parties, bulletin, seed)
-    elif me is not None:
-        told = _taking_part(read, me, home, wait, patience)
+    if me is not None:
+        told = (
+            _proving(read, me, home, bulletin, wait, patience)
+            if verifiable
+            else _taking_part(read, me, home, wait, patience)
+        )
     elif peers:
-        told = _rehearsed(read, patience)
+        told = _rehearsed(read, patience, verifiable, bulletin)
+    elif verifiable:
+        told = _verifiable(read, parties, bulletin, seed)
     else:
         told = _simulated(read, parties, whole, seed)
     if as_json:
@@ -115,6 +121,10 @@ def _print_card(home: Path, me: str | None, address: str, as_json: bool) -> None
         typer.echo(made.text(), nl=False)  # as a file has it: lines stay lines
 
 
+def _aside(text: str) -> None:
+    say(text, err=True)
+
+
 def _taking_part(
     file: NumbersFile, me: str, home: Path, wait: float, patience: float
 ) -> dict[str, Any]:
@@ -122,26 +132,59 @@ def _taking_part(
 
     from archipel.federation.peer import average as peer
 
-    def tell(text: str) -> None:
-        say(text, err=True)
-
-    found = asyncio.run(peer.take_part(file, me, home, wait, patience, tell))
-    spent = [each["epsilon"] for each in peer.published(home)]
+    found = asyncio.run(peer.take_part(file, me, home, wait, patience, _aside))
     told = _told(file.question, found.estimate, found.parties, len(file.peers), "peers")
-    return told | {"published": {"times": len(spent), "epsilon": sum(spent)}}
+    return told | _published(home)
 
 
-def _rehearsed(file: NumbersFile, patience: float) -> dict[str, Any]:
+def _proving(
+    file: NumbersFile, me: str, home: Path, bulletin: Path | None, wait: float, patience: float
+) -> dict[str, Any]:
+    import asyncio
+
+    from archipel.federation.peer import average as peer
+
+    path = bulletin if bulletin is not None else home / peer.BULLETIN
+    verdict = asyncio.run(peer.prove(file, me, home, path, wait, patience, _aside))
+    peer.proved(verdict)
+    told = _proved(file.question, verdict, len(file.peers), "proving peers", path)
+    return told | _published(home)
+
+
+def _published(home: Path) -> dict[str, Any]:
+    from archipel.federation.peer import average as peer
+
+    spent = [each["epsilon"] for each in peer.published(home)]
+    return {"published": {"times": len(spent), "epsilon": sum(spent)}}
+
+
+def _rehearsed(
+    file: NumbersFile, patience: float, verifiable: bool, bulletin: Path | None
+) -> dict[str, Any]:
     import asyncio
     from tempfile import TemporaryDirectory
 
     from archipel.federation.peer import average as peer
 
     _assure_values(file)
+    if bulletin is not None and bulletin.exists():
+        raise ArchipelError(f"--bulletin {bulletin}: is there; name a file that is not.")
     with TemporaryDirectory() as folder:
-        found = asyncio.run(peer.rehearse(file, Path(folder), patience))
-    told = _told(file.question, found.estimate, found.parties, len(file.values), "processes")
-    return told | {"exact": _exact(file.question, [file.values[each] for each in found.parties])}
+        found = asyncio.run(peer.rehearse(file, Path(folder), patience, verifiable))
+        exact = _exact(file.question, [file.values[each] for each in found.parties])
+        if not verifiable:
+            there, asked = found.parties, len(file.values)
+            told = _told(file.question, found.estimate, there, asked, "processes")
+            return told | {"exact": exact}
+        from archipel.store.files import write
+        from archipel.verifiable import verify
+
+        kept = Path(folder) / min(file.values) / peer.BULLETIN
+        verdict = verify(kept)
+        if bulletin is not None:
+            write(bulletin, kept.read_bytes())
+    told = _proved(file.question, verdict, len(file.values), "proving processes", bulletin)
+    return told | {"exact": exact}
 
 
 def _numbers(file: NumbersFile, parties: int | None, seed: int) -> tuple[list[str], Numbers]:
@@ -175,12 +218,22 @@ def _verifiable(
         contribution=question.contribution, epsilon=question.epsilon, delta=question.delta,
         honest=question.honest, dropouts=question.dropouts, neighbours=question.neighbours,
     )  # fmt: skip
+    assert verdict.right, verdict.told  # whoever is simulated keeps to the protocol
+    told = _proved(question, verdict, len(names), "verifiable", bulletin)
+    return told | {"exact": _exact(question, values)}
+
+
+def _proved(
+    question: Question, verdict: Verdict, asked: int, how: str, bulletin: Path | None
+) -> dict[str, Any]:
+    """What came of a mean with proofs, as plain values."""
     outcome = verdict.outcomes[-1]
-    assert outcome.mean is not None, outcome.faults  # whoever is simulated keeps to the protocol
-    told = _told(question, outcome.mean, tuple(names), len(names), "verifiable")
+    assert outcome.mean is not None
+    told = _told(question, outcome.mean, outcome.counted, asked, how)
     deviation = dict(zip(question.names, outcome.deviation, strict=True))
-    told |= {"deviation": deviation, "exact": _exact(question, values), "form": "modular"}
+    told |= {"deviation": deviation, "form": "modular"}
     told |= {"neighbours": outcome.neighbours, "failure": outcome.alone, "spent": outcome.epsilon}
+    told |= {"faults": [fault._asdict() for fault in verdict.told]}
     if bulletin is not None:
         told |= {"bulletin": str(bulletin), "head": verdict.head}
     return told
@@ -280,6 +333,8 @@ def _show(told: dict[str, Any]) -> None:
         "verifiable": "simulated, with all proofs",
         "peers": "between peers",
         "processes": "between processes of this machine",
+        "proving peers": "between peers, with all proofs",
+        "proving processes": "between processes of this machine, with all proofs",
     }[told["how"]]
     say(f"Mean of {told['parties']} parties, {how}")
     for name, value in told["estimate"].items():
@@ -296,6 +351,8 @@ def _show(told: dict[str, Any]) -> None:
     say(f"Revealed: {told['revealed']}")
     if told["vanished"]:
         say(f"Vanished: {told['vanished']} parties, whose numbers are not in the mean")
+    for fault in told.get("faults", []):
+        say(f"Left out: {fault['party']}: {fault['kind']}: {fault['detail']}")
     if "bulletin" in told:
         say(f"Written: {told['bulletin']}, whose last line has the hash {told['head']}")
     if "published" in told:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
@@ -163,3 +163,23 @@ class Engine(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of an engine made alike."""
+
+
+class SteppingEngine(Engine, Protocol):
+    """An engine for parties that do not wait for each other, run by a clock of events."""
+
+    def step(
+        self,
+        t: int,
+        parties: Sequence[int] | Ints,
+        versions: Sequence[int] | Ints,
+        held: Collection[int] = (),
+        *,
+        unheard: int = 0,
+    ) -> Outcome:
+        """Do the server's step t with an upload of each of these parties, none of them twice.
+
+        `versions` says which shared state each began from: t, or one before it. `held` are those
+        that others are still at work on, and that are kept. `unheard` parties were sent the shared
+        state, too, and nothing came of them.
+        """

@@ -77,6 +77,7 @@ class LocalParty:
     acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
     cohort: int = 1  # parties that the round began with, where all are on this machine
     left: frozenset[int] = frozenset()  # which of the m were lost since, by their places
+    step: int | None = None  # the server's, that the uploads are for; None: that of the round
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
@@ -94,6 +95,11 @@ class LocalParty:
         self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @property
+    def staleness(self) -> Tensor:
+        since = 0 if self.step is None else self.step - self.round
+        return torch.full((*self.lead, 1), float(since), dtype=self.model.dtype)
 
     @property
     def others(self) -> Others:

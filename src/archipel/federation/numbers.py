@@ -14,6 +14,7 @@
     name = "bonn"
     address = "bonn.example.org:9001"
     certificate = "-----BEGIN CERTIFICATE-----..."
+    identity = "5f1c..."
 
 All but [values] is the same at every party, and has a name of its own (`session`).
 """
@@ -21,6 +22,7 @@ All but [values] is the same at every party, and has a name of its own (`session
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -34,6 +36,7 @@ from archipel.federation.certificates import is_of_ones_own
 from archipel.federation.roster import check_address
 
 _LISTS = ("low", "high", "contribution")
+_HEX = re.compile("[0-9a-f]{64}")
 
 
 class Card(NamedTuple):
@@ -42,11 +45,13 @@ class Card(NamedTuple):
     name: str
     address: str
     certificate: str  # PEM, that it made itself
+    identity: str = ""  # Ed25519 public key in hexadecimal, where it signs what it says
 
     def text(self) -> str:
         """As it stands in everybody's file."""
+        signs = f'identity = "{self.identity}"\n' if self.identity else ""
         return (
-            f'[[peers]]\nname = "{self.name}"\naddress = "{self.address}"\n'
+            f'[[peers]]\nname = "{self.name}"\naddress = "{self.address}"\n{signs}'
             f'certificate = """\n{self.certificate}"""\n'
         )
 
@@ -140,10 +145,11 @@ def _cards(found: Any) -> tuple[Card, ...]:
         raise ArchipelError("peers: give a table for each of them, [[peers]].")
     cards = []
     for each in found:
-        if not isinstance(each, dict) or set(each) != set(Card._fields):
+        known = set(Card._fields)
+        if not isinstance(each, dict) or not known - {"identity"} <= set(each) <= known:
             raise ArchipelError(
-                "peers: each has a name, an address and a certificate, as 'archipel average "
-                "--card' prints them."
+                "peers: each has a name, an address, a certificate and an identity, as 'archipel "
+                "average --card' prints them."
             )
         card = Card(**{key: str(value) for key, value in each.items()})
         card = card._replace(certificate=card.certificate.lstrip())
@@ -152,6 +158,11 @@ def _cards(found: Any) -> tuple[Card, ...]:
             raise ArchipelError(
                 f"peers: the certificate of {card.name} is not one that it made; have it run "
                 "'archipel average --card' and send you what that prints."
+            )
+        if card.identity and not _HEX.fullmatch(card.identity):
+            raise ArchipelError(
+                f"peers: the identity of {card.name} is no key of 64 hexadecimal digits; have it "
+                "run 'archipel average --card' and send you what that prints."
             )
         cards.append(card)
     if len({each.name for each in cards}) < len(cards):

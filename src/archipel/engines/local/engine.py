@@ -6,7 +6,7 @@ One file, since it is one class: the engine's protocol, over the memory that its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -167,6 +167,7 @@ class LocalEngine:
         self._memory = Memory(self._job, board)
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
+        self._versions: dict[int, Tree] = {}  # older shared states that parties are at work on
         self._pool: Pool | None = None
 
     # -- life ------------------------------------------------------------------------------------
@@ -217,14 +218,38 @@ class LocalEngine:
         Here nobody is waited for, so `enough` has no say.
         """
         ids = np.asarray(parties, np.int64)
+        return self._round(t, Asked(ids, answers, needed, unheard), effort)
+
+    def step(
+        self,
+        t: int,
+        parties: Sequence[int] | Ints,
+        versions: Sequence[int] | Ints,
+        held: Collection[int] = (),
+        *,
+        unheard: int = 0,
+    ) -> Outcome:
+        """Do the server's step t: `archipel.engines.engine.SteppingEngine.step`."""
+        ids, began = np.asarray(parties, np.int64), np.asarray(versions, np.int64)
+        self._versions[t] = tree_map(Tensor.clone, self._settings.broadcast(self.shared, t))
+        outcome = self._round(t, Asked(ids, None, 1, unheard), versions=began)
+        self._versions = {version: self._versions[version] for version in held}
+        return outcome
+
+    def _round(
+        self, t: int, asked: Asked, effort: Floats | None = None, versions: Ints | None = None
+    ) -> Outcome:
+        ids, answers, needed, _ = asked
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
         if len(ids) > self._cohort:
             raise ArchipelError(
                 f"{len(ids)} parties in a round, where the engine was made for {self._cohort}: "
                 f"give it cohort={len(ids)}."
             )
+        if versions is not None:
+            self._put_older(t, ids, versions)
         undo = needed > 1 or answers is not None or self._wire.sum is not None
-        dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers)]
+        dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers, versions)]
         before, self._done = self._done, t + 1
         with threads(1):
             if len(ids) == 0:
@@ -232,7 +257,7 @@ class LocalEngine:
             if self.peer:
                 outcome = self._peer_round(t, ids, dealt, needed)
             else:
-                outcome = self._server_round(t, Asked(ids, answers, needed, unheard), dealt)
+                outcome = self._server_round(t, asked, dealt)
             if len(outcome.arrived) == 0:
                 self._done = before
                 self.pool.run([{"do": "undo"} for _ in dealt])
@@ -273,7 +298,21 @@ class LocalEngine:
         told = self._settings.broadcast(self.shared, t)
         tree_map(Tensor.copy_, self._memory.sent.shared, told)
 
-    def _deal(self, t: int, ids: Ints, effort: Any, answers: Ints | None) -> list[Json]:
+    def _put_older(self, t: int, ids: Ints, versions: Ints) -> None:
+        """The same of the versions that these parties began from, a row for each."""
+        if len(np.unique(ids)) < len(ids) or len(versions) != len(ids):
+            raise ArchipelError(f"round {t + 1}: a step takes one upload of a party, once each.")
+        for row, version in enumerate(np.unique(versions).tolist()):
+            if version not in self._versions:
+                raise ArchipelError(
+                    f"round {t + 1}: a party began from version {version}, which is gone; there "
+                    f"are {sorted(self._versions)}."
+                )
+            self._memory.sent.put_older(row, self._versions[version])
+
+    def _deal(
+        self, t: int, ids: Ints, effort: Any, answers: Ints | None, versions: Ints | None
+    ) -> list[Json]:
         """Give every worker parties of about the same work, the largest first."""
         cost = (self.data.n[ids].numpy() * effort).tolist()
         return [
@@ -284,6 +323,8 @@ class LocalEngine:
                 "places": share,
                 "effort": effort[share].tolist(),
                 "answers": None if answers is None else answers[share].tolist(),
+                "versions": None if versions is None else versions[share].tolist(),
+                "older": [] if versions is None else np.unique(versions).tolist(),
                 "cohort": len(ids),
             }
             for share in shares(cost, len(self.pool))
@@ -292,10 +333,17 @@ class LocalEngine:
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""
         shared = {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
-        return {**shared, **self._memory.kept.state(), "done": torch.tensor([self._done])}
+        older = {
+            f"version.{version}.{i}": leaf
+            for version, told in self._versions.items()
+            for i, leaf in enumerate(leaves(told))
+        }
+        kept = self._memory.kept.state()
+        return {**shared, **older, **kept, "done": torch.tensor([self._done])}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint of an engine made alike."""
+        self._versions = {}
         here = {name: leaf for name, leaf in self.state().items() if name != "done"}
         for name, tensor in here.items():
             skip = 0 if name.startswith("shared.") else 1  # a row per party that took part
@@ -317,6 +365,11 @@ class LocalEngine:
         self.restore_shared(state)
         self._memory.kept.restore(state)
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
+        told = self._memory.sent.shared
+        older = {int(name.split(".")[1]) for name in state if name.startswith("version.")}
+        for version in sorted(older):
+            mine = [state[f"version.{version}.{i}"].clone() for i in range(len(leaves(told)))]
+            self._versions[version] = fill(told, mine)
 
     def restore_shared(self, state: Mapping[str, Tensor]) -> None:
         """Take the shared state alone: all that there is of a run whose parties are elsewhere."""

@@ -79,6 +79,10 @@ class Sent:
         self.shared = tree_map(
             lambda leaf: arena.zeros((*lead, *leaf.shape), leaf.dtype), anatomy.sent
         )
+        rows = job.most if job.boxes.asynchronous else 0
+        self.older = tree_map(
+            lambda leaf: arena.zeros((rows, *lead, *leaf.shape), leaf.dtype), anatomy.sent
+        )
         self.replies = [
             Letterbox(m.reply, m.grows[1], job.most, (job.most, *lead) if m.each else lead)
             for m in anatomy.messages
@@ -87,6 +91,10 @@ class Sent:
             Letterbox(m.reply, (), 0, (job.together, *lead) if m.each else lead)
             for m in anatomy.personal
         ]
+
+    def put_older(self, row: int, told: Tree) -> None:
+        """What parties got of an older version, for those that began from it."""
+        tree_map(lambda store, leaf: store[row].copy_(leaf), self.older, told)
 
 
 class Returned:

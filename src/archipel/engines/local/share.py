@@ -84,6 +84,7 @@ class Block:
     me: LocalParty
     answers: Ints | None = None  # messages that each answers before it is lost; None: all
     talk: Talk | None = None
+    older: int | None = None  # row of the shared state that they began from; None: the round's
     alive: Tensor = field(init=False)  # [m] parties that are still there, with finite numbers
     diverged: Tensor = field(init=False)  # [m] those whose numbers were not
 
@@ -159,10 +160,12 @@ class Share:
             Block(
                 ids[at],
                 places[at],
-                self._party(ids[at], message["t"], effort[at], message.get("cohort", 1)),
+                self._party(ids[at], began, effort[at], message.get("cohort", 1), message["t"]),
                 None if answers is None else answers[at],
+                older=row,
             )
-            for at in each_block(list(range(len(ids))), self._job.plan.block)
+            for began, row, some in _by_version(message)
+            for at in each_block(some, self._job.plan.block)
         ]
 
     def _advance(self, block: Block, number: int) -> Talk:
@@ -170,6 +173,8 @@ class Share:
         job, sent = self._job, self._memory.sent
         if number == 0:
             shared = sent.shared
+            if block.older is not None:
+                shared = tree_map(lambda leaf: leaf[block.older], sent.older)
             if job.sweep is not None:
                 shared = tree_map(lambda leaf: leaf.unsqueeze(1), shared)
             block.talk = Talk(job.boxes.party(block.me, shared, self.own(block.ids)))
@@ -289,7 +294,9 @@ class Share:
 
     # -- states of the parties ---------------------------------------------------------------------
 
-    def _party(self, ids: Ints, t: int, effort: Any, cohort: int = 1) -> LocalParty:
+    def _party(
+        self, ids: Ints, t: int, effort: Any, cohort: int = 1, step: int | None = None
+    ) -> LocalParty:
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
@@ -313,6 +320,7 @@ class Share:
             clipping=job.clipping,
             acquainted=partial(Simulated, seed=job.seed),
             cohort=cohort,
+            step=step,
         )
 
     def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:
@@ -436,6 +444,17 @@ def _added(rows: Tensor, n: Tensor | None) -> Tensor:
         return times @ rows
     weighted = rows if n is None else rows * n.to(rows.dtype).unsqueeze(-1)
     return weighted.sum(dim=-2, dtype=rows.dtype)
+
+
+def _by_version(message: Json) -> list[tuple[int, int | None, list[int]]]:
+    """A share's parties by the shared state that they began from: its version, row, who."""
+    versions, everybody = message.get("versions"), list(range(len(message["ids"])))
+    if versions is None:
+        return [(message["t"], None, everybody)]
+    return [
+        (version, row, [i for i in everybody if versions[i] == version])
+        for row, version in enumerate(message["older"])
+    ]
 
 
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -148,7 +148,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
     },
-    "said": {"study": (str,), "number": (int,), "content": (bytes,)},  # to all, in a private mean
+    "said": {"study": (str,), "number": (int,)},  # to all, in a private mean: bytes are its array
 }
 
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of devices: what share of parties has one, how fast they are, at what power.
+
+Speeds within a class are log-normal: a median, and the standard deviation of the logarithm. A
+party's class, speed and bandwidth are drawn once, by (seed, party).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from archipel import rng
+from archipel.devices.device import Floats, Job, Joules, Trip
+from archipel.rng import Ints
+
+# Power of Wi-Fi while it moves data, in watts: RATE by Mbit/s and BASE. High: Huang et al., MobiSys
+# 2012, https://doi.org/10.1145/2307636.2307658, phones of 2012. Low: a tenth of it, our assumption.
+RATE_UP, RATE_DOWN, BASE = 0.28317, 0.13701, 0.13286
+NEWER = 0.1
+
+
+@dataclass(frozen=True)
+class Device:
+    """A class of devices."""
+
+    share: float  # of the parties
+    gflops: float | None = None  # billions of FLOPs per second while it trains, the median
+    seconds: float | None = None  # in place of gflops: of one example's gradient, the median
+    spread: float = 0.0  # standard deviation over parties of log(speed)
+    jitter: float = 0.0  # the same from round to round, of one party
+    down: float | None = None  # Mbit/s, the median; None: downloads take no time
+    up: float | None = None
+    link_spread: float = 0.0  # standard deviation over parties of log(Mbit/s)
+    watts: tuple[float, float] = (0.0, 0.0)  # low, high: while it trains
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Speeds of parties whose class is drawn by its share."""
+
+    classes: Mapping[str, Device]
+    seed: int
+
+    @cached_property
+    def _bounds(self) -> Floats:
+        shares = np.cumsum([each.share for each in self.classes.values()])
+        bounds: Floats = shares / shares[-1]
+        return bounds
+
+    def kind(self, parties: Ints) -> Ints:
+        """The place of each party's class among the classes, `[m]`."""
+        draws = rng.uniform(rng.keys(rng.key(self.seed, "device class"), parties))
+        found: Ints = np.searchsorted(self._bounds[:-1], draws, side="right").astype(np.int64)
+        return found
+
+    def trip(self, parties: Ints, examples: Floats, job: Job, t: int | None = None) -> Trip:
+        kind = self.kind(parties)
+        fast = np.exp(self._field("spread", kind) * self._normal("speed", parties))
+        if t is not None:
+            jitter = self._field("jitter", kind)
+            if jitter.any():
+                fast = fast * np.exp(jitter * self._normal("jitter", parties, t))
+        each = np.array(
+            [
+                one.seconds if one.seconds is not None else job.flops / (1e9 * (one.gflops or 1.0))
+                for one in self.classes.values()
+            ]
+        )
+        down, up = self._links(parties, kind)
+        with np.errstate(over="ignore", divide="ignore"):  # endless is a time, too
+            return Trip(job.down * 8e-6 / down, examples * each[kind] / fast, job.up * 8e-6 / up)
+
+    def joules(self, parties: Ints, trip: Trip, t: int | None = None) -> Joules:
+        kind = self.kind(parties)
+        down, up = self._links(parties, kind)
+        radio = np.zeros(len(parties))
+        for seconds, rate, watts in ((trip.download, down, RATE_DOWN), (trip.upload, up, RATE_UP)):
+            talks = np.isfinite(rate)
+            radio[talks] += seconds[talks] * (BASE + watts * rate[talks])
+        low, high = (np.array([one.watts[i] for one in self.classes.values()]) for i in (0, 1))
+        return Joules(low[kind] * trip.training + NEWER * radio, high[kind] * trip.training + radio)
+
+    def _links(self, parties: Ints, kind: Ints) -> tuple[Floats, Floats]:
+        """Mbit/s down and up, `[m]`: one draw for both, since a link is good or bad."""
+        factor = np.exp(self._field("link_spread", kind) * self._normal("link", parties))
+        return self._field("down", kind) * factor, self._field("up", kind) * factor
+
+    def _field(self, name: str, kind: Ints) -> Floats:
+        """A number of each party's class; None is endless."""
+        told = [getattr(each, name) for each in self.classes.values()]
+        values: Floats = np.array([np.inf if one is None else one for one in told], np.float64)
+        return values[kind]
+
+    def _normal(self, purpose: str, parties: Ints, *more: int) -> Floats:
+        """One normal deviate for each party, by Box and Muller's transform."""
+        drawn = rng.keys(rng.key(self.seed, f"device {purpose}", *more), parties)
+        radius = np.sqrt(-2 * np.log1p(-rng.uniform(drawn)))
+        angle = 2 * np.pi * rng.uniform(rng.subkeys(drawn, np.ones_like(parties)))
+        normal: Floats = radius * np.cos(angle)
+        return normal
+
+
+def alike(seconds: float = 1.0) -> Drawn:
+    """Parties that are all as fast, so many seconds an example, and talk at no cost."""
+    return Drawn({"alike": Device(1.0, seconds=seconds)}, 0)
+
+
+# GFLOPS: FLASH's seconds per batch of ten of FEMNIST's network (103 MFLOP an example, forward and
+# backward) on a Nexus S, a Redmi Note 7 Pro and a Pixel 4: 1.642, 0.588 and 0.179 (Yang et al., WWW
+# 2021, https://doi.org/10.1145/3442381.3449851, models/utils/device_util). Links: median of its 19
+# measured Wi-Fi links, 4318 KiB/s down and 3286 up, spread by their extremes. Shares and the other
+# end of the power: AutoFL (Kim and Wu, MICRO 2021, https://doi.org/10.1145/3466752.3480129); power:
+# EAFL (Arouj and Abdelmoniem, 2022, https://arxiv.org/abs/2208.04505).
+_LINK = {"down": 35.4, "up": 26.9, "link_spread": 0.6}
+PHONES: dict[str, Device] = {
+    "high": Device(0.15, gflops=5.8, spread=0.3, jitter=0.1, watts=(5.5, 6.33), **_LINK),
+    "middle": Device(0.35, gflops=1.76, spread=0.3, jitter=0.1, watts=(5.44, 5.6), **_LINK),
+    "low": Device(0.5, gflops=0.63, spread=0.3, jitter=0.1, watts=(2.98, 3.6), **_LINK),
+}
