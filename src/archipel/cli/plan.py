@@ -100,6 +100,7 @@ def plan(
     )  # fmt: skip
     from archipel.forecast.kept import keep
     from archipel.forecast.making import make
+    from archipel.runs.processes import age
 
     study.refuse_asynchronous()
     options = study.options()
@@ -109,7 +110,7 @@ def plan(
     with progress("stopped: nothing was forecast.") as watch:
         began = time.perf_counter()
         parts = study.parts()
-        loaded = time.perf_counter() - began
+        loaded = age() or time.perf_counter() - began  # with imports
         made = make(
             study, parts, options, watch, seconds=seconds, baselines=baselines, loaded=loaded,
             out=out, cluster=described, budget=budget,

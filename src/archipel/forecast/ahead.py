@@ -30,6 +30,7 @@ from archipel.runs.attendance import DrawnAttendance, examples_of
 from archipel.runs.beginning import Beginning
 from archipel.runs.participation import Cohort
 from archipel.runs.parts import build_topology
+from archipel.tree import Tree
 
 _SECONDS = 20.0  # of drawing; rounds beyond are taken to be like those before
 _CAUSE = 200  # bytes of a party in a round's list of who is missing, about
@@ -54,7 +55,7 @@ class Ahead:
     asked: Ints  # rounds that each party is asked in, [K]
     touched: int  # parties that ever train
     kept: float  # bytes of memory that the rounds are remembered in
-    varying: bool  # whether bytes depend on what is sent
+    varying: frozenset[str]  # which way bytes depend on what is sent
     ends: str = ""  # why the run stops before its last round
 
     @property
@@ -91,10 +92,13 @@ class Counting:
         self.work = self.everybody = self.largest = 0.0  # of the calls since it was set to 0
 
     @property
-    def varying(self) -> bool:
-        """Whether a message is as long as its numbers need."""
-        trees = [self.anatomy.sent, *(m.sent for m in self.anatomy.messages), *self.anatomy.mixed]
-        return any(isinstance(part, Varying) for tree in trees for part in parts_of(tree))
+    def varying(self) -> frozenset[str]:
+        """Which way messages are as long as their numbers need: "up", "down"."""
+        anatomy = self.anatomy
+        up = [*(m.sent for m in anatomy.messages), *anatomy.mixed]
+        down = [anatomy.sent, *(m.reply for m in anatomy.messages), *anatomy.mixed]
+        ways = {"up": up, "down": down}
+        return frozenset(way for way, trees in ways.items() if any(map(varies, trees)))
 
     def round(
         self,
@@ -150,6 +154,11 @@ class Counting:
             messages = self.anatomy.in_cohort(m).messages
             self._forms[m] = [(size_of(each.sent), size_of(each.reply)) for each in messages]
         return self._forms[m]
+
+
+def varies(tree: Tree) -> bool:
+    """Whether a message is as long as its numbers need."""
+    return any(isinstance(part, Varying) for part in parts_of(tree))
 
 
 def look_ahead(

@@ -25,6 +25,7 @@ from archipel.forecast.measuring import Measured
 CALLS = (0.001, 0.01, 0.05)  # seconds that a round's calls to all workers take: low, likely, high
 START = (10.0, 20.0, 40.0)  # seconds until workers with torch are up on every node
 BESIDE = 330e6  # bytes of memory of what runs on a node beside workers
+_WORKER = 175e6  # the same of a worker with torch that shares no page with others, at least
 _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -136,7 +137,7 @@ def on_cluster(
     found["time.total"] = added([*found.values(), *same], "its parts; the others as here")
     found["network.bytes"] = within(carried, 0.5, "B", "between the driver and the nodes")
     if (held := measured.laps.held) is not None:
-        each = held.workers / measured.workers if held.workers else held.driver
+        each = max(_WORKER, held.workers / measured.workers if held.workers else held.driver)
         node = each * cluster.cores + _data(measured) + BESIDE
         basis = "a worker here times the cores of a node, the data once, what runs beside"
         found["memory.node"] = Figure(

@@ -93,7 +93,8 @@ def law(seconds: Sequence[float], work: Sequence[float], ahead: Floats) -> Law:
     Where the work of measured rounds differs too little to tell a constant from a slope, the
     interval holds both: all of the time is constant, or all of it is work.
 
-    >>> law([1.0, 2.0, 3.0, 4.0], [10, 20, 30, 40], np.full(5, 50.0)).over(np.full(5, 50.0))[0]
+    >>> found = law([1.0, 2.0, 3.0, 4.0], [10, 20, 30, 40], np.full(5, 50.0))
+    >>> round(found.over(np.full(5, 50.0))[0], 9)
     25.0
     """
     y, x = np.array(seconds, np.float64), np.array(work, np.float64)

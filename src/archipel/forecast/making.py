@@ -11,13 +11,14 @@ from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.network.fitting import fitted, keepable
 from archipel.exchange.boxes import is_peer
-from archipel.exchange.varying import Varying, parts_of, size_of
+from archipel.exchange.varying import parts_of, size_of
 from archipel.forecast import cluster as clusters
-from archipel.forecast.ahead import look_ahead
+from archipel.forecast.ahead import look_ahead, varies
 from archipel.forecast.baselines import forecast_baselines
 from archipel.forecast.cluster import Cluster
 from archipel.forecast.figure import DRIFT, Figure, exactly
-from archipel.forecast.forecast import Forecast, described, figures, laws
+from archipel.forecast.figures import described, figures, laws
+from archipel.forecast.forecast import Forecast
 from archipel.forecast.measuring import measure
 from archipel.forecast.warnings import warnings
 from archipel.models.model import Model
@@ -69,7 +70,8 @@ def make(
     found = figures(measured, ahead, time_law, begun.every, beside, loaded)
     elsewhere: dict[str, Figure] = {}
     assumed: tuple[str, ...] = (
-        f"times are those of this machine as busy as it was, {DRIFT:.0%} less or more at the least",
+        f"times are those of this machine as busy as it was, {100 * DRIFT:.0f} % less or more at "
+        "the least",
         "no party diverges, and nothing else needs the memory",
         *ASSUMPTIONS,
     )
@@ -137,12 +139,11 @@ def make_between_sites(
         up = asked * sum(size_of(message.sent) for message in messages)
         down = asked * (size_of(anatomy.sent) + sum(size_of(each.reply) for each in messages))
     trees = [anatomy.sent, *(message.sent for message in anatomy.messages), *anatomy.mixed]
-    varies = any(isinstance(part, Varying) for tree in trees for part in parts_of(tree))
     found = dict[str, Figure]()
     for name, each in (("up", up), ("down", down)):
         total = exactly(each * rounds, "B", basis)
         one = exactly(each * rounds / sites, "B", f"{basis}, in the mean")
-        if varies:
+        if any(map(varies, trees)):
             words = "codes are as long as their numbers need: half to twice what a trial had"
             total, one = (
                 Figure(f.value, f.value / 2, 2 * f.value, "B", words) for f in (total, one)

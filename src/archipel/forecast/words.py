@@ -116,6 +116,15 @@ def checked(check: Check) -> Table:
     return shown
 
 
+def in_a_line(check: Check) -> str:
+    """Whether a forecast held, and where it did not."""
+    right = sum(line.holds for line in check.lines)
+    wrong = [f"{told[0]} {told[3]} ({told[2]})" for line in check.lines
+             if not line.holds and (told := cells(line))]  # fmt: skip
+    said = f"Forecast: {right} of {len(check.lines)} figures as they turned out"
+    return f"{said}; not {', '.join(wrong)}." if wrong else f"{said}."
+
+
 def cells(line: Line) -> tuple[str, str, str, str, str]:
     """A figure, what it was to be, and what it was."""
     figure, unit = line.figure, line.figure.unit

@@ -65,6 +65,16 @@ def _descendants(pid: int) -> Iterator[int]:
             yield from _descendants(child)
 
 
+def age() -> float | None:
+    """Seconds since this process began; None where the system does not tell."""
+    try:
+        begun = (_PROC / "self" / "stat").read_text().rpartition(")")[2].split()[19]
+        up = (_PROC / "uptime").read_text().split()[0]
+    except OSError:
+        return None
+    return float(up) - int(begun) / os.sysconf("SC_CLK_TCK")
+
+
 def memory_here() -> int:
     """Bytes of memory that this process may have: the machine's, or what its group is granted."""
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
