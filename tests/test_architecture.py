@@ -33,7 +33,7 @@ LAYERS = [
         "models.losses",
     },
     {"core", "graphs", "data", "models"},
-    {"training", "exchange", "models.model", "models.networks", "models.units"},
+    {"training", "exchange", "models.model", "models.flops", "models.networks", "models.units"},
     {"algorithms", "aggregation"},
     {
         "models.stacked",

@@ -16,6 +16,7 @@ from archipel.rng import Ints
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+At = float | Floats  # a second, or one for each party
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -69,13 +70,13 @@ class Presence(Protocol):
     def always(self) -> bool:
         """Whether nobody is ever away."""
 
-    def there(self, parties: Ints, at: float) -> Bools:
-        """Who is there at this second, `[m]`."""
+    def there(self, parties: Ints, at: At) -> Bools:
+        """Who is there at this second, or each at one of its own, `[m]`."""
 
-    def until(self, parties: Ints, at: float) -> Floats:
+    def until(self, parties: Ints, at: At) -> Floats:
         """When each ceases to be, `[m]`: `at` for who is not there, endless for who stays."""
 
-    def comes(self, parties: Ints, at: float) -> Floats:
+    def comes(self, parties: Ints, at: At) -> Floats:
         """When each is there next, `[m]`: `at` for who is, endless for who never comes."""
 
     def zone(self, parties: Ints) -> Floats | None:
@@ -104,14 +105,14 @@ class Always:
 
     always = True
 
-    def there(self, parties: Ints, at: float) -> Bools:
+    def there(self, parties: Ints, at: At) -> Bools:
         return np.ones(len(parties), bool)
 
-    def until(self, parties: Ints, at: float) -> Floats:
+    def until(self, parties: Ints, at: At) -> Floats:
         return np.full(len(parties), np.inf)
 
-    def comes(self, parties: Ints, at: float) -> Floats:
-        return np.full(len(parties), at)
+    def comes(self, parties: Ints, at: At) -> Floats:
+        return np.broadcast_to(np.float64(at), parties.shape).copy()
 
     def zone(self, parties: Ints) -> Floats | None:
         return None

@@ -84,7 +84,8 @@ class Outcome(NamedTuple):
     gradients: int = 0  # gradients of single examples that were computed
     up: int = 0  # bytes that all parties sent
     down: int = 0  # bytes that all parties were sent
-    given_up: str = ""  # why what makes the sum did not go on with those who were there
+    given_up: str = ""  # why what makes the sum did not go on with those who were there, if ever
+    left: Mapping[int, Cause] = {}  # party -> why it went, after its upload had counted
 
     @property
     def diverged(self) -> Ints:
@@ -94,13 +95,14 @@ class Outcome(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Metrics of each party `[K]` (NaN where it has no such points) and over all of them."""
+    """Metrics of each party that was scored (NaN where it has no such points) and over all."""
 
-    parties: dict[str, Tensor]
+    parties: dict[str, Tensor]  # [K], or a row for each of `who`
     pooled: dict[str, float]  # training parties
     new: dict[str, float]  # new parties; empty where there are none
     costs: Costs | None = None  # of the models of their own that parties made
     over: str = ALL_POINTS  # what `pooled` is taken over
+    who: Ints | None = None  # who was scored, in ascending order; None: everybody
 
 
 class Engine(Protocol):

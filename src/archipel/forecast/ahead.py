@@ -20,13 +20,14 @@ import numpy as np
 from archipel.aggregation.summation import least_of
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.devices.timing import Timing
 from archipel.engines.engine import Cause, Engine, Floats, Outcome
 from archipel.errors import BelowQuorum
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import is_peer
 from archipel.exchange.varying import Varying, parts_of, size_of
 from archipel.rng import Ints
-from archipel.runs.attendance import DrawnAttendance, examples_of
+from archipel.runs.attendance import DrawnAttendance, work_in_round
 from archipel.runs.beginning import Beginning
 from archipel.runs.participation import Cohort
 from archipel.runs.parts import build_topology
@@ -57,6 +58,7 @@ class Ahead:
     kept: float  # bytes of memory that the rounds are remembered in
     varying: frozenset[str]  # which way bytes depend on what is sent
     ends: str = ""  # why the run stops before its last round
+    timing: Timing | None = None  # what the simulated clock says at the end, where there is one
 
     @property
     def drawn(self) -> int:
@@ -83,7 +85,7 @@ class Counting:
     ) -> None:
         self.anatomy, self._peer = anatomy, is_peer(algorithm)
         self._examples = np.zeros(data.parties)
-        self._examples[eligible] = examples_of(algorithm, data, eligible)
+        self._examples[eligible] = work_in_round(algorithm, data, eligible)
         self._topology = build_topology(options.get("topology"), data, options.get("seed", 0))
         self._training, self._workers, self._block = data.training, workers, block
         how = getattr(options.get("wire"), "sum", None)
@@ -174,7 +176,7 @@ def look_ahead(
     """Draw the parties of all rounds, for at most so many seconds."""
     past: list[Cohort] = []
     counting = Counting(anatomy, algorithm, data, begun.eligible, options, workers, block)
-    at = (begun.eligible, begun.seed, lambda: past)
+    at = (begun.eligible, begun.seed, lambda: past, begun.clock())
     attendance = DrawnAttendance(cast("Engine", counting), begun.who, algorithm, data, *at)
     asked, touched = np.zeros(data.parties, np.int64), np.zeros(data.parties, bool)
     rows: list[tuple[float, ...]] = []
@@ -207,9 +209,10 @@ def look_ahead(
         ever = eligible * (1 - (1 - share) ** (begun.rounds / len(rows)))
     work, everybody, examples, up, down, blocks = columns[:6]
     counted, waited, present, slow, sampled = numbers
+    timing = past[-1].timing if past else None
     return Ahead(
         begun.rounds, work, everybody, examples, up, down, blocks, counted, waited, present, slow,
-        sampled, asked, round(ever), kept, counting.varying, ends,
+        sampled, asked, round(ever), kept, counting.varying, ends, timing,
     )  # fmt: skip
 
 

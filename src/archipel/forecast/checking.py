@@ -87,6 +87,8 @@ def _happened(run: Run) -> Iterator[tuple[str, float]]:
     yield "rounds.counted", sum(cohort.counted for cohort in run.participation)
     trained = [cohort.present for cohort in run.participation if cohort.counted]
     yield "parties.touched", len(np.unique(np.concatenate(trained))) if trained else 0
+    if (told := run.simulated) is not None:
+        yield "simulated.time", told["seconds"]
     if card.privacy.promise is not None:
         yield "privacy.epsilon", card.privacy.promise.epsilon
     yield "disk.total", _disk(run.folder)

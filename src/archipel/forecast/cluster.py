@@ -147,8 +147,9 @@ def on_cluster(
 
 
 def _data(measured: Measured) -> float:
-    data = measured.run.data
-    return float(data.x.nbytes + data.y.nbytes)
+    """Bytes of all points."""
+    data, form = measured.run.data, measured.run.data.form
+    return float(int(data.offsets[-1]) * (form.x[:1].nbytes + form.y[:1].nbytes))
 
 
 def _carried(cluster: Cluster, measured: Measured, ahead: Ahead) -> float:

@@ -30,10 +30,11 @@ from archipel.forecast.figure import (
     within,
 )
 from archipel.forecast.measuring import Measured
+from archipel.models.flops import flops_of_one_gradient
 from archipel.runs.recording import SHARE
 from archipel.runs.run import Run
 from archipel.scorecard.card import ASSUMPTIONS
-from archipel.scorecard.measure import energy, flops_of_one_gradient
+from archipel.scorecard.measure import energy
 from archipel.tree import nbytes
 
 _PAUSE = 1.0  # seconds between two checkpoints, at least
@@ -74,7 +75,7 @@ def figures(
     found["time.total"] = added([found["time.loop"], *rest], "its parts")
     found |= _bytes(measured, ahead)
     found["gradients"] = _counted([s.gradients for s in measured.laps.spent], ahead.examples, ahead)
-    each, _ = flops_of_one_gradient(run.task_model, run.data.x[:1])
+    each, _ = flops_of_one_gradient(run.task_model, run.data.form.x[:1])
     g, up, down = (found[name] for name in ("gradients", "bytes.up", "bytes.down"))
     flops = [each * value for value in (g.value, g.low, g.high)]
     found["flops"] = between(flops, "FLOP", "gradients, times what one takes")
@@ -88,6 +89,13 @@ def figures(
     found["parties.touched"] = Figure(
         ahead.touched, ahead.touched, ahead.touched, "", "drawn as in the run"
     )
+    if (timing := ahead.timing) is not None:
+        how = "the devices' clock, asked for every round"
+        end = _scaled(exactly(timing.end, "s", how), ahead.work, ahead)
+        hours = [joules * ahead.scale / 3600 for joules in (timing.low, timing.high)]
+        middle = (hours[0] * hours[1]) ** 0.5
+        found["simulated.time"] = end
+        found["simulated.energy"] = between([middle, *hours], "Wh", how)
     if run.kept is not None:
         found["privacy.epsilon"] = spent_of(run, ahead, done)
     return found

@@ -37,6 +37,8 @@ NAMES = {
     "gradients": "gradients of one example",
     "flops": "computing",
     "energy": "energy",
+    "simulated.time": "simulated time",
+    "simulated.energy": "simulated energy of devices",
     "rounds.counted": "rounds that count",
     "parties.touched": "parties that ever train",
     "privacy.epsilon": "privacy spent, ε",

@@ -13,12 +13,16 @@ import torch
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.devices.build import check_ever, devices_of
 from archipel.engines.engine import Engine
 from archipel.errors import ArchipelError
-from archipel.exchange.boxes import Boxes
+from archipel.exchange.boxes import Boxes, is_peer
 from archipel.exchange.statistics import notes_of
 from archipel.metrics import name_of
+from archipel.models.flops import flops_of_one_gradient
 from archipel.models.model import Model
+from archipel.runs.attendance import work_in_round
+from archipel.runs.clock import Clock
 from archipel.runs.participation import Participation, absences
 from archipel.runs.run import Run
 
@@ -41,18 +45,55 @@ class Beginning:
         self.who = Participation.of({**options, "away": away})
         self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
         self._notes = _empty(fed, len(self.eligible))
-        if self.who.deadline is not None and self.who.speed is None and not fed.about.elsewhere:
+        self.devices = devices_of(options, self.seed)
+        if self.devices is not None and is_peer(algorithm):
+            raise ArchipelError(
+                f"simulate.devices: {type(algorithm).__name__} has no server, and the clock is "
+                "that of a server's rounds; leave devices, trace and clock out."
+            )
+        timed = self.devices is not None or self.who.speed is not None or fed.about.elsewhere
+        if self.who.deadline is not None and not timed:
             self._notes.append(
                 f"deadline = {self.who.deadline:g} has no effect in this simulation, where nobody "
                 "takes time: give simulate.speed, in examples per second."
             )
         self.who.count(len(self.eligible))
+        if self.devices is not None:
+            check_ever(self.devices, self.eligible, self.who.needed(len(self.eligible)))
+
+    @property
+    def _as_likely(self) -> bool:
+        """Whether every party is asked with the same chance, by a draw that is the run's alone."""
+        devices = self.devices
+        comes_and_goes = devices is not None and not devices.presence.always
+        return not (
+            self.who.away
+            or self.who.availability != 1
+            or comes_and_goes
+            or self._options.get("pace")
+        )
+
+    def clock(self) -> Clock | None:
+        """The clock of the devices, where there are any."""
+        if self.devices is None:
+            return None
+        flops, _ = flops_of_one_gradient(self._model, self._fed.x[:1])
+        return Clock(
+            self.devices,
+            self.who,
+            self.eligible,
+            self.seed,
+            work_in_round(self._algorithm, self._fed, self.eligible),
+            flops,
+            patience=self._options.get("patience"),
+            pace=bool(self._options.get("pace")),
+        )
 
     @property
     def drawn(self) -> int:
         """How many parties a round has asked at the most, of which all are as likely; else all."""
         who, parties = self.who, len(self.eligible)
-        if who.away or who.availability != 1 or who.separation > 1:
+        if not self._as_likely or who.separation > 1:
             return parties  # those that are there, or did not just take part, are more likely
         return min(parties, ceil(who.count(parties) * (1 + who.over_select) - 1e-9))
 
@@ -60,7 +101,7 @@ class Beginning:
     def most(self) -> int:
         """Rounds that a party takes part in, at most: known where who is asked is drawn alone."""
         who = self.who
-        drawn = not who.away and who.availability == 1 and self._options.get("privacy") is not None
+        drawn = self._as_likely and self._options.get("privacy") is not None
         if who.separation > 1:
             return -(-int(self.rounds) // who.separation)
         if not drawn or self._fed.about.elsewhere:

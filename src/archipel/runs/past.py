@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from archipel.devices.timing import Timing
 from archipel.engines.engine import Cause
 from archipel.rng import Ints
 from archipel.runs.participation import Cohort
@@ -236,7 +237,10 @@ def restore(folder: Folder, run: Run, row: Mapping[str, Any]) -> None:
     rounds = journal.rounds()
     able = np.flatnonzero(np.asarray(run.data.n)[: run.data.training] > 0)
     known = {"all": able}  # of version 1
-    run.participation = [cohort_of_json(each, known) for each in rounds]
+    clock = {t: Timing.of_json(told) for t, told in journal.clock().items()}
+    run.participation = [
+        cohort_of_json(each, known)._replace(timing=clock.get(each["round"])) for each in rounds
+    ]
     run.spent = Spent(
         *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
     )

@@ -106,6 +106,7 @@ class Recorder:
         self._folder, self._run, self._state, self._every = folder, run, state, every
         self._rounds: list[dict[str, Any]] = []
         self._metrics: list[tuple[int, str, Tensor]] = []
+        self._clock: list[dict[str, Any]] = []
         self._roster = folder.journal.parties()
         self._entries = len(run.history)
         self._events = len(run.events)
@@ -144,6 +145,8 @@ class Recorder:
                 "bytes_down": spent.down,
             }
         )
+        if (timing := run.participation[-1].timing) is not None:
+            self._clock.append({"round": run.done, "timing": timing.to_json()})
         self._take_notes()
         if not self._every:
             self.save()
@@ -221,9 +224,10 @@ class Recorder:
             run.events[self._events :],
             keep_last=run.data.parties > _MANY,
             joined=_roster(run.data, self._roster),
+            clock=self._clock,
         )
         self._roster = run.data.parties
-        self._rounds, self._metrics = [], []
+        self._rounds, self._metrics, self._clock = [], [], []
         self._entries, self._events = len(run.history), len(run.events)
 
 

@@ -251,6 +251,14 @@ class Run:
         return check(self)
 
     @property
+    def simulated(self) -> dict[str, Any] | None:
+        """Seconds of the simulated clock and joules of the devices so far; None without one."""
+        timing = self.participation[-1].timing if self.participation else None
+        if timing is None:
+            return None
+        return {"seconds": timing.end, "energy": {"low": timing.low, "high": timing.high}}
+
+    @property
     def by_party(self) -> bool:
         """Whether baselines are compared as means over parties, each tested on its own points.
 
@@ -367,6 +375,7 @@ class Run:
                 "missing": {self.data.name(k): str(cause) for k, cause in cohort.missing.items()},
                 "counted": cohort.counted,
                 "waited": cohort.waited,
+                **({} if cohort.timing is None else {"simulated": cohort.timing.to_json()}),
             }
             for t, cohort in enumerate(self.participation, 1)
         ]
@@ -402,6 +411,7 @@ class Run:
             },
             "memory": self.memory,
             "forecast": None if self.forecast is None else self.forecast.to_json(),
+            **({"simulated": self.simulated} if self.simulated else {}),
             "privacy": card["privacy"]["promise"],
             "scorecard": card,
             "history": self.history,

@@ -69,6 +69,13 @@ class Options(TypedDict, total=False):
     away: Mapping[str, str]  # party -> rounds, such as {"Cleveland": "11-20"}
     speed: float
     speed_spread: float
+    # devices on a simulated clock; see archipel.devices
+    devices: str | Mapping[str, Any]  # "phones", or classes by name
+    trace: str | Path  # when they are there: a file of FedScale's, or "phones"
+    clock: bool  # whether rounds take simulated time; with devices they do
+    time_zones: Sequence[float]  # hours ahead of UTC
+    patience: float  # seconds until a round begins with fewer than it asks
+    pace: bool  # ask as many as lately were needed for the sample to arrive
     protocols: bool  # whether sums are made by their protocol; False: the same integers added up
 
 
@@ -216,7 +223,7 @@ def build(
         separation=begun.who.separation,
     )
     runs = begun.runs(engine, settings or {})
-    at = (begun.eligible, begun.seed, lambda: runs[0].participation)
+    at = (begun.eligible, begun.seed, lambda: runs[0].participation, begun.clock())
     attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at)
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
 

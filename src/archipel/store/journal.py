@@ -126,6 +126,16 @@ EVENTS = sa.Table(
 )
 
 
+SIMULATED = sa.MetaData()  # of journals in a file alone: no simulation writes to a database
+CLOCK = sa.Table(
+    "clock",
+    SIMULATED,
+    _run(),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("timing", _Json, nullable=False),  # when it was, by the simulated clock
+)
+
+
 class Event(NamedTuple):
     """Something that happened, in words."""
 
@@ -203,6 +213,7 @@ class Journal:
     def _make_tables(self, connection: sa.Connection) -> None:
         if self._alone:
             METADATA.create_all(connection)
+            SIMULATED.create_all(connection)
         else:
             from archipel.store.database import take_turn, upgrade
             from archipel.store.tables import TABLES
@@ -225,6 +236,7 @@ class Journal:
         events: Sequence[Event] = (),
         keep_last: bool = False,
         joined: Iterable[Mapping[str, Any]] = (),
+        clock: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Write all of it or nothing; `keep_last` forgets parties' metrics of earlier rounds.
 
@@ -242,6 +254,7 @@ class Journal:
                 ],
             ),
             (EVENTS, [event._asdict() for event in events]),
+            (CLOCK, clock),
         ]
         with self._transaction() as connection:
             if row:
@@ -287,6 +300,13 @@ class Journal:
 
     def rounds(self) -> list[dict[str, Any]]:
         return self._all(ROUNDS, ROUNDS.c.round)
+
+    def clock(self) -> dict[int, dict[str, Any]]:
+        """What the simulated clock said of each round; nothing where there was none."""
+        with self._transaction() as connection:
+            if not self._alone or not sa.inspect(connection).has_table(CLOCK.name):
+                return {}  # of a journal that is older
+        return {row["round"]: row["timing"] for row in self._all(CLOCK, CLOCK.c.round)}
 
     def entries(self) -> list[dict[str, Any]]:
         """The history: one entry per evaluated round."""

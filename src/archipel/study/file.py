@@ -30,6 +30,7 @@ from archipel.algorithms.fedavg import FedAvg
 from archipel.core import Algorithm
 from archipel.data import frames
 from archipel.data.federation import Federation
+from archipel.data.shards import MANIFEST
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
 from archipel.exchange.boxes import has_personal, is_peer
@@ -48,8 +49,9 @@ from archipel.study.checks import (
     check_test,
     promise_of,
     schema_of,
+    trace_of,
 )
-from archipel.study.loading import federation_of, model_of
+from archipel.study.loading import federation_of, is_written, model_of
 from archipel.study.reading import read_tables, sentence, split_key
 from archipel.study.sections import (
     SECTIONS,
@@ -252,6 +254,7 @@ class Study(BaseModel):
             "wire": self.wire_object if wiring.parts_of(self.wire) else None,
             **policy.model_dump(),
             **simulated.model_dump(),
+            **trace_of(simulated, self._base),
         }
         return {name: value for name, value in options.items() if value is not None}  # type: ignore[return-value]
 
@@ -326,8 +329,11 @@ class Study(BaseModel):
         ]
         if data.file is not None:
             paths.append(self._base / data.file)
+        elif is_written(data, self._base):
+            paths.append(self._base / str(data.folder) / MANIFEST)  # it has the files' hashes
         elif data.folder is not None and data.name is None:
             paths += frames.party_files(self._base / data.folder)
+        paths += map(Path, trace_of(self.simulate, self._base).values())
         return {os.path.relpath(path, self._base): path for path in paths}
 
     def files(self) -> dict[str, bytes]:
@@ -466,13 +472,14 @@ class Study(BaseModel):
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
                 "sites have in common; leave it out, or take an algorithm such as dsgd."
             )
-        check_policy(self.round, self.simulate)
+        check_policy(self.round, self.simulate, self._base, elsewhere)
 
     def _check_metric(self, data: Federation, model: Model) -> None:
         """Whether the task has the metric, before anything is trained."""
         if self.study.metric is None and self.study.metrics is None:
             return
         check_fit(model, data)
+        data = data.form
         outputs = model.predict(model.w, data.x[:2], model.buffers)
         with _said_of("study"):
             metrics.pool(data.task, outputs, data.y[:2], model.loss_function, model.metrics)

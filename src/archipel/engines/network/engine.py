@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -24,8 +23,9 @@ from torch import Tensor
 from archipel.aggregation.others import session_of
 from archipel.core import Each
 from archipel.engines.engine import Cause, Outcome
-from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
+from archipel.engines.network.bounds import MOST_REFUSED, adds_up, check_counts
 from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.opened import Bell, Opened, Patience
 from archipel.engines.network.server import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
 from archipel.errors import BelowQuorum, clean
@@ -42,74 +42,6 @@ from archipel.tree import Tree, fill, first, fits, leaves, nbytes, tree_map
 _WORDS = 80  # characters of what a party says that it does
 
 
-class Bell:
-    """Wakes parties that wait for work, and no others: a thousand may be waiting."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-
-    async def wait(self, party: int, seconds: float) -> None:
-        """Return when the bell rings for the party, or after some time."""
-        self.ring([party])  # whoever waited in its name is gone
-        future = self._waiting[party] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(seconds):
-                await future
-        except TimeoutError:
-            pass
-        finally:
-            if self._waiting.get(party) is future:
-                del self._waiting[party]
-
-    def ring(self, parties: Iterable[int] | None = None) -> None:
-        """Wake these parties; all without any."""
-        for party in list(self._waiting if parties is None else parties):
-            future = self._waiting.pop(party, None)
-            if future is not None and not future.done():
-                future.set_result(None)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-
-@dataclass
-class Opened:
-    """A message of a round that some parties work on."""
-
-    round: int
-    number: int
-    attempt: int
-    letters: Mapping[int, Sealed]  # by party
-    most: int = 1  # parties that the round began with
-    given: set[int] = field(default_factory=set)  # who was sent its letter
-    uploads: dict[int, Upload] = field(default_factory=dict)
-    lost: dict[int, Cause] = field(default_factory=dict)
-    seen: dict[int, float] = field(default_factory=dict)  # when it last made progress
-    reached: dict[int, int] = field(default_factory=dict)  # how far it said that it is
-    doing: dict[int, str] = field(default_factory=dict)
-    refused: Counter[int] = field(default_factory=Counter)  # uploads that were none
-    moved: asyncio.Event = field(default_factory=asyncio.Event)  # an upload came, or a party went
-
-    @property
-    def waits_for(self) -> list[int]:
-        return [k for k in self.letters if k not in self.uploads and k not in self.lost]
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a message is waited for."""
-
-    deadline: float | None = None  # seconds of a round; its messages have equal shares of them
-    silence: float = 60.0  # seconds without progress after which a party counts as lost
-    enough: int | None = None  # uploads after which the others are not needed
-    needed: int = 1  # uploads without which the round changes nothing
-
-    @property
-    def limit(self) -> float:
-        """Seconds after which nobody is waited for, whatever it says."""
-        return LONGEST if self.deadline is None else self.deadline
-
-
 class _Tried(NamedTuple):
     """What came of asking for a round's uploads."""
 
@@ -117,6 +49,8 @@ class _Tried(NamedTuple):
     arrived: list[int]
     missing: dict[int, Cause]
     gradients: int
+    left: Mapping[int, Cause] = {}  # of those who arrived, who went before the last message
+    given_up: str = ""
 
 
 class NetworkEngine:
@@ -261,12 +195,14 @@ class NetworkEngine:
         if tried.shared is not None:
             self.shared = tried.shared
         arrived = np.array(tried.arrived, np.int64)
-        return Outcome(arrived, missing, tried.gradients, self._up, self._down)
+        spent = (tried.gradients, self._up, self._down)
+        return Outcome(arrived, missing, *spent, tried.given_up, tried.left)
 
     async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
         """Ask for the round's uploads, message by message."""
         attempt = self._attempt = max(self._attempt + 1, time.time_ns())  # parties want it to grow
-        missing, gradients = dict[int, Cause](), 0
+        missing, left, counted = dict[int, Cause](), dict[int, Cause](), list[int]()
+        gradients = 0
         session = session_of(self.study, attempt)
         steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t, session)
         sent = travelling(self.boxes.broadcast(self.shared, t))
@@ -278,25 +214,29 @@ class NetworkEngine:
                 await self._gather(opened, patience, began)
             finally:
                 self.opened = None  # who is late now is refused
-            missing |= opened.lost
+            in_it = number > self.anatomy.counts_at  # whoever goes now is in the round
+            gone, needed = (left, 1) if in_it else (missing, max(1, patience.needed))
+            gone |= opened.lost
             uploads = opened.uploads
             gradients += sum(upload.gradients for upload in uploads.values())
             result, out = None, list[int]()
-            if len(uploads) >= max(1, patience.needed):
+            if len(uploads) >= needed:
                 try:
                     result, out = await asyncio.to_thread(steps.take, uploads)
-                except BelowQuorum:  # too few for what stands between them and the server
-                    return _Tried(None, [], missing, gradients)
-                missing |= dict.fromkeys(out, Cause("diverged"))
-            if len(uploads) - len(out) < max(1, patience.needed):
-                return _Tried(None, [], missing, gradients)
+                except BelowQuorum as why:  # too few for what stands between them and the server
+                    return _Tried(None, [], missing | left, gradients, given_up=str(why))
+                gone |= dict.fromkeys(out, Cause("diverged"))
+            if len(uploads) - len(out) < needed:
+                return _Tried(None, [], missing | left, gradients)
+            if number == self.anatomy.counts_at:
+                counted = sorted(set(uploads) - set(out))
             if number == 0:
                 most = len(steps.there)
             if number < len(self.anatomy.messages) - 1:
                 letters = await asyncio.to_thread(
                     self._replies, t, number + 1, attempt, result, steps.there
                 )
-        return _Tried(result, sorted(set(uploads) - set(out)), missing, gradients)
+        return _Tried(result, counted, missing, gradients, left)
 
     def _letter(self, t: int, number: int, attempt: int, arrays: Sequence[Tensor]) -> Letter:
         fields = {"study": self.study, "round": t, "number": number, "attempt": attempt}

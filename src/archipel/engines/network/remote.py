@@ -14,8 +14,9 @@ from torch import Tensor
 from archipel.core import Vector
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.presence import Adjourned, Presence
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
@@ -132,7 +133,7 @@ class Remote:
         self._done = t + 1
         patience = Patience(self._patience.deadline, self._patience.silence, enough, needed)
         outcome = self._wait(self.engine.round(t, parties, patience))
-        for k, cause in outcome.missing.items():
+        for k, cause in [*outcome.missing.items(), *outcome.left.items()]:
             if cause.why == "silent":
                 self.presence.silent(k)
         return outcome._replace(down=outcome.down + unheard * self.anatomy.bytes_down)

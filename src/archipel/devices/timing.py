@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the simulated clock says of a round, as journals keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+FIFTH = 0.2  # of the parties, the slowest ones
+
+
+class Timing(NamedTuple):
+    """When a round was, in simulated seconds, and what devices spent, in joules, up to its end."""
+
+    began: float  # when the round before ended
+    start: float  # when enough were there and were asked
+    end: float  # when its last upload arrived, or nobody else was waited for
+    low: float  # joules of all rounds so far
+    high: float
+    zones: Mapping[str, tuple[int, int]] = {}  # asked and arrived, by hours ahead of UTC
+    slow: int = 0  # uploads that counted, of the slowest fifth of the parties
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self._asdict(), "zones": {name: list(both) for name, both in self.zones.items()}}
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> Timing:
+        zones = {name: (int(both[0]), int(both[1])) for name, both in told["zones"].items()}
+        return cls(**{**told, "zones": zones})
