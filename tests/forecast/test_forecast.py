@@ -52,6 +52,7 @@ CASES = {
     "away": (ar.Scaffold(lr=0.05), {"away": {"1": "2-4"}, "availability": "day:4"}),
     "separation": (FEDAVG, {"sample": 2, "separation": 3}),
     "deadline": (FEDAVG, {"speed": 8.0, "speed_spread": 1.0, "deadline": 2.0}),
+    "phones": (FEDAVG, {"sample": 3, "over_select": 0.5, "devices": "phones"}),
     "messages": (ar.PeFLL(lr=0.05), {**SAMPLED, "lost": 0.3}),
     "personal": (ar.Ditto(lr=0.05), SAMPLED),
     "peers": (ar.DSGD(lr=0.05), {"topology": "ring", "dropouts": 0.3}),
@@ -83,6 +84,7 @@ def test_rounds_ahead_are_those_of_the_run(name):
     assert ahead.asked.tolist() == asked.tolist()
     trained = {int(k) for cohort in cohorts if cohort.counted for k in cohort.present}
     assert ahead.touched == len(trained)
+    assert ahead.timing == cohorts[-1].timing
     if name == "peers":  # exchanges, of a vector each
         assert run.spent.up == ahead.up.sum() * model.w.nbytes > 0
     else:

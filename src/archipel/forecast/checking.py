@@ -14,7 +14,7 @@ from archipel.forecast.figure import Figure
 from archipel.forecast.kept import kept
 from archipel.plain import plain
 from archipel.runs.run import Run
-from archipel.store.folder import JOURNAL, MODEL
+from archipel.store.folder import JOURNAL, MODEL, OWN
 
 
 @dataclass(frozen=True)
@@ -97,5 +97,5 @@ def _happened(run: Run) -> Iterator[tuple[str, float]]:
 def _disk(folder: Path | None) -> int:
     """Bytes of a run's journal, model and checkpoint."""
     assert folder is not None
-    names = (f"{JOURNAL}*", MODEL, "checkpoint-*")
+    names = (f"{JOURNAL}*", MODEL, "checkpoint-*", f"{OWN}/*")
     return sum(path.stat().st_size for name in names for path in folder.glob(name))

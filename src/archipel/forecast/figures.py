@@ -39,6 +39,7 @@ from archipel.tree import nbytes
 
 _PAUSE = 1.0  # seconds between two checkpoints, at least
 _COPIES = (2, 4)  # of parties' states while a checkpoint is written, theirs among them
+_MAPPED = (0, 1)  # the same where they lie in files, whose pages the system may take back
 _METRIC = 16  # bytes of one party's metric in the journal, about
 
 
@@ -125,7 +126,8 @@ def _times(
     basis = f"{len(laps.evaluations)} evaluations, times {count}"
     found["time.evaluations"] = within(count * mean, noise_of(each), "s", basis)
     cost = sum(laps.checkpoints) / len(laps.checkpoints)
-    size = laps.checkpoint + new_rows(measured, ahead) * own_bytes(measured.run)
+    more = 0 if measured.keeps_much else new_rows(measured, ahead) * own_bytes(measured.run)
+    size = laps.checkpoint + more
     grown = cost * size / max(1, laps.checkpoint)
     loop = [
         found["time.rounds"].value + found["time.evaluations"].value,
@@ -221,7 +223,8 @@ def _room(measured: Measured, ahead: Ahead, done: int) -> dict[str, Figure]:
     told = ahead.kept * ahead.scale
     found = {}
     if laps.held is not None:
-        grows = [rows * copies + told for copies in (sum(_COPIES) / 2, *_COPIES)]
+        copies = _MAPPED if measured.keeps_much else _COPIES
+        grows = [rows * count + told for count in (sum(copies) / 2, *copies)]
         basis = f"after {run.done} rounds, and what grows: states of parties, who took part"
         total = laps.held.total
         found["memory.peak"] = Figure(
@@ -236,13 +239,15 @@ def _room(measured: Measured, ahead: Ahead, done: int) -> dict[str, Figure]:
     evaluated = len(laps.evaluations)
     per_round = max(0.0, (ended - begun - metrics * evaluated) / max(1, run.done))
     journal = begun + per_round * done + metrics * evaluated * done / max(1, run.done)
-    checkpoint = laps.checkpoint + rows
-    model = run.task_model.p * 4
+    checkpoint, own = laps.checkpoint + rows, 0
+    if measured.keeps_much:
+        checkpoint, own = laps.checkpoint, ahead.touched * own_bytes(run)
+    model = run.task_model.p * 4 + own
     found["disk.checkpoint"] = exactly(checkpoint, "B", "written, and what grows: parties' states")
     found["disk.journal"] = within(journal, 0.5, "B", f"{run.done} rounds of it")
     found["disk.total"] = Figure(
         checkpoint + model + journal, checkpoint + model + 0.5 * journal,
-        2 * checkpoint + model + 1.5 * journal, "B", "two checkpoints while one is written",
+        2 * checkpoint + model + own + 1.5 * journal, "B", "two checkpoints while one is written",
     )  # fmt: skip
     return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from archipel.runs.loop import Loop, Watch
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run, Spent
 from archipel.runs.simulation import Options, build
-from archipel.store.folder import JOURNAL
+from archipel.store.folder import JOURNAL, OWN
 from archipel.wire.wire import Wire
 
 LEAST, MOST = 4, 1000  # rounds that are measured, unless the study has fewer
@@ -97,6 +98,7 @@ class Measured:
     calibration: float  # the same the first time, on top of it: afterwards it is remembered
     ending: float  # after the last round: scorecard, model, last checkpoint
     workers: int
+    keeps_much: bool  # whether what parties keep lies in files, and in no checkpoint
     wire: Wire | None  # with what a promise of privacy asks of it
 
     @property
@@ -151,10 +153,15 @@ def measure(
     }
     laps = Laps()
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="archipel-") as place, engine:
-        path = Path(place) / "run"
+    with tempfile.TemporaryDirectory(prefix="archipel-") as place, ExitStack() as stack:
+        path, own = Path(place) / "run", Path(place) / OWN
+        if engine.keeps_much:
+            own.mkdir()
+            engine.keep_in(own)
+        stack.enter_context(engine)
         with recording.create(path, run, row, study.files()) as folder:
-            loop.recorder = stopwatch = Stopwatch(folder, run, engine.state, 1.0)
+            stopwatch = Stopwatch(folder, run, engine.state, 1.0, engine.committed)
+            loop.recorder = stopwatch
             stopwatch.start(laps)
             start = again + time.perf_counter() - began
             try:
@@ -167,8 +174,8 @@ def measure(
     wire = options.get("wire")
     if engine.protection is not None:
         wire = engine.protection.on(wire or Wire())
-    calibration = max(0.0, first - again)
-    return Measured(run, laps, start, calibration, ending, engine.plan.workers, wire)
+    much, calibration = engine.keeps_much, max(0.0, first - again)
+    return Measured(run, laps, start, calibration, ending, engine.plan.workers, much, wire)
 
 
 def _built(
