@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archipel as ar
+from archipel.algorithms.fedbuff import FedBuff
 from archipel.errors import ArchipelError
 from archipel.forecast import warnings as warned
 from archipel.forecast.ahead import Ahead, look_ahead
@@ -53,6 +54,10 @@ CASES = {
     "separation": (FEDAVG, {"sample": 2, "separation": 3}),
     "deadline": (FEDAVG, {"speed": 8.0, "speed_spread": 1.0, "deadline": 2.0}),
     "phones": (FEDAVG, {"sample": 3, "over_select": 0.5, "devices": "phones"}),
+    "asynchronous": (
+        FedBuff(lr=0.05, buffer=2),
+        {"sample": 4, "devices": "phones", "dropouts": 0.2},
+    ),
     "messages": (ar.PeFLL(lr=0.05), {**SAMPLED, "lost": 0.3}),
     "personal": (ar.Ditto(lr=0.05), SAMPLED),
     "peers": (ar.DSGD(lr=0.05), {"topology": "ring", "dropouts": 0.3}),

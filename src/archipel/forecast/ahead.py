@@ -21,16 +21,17 @@ from archipel.aggregation.summation import least_of
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.devices.timing import Timing
-from archipel.engines.engine import Cause, Engine, Floats, Outcome
+from archipel.engines.engine import Cause, Floats, Outcome, SteppingEngine
 from archipel.errors import BelowQuorum
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import is_peer
 from archipel.exchange.varying import Varying, parts_of, size_of
 from archipel.rng import Ints
-from archipel.runs.attendance import DrawnAttendance, work_in_round
+from archipel.runs.attendance import work_in_round
 from archipel.runs.beginning import Beginning
 from archipel.runs.participation import Cohort
 from archipel.runs.parts import build_topology
+from archipel.runs.simulation import attendance_of
 from archipel.tree import Tree
 
 _SECONDS = 20.0  # of drawing; rounds beyond are taken to be like those before
@@ -142,6 +143,12 @@ class Counting:
             down += reply * count
         return Outcome(ids[there], missing, gradients, up, down)
 
+    def step(
+        self, t: int, parties: Any, versions: Any, held: Any = (), *, unheard: int = 0
+    ) -> Outcome:
+        """A step of parties that do not wait for each other: a round of those whose upload came."""
+        return self.round(t, parties, unheard=unheard)
+
     def _exchanged(self, t: int, ids: Ints) -> tuple[int, int]:
         """Vectors that peers send each other, and receive."""
         if self._topology is None:
@@ -176,8 +183,8 @@ def look_ahead(
     """Draw the parties of all rounds, for at most so many seconds."""
     past: list[Cohort] = []
     counting = Counting(anatomy, algorithm, data, begun.eligible, options, workers, block)
-    at = (begun.eligible, begun.seed, lambda: past, begun.clock())
-    attendance = DrawnAttendance(cast("Engine", counting), begun.who, algorithm, data, *at)
+    engine = cast("SteppingEngine", counting)
+    attendance = attendance_of(begun, engine, algorithm, data, lambda: past)
     asked, touched = np.zeros(data.parties, np.int64), np.zeros(data.parties, bool)
     rows: list[tuple[float, ...]] = []
     clock, kept, ends, began = 0, 0.0, "", time.perf_counter()

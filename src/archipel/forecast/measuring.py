@@ -160,7 +160,7 @@ def measure(
             engine.keep_in(own)
         stack.enter_context(engine)
         with recording.create(path, run, row, study.files()) as folder:
-            stopwatch = Stopwatch(folder, run, engine.state, 1.0, engine.committed)
+            stopwatch = Stopwatch(folder, run, loop.state, 1.0, engine.committed)
             loop.recorder = stopwatch
             stopwatch.start(laps)
             start = again + time.perf_counter() - began

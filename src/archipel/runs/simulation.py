@@ -14,6 +14,7 @@ from torch import nn
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.engines.engine import SteppingEngine
 from archipel.engines.local.engine import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
@@ -23,9 +24,11 @@ from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
 from archipel.privacy.promise import Privacy
 from archipel.runs import identity, recording
-from archipel.runs.attendance import DrawnAttendance
+from archipel.runs.attendance import Attendance, DrawnAttendance
 from archipel.runs.beginning import Beginning
+from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
+from archipel.runs.participation import Cohort
 from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
@@ -141,9 +144,7 @@ def simulate(
                 if run.state == "done" and not baselines:
                     return run
             run.folder, run.state = path, "running"
-            loop.recorder = Recorder(
-                folder, run, engine.state, checkpoint_seconds, engine.committed
-            )
+            loop.recorder = Recorder(folder, run, loop.state, checkpoint_seconds, engine.committed)
             run.event(*begins)
         try:
             if baselines:
@@ -220,7 +221,7 @@ def build(
         topology=build_topology(options.get("topology"), fed, begun.seed),
         workers=options.get("workers"),
         plan=options.get("plan"),
-        cohort=begun.who.count(len(begun.eligible)),
+        cohort=begun.cohort,
         sweep=settings,
         device=options.get("device", "cpu"),
         wire=options.get("wire"),
@@ -232,9 +233,22 @@ def build(
         separation=begun.who.separation,
     )
     runs = begun.runs(engine, settings or {})
-    at = (begun.eligible, begun.seed, lambda: runs[0].participation, begun.clock())
-    attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at)
+    attendance = attendance_of(begun, engine, algorithm, fed, lambda: runs[0].participation)
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
+
+
+def attendance_of(
+    begun: Beginning,
+    engine: SteppingEngine,
+    algorithm: Algorithm,
+    fed: Federation,
+    past: Callable[[], Sequence[Cohort]],
+) -> Attendance:
+    """Who takes part in a simulation's rounds, on its clock; `past` are those so far."""
+    at, clock = (begun.eligible, begun.seed), begun.clock()
+    if begun.asynchronous:
+        return EventAttendance(engine, begun.who, *at, begun.cohort, past, clock)
+    return DrawnAttendance(engine, begun.who, algorithm, fed, *at, past, clock)
 
 
 def _keep(engine: LocalEngine, path: Path, begun: bool, stack: ExitStack) -> Path | None:

@@ -19,7 +19,12 @@ from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
-from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
+from archipel.engines.checks import (
+    check_algorithm_fields,
+    check_fit,
+    check_stepping,
+    check_sweep,
+)
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
@@ -92,6 +97,8 @@ class LocalEngine:
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
+        if bare.asynchronous:
+            check_stepping(algorithm, self._wire)
         self._protocols = protocols
         self.peer = bare.peer
         if topology is not None and not self.peer:
@@ -127,7 +134,9 @@ class LocalEngine:
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
-            who = (self._eligible, drawn or self._cohort, rounds, most or rounds)
+            of_sum = bare.asynchronous and privacy.trust in ("sum", "shuffler")  # nobody is drawn
+            asked = self._cohort if of_sum else drawn or self._cohort
+            who = (self._eligible, asked, rounds, most or rounds)
             setting = Setting(data, model, seed, *who, separation=separation)
             self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
