@@ -18,6 +18,7 @@ from archipel.errors import ArchipelError
 if TYPE_CHECKING:
     from archipel.forecast.cluster import Cluster
     from archipel.forecast.forecast import Forecast
+    from archipel.runs.simulation import Options
     from archipel.study.file import Study
 
 What = Annotated[
@@ -56,7 +57,10 @@ def plan(
     rounds: o.Rounds = None,
     sample: o.Sample = None,
     seed: o.Seed = None,
-    engine: o.Engine = "local",
+    engine: o.Engine = None,
+    ray_address: o.RayAddress = None,
+    ray_cpus: o.RayCpus = None,
+    ray_gpus: o.RayGpus = None,
     sets: o.Set = None,
     out: o.Out = Path("runs"),
     workers: o.Workers = None,
@@ -88,7 +92,7 @@ def plan(
     if _is_run(what, out):
         _check(what, out, as_json)
         return
-    o.check_engine(engine)
+    where = o.where(engine, ray_address, ray_cpus, ray_gpus)
     described = _cluster(cluster, nodes, cores, memory, bandwidth)
     elsewhere = _between_sites(what, sets, rounds, sample, seed)
     if elsewhere is not None:
@@ -103,7 +107,7 @@ def plan(
     from archipel.runs.processes import age
 
     study.refuse_asynchronous()
-    options = study.options()
+    options: Options = {**study.options(), **where}
     options["device"] = device
     if workers is not None:
         options["workers"] = workers

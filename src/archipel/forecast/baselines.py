@@ -17,7 +17,7 @@ import numpy as np
 from archipel.algorithms.alone import Alone
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
-from archipel.engines.local.engine import LocalEngine
+from archipel.engines.local.engine import LocalEngine, Pools
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, RunFailed
 from archipel.forecast.figure import Figure, added, exactly, noise_of, within
@@ -49,8 +49,12 @@ def forecast_baselines(
     plan: Plan,
     seconds: float,
     watch: Watch,
+    pools: Pools | None = None,
 ) -> Figure:
-    """Seconds of every party alone and of all data in one place, together."""
+    """Seconds of every party alone and of all data in one place, together.
+
+    `pools` makes the workers of the former, on this machine unless given.
+    """
     try:
         work_of(algorithm)
     except ArchipelError:
@@ -59,7 +63,7 @@ def forecast_baselines(
     parts: dict[str, Any] = {"seed": seed, "plan": plan}
     return added(
         [
-            _alone(algorithm, data, model, rounds, sample, parts, seconds),
+            _alone(algorithm, data, model, rounds, sample, {**parts, "pools": pools}, seconds),
             _pooled(algorithm, data, model, rounds, sample, parts, seconds),
         ],
         "some rounds of each, times how many there are",

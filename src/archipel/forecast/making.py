@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from archipel.runs.loop import Watch
 from archipel.runs.parts import build_topology
 from archipel.runs.recording import environment
 from archipel.runs.run import Description
-from archipel.runs.simulation import Options
+from archipel.runs.simulation import Options, cluster_of
 from archipel.scorecard.card import ASSUMPTIONS
 from archipel.store.files import now
 
@@ -52,14 +53,17 @@ def make(
     `loaded` are the seconds that its data took to load; `budget` is an ε that it shall not exceed.
     """
     algorithm, data, model = parts
-    measured = measure(algorithm, data, model, options, study, watch, seconds)
-    run, plan = measured.run, measured.run.plan
-    beside = None
-    if baselines:
-        beside = forecast_baselines(
-            algorithm, data, model, rounds=run.rounds, sample=options.get("sample", 1.0),
-            seed=run.seed, plan=plan, seconds=seconds / 5, watch=watch,
-        )  # fmt: skip
+    beside, began = None, time.perf_counter()
+    with cluster_of(options, watch.say, data) as ray:
+        loaded += time.perf_counter() - began
+        measured = measure(algorithm, data, model, options, study, watch, seconds, ray)
+        run, plan = measured.run, measured.run.plan
+        if baselines:
+            beside = forecast_baselines(
+                algorithm, data, model, rounds=run.rounds, sample=options.get("sample", 1.0),
+                seed=run.seed, plan=plan, seconds=seconds / 5, watch=watch,
+                pools=None if ray is None else ray.pool,
+            )  # fmt: skip
     watch.say("drawing who takes part in every round")
     begun = Beginning(algorithm, data, model, options)
     asked: Any = {**options, "wire": measured.wire}
@@ -88,7 +92,7 @@ def make(
         now(),
         run.rounds,
         data.parties,
-        "local",
+        options.get("engine", "local"),
         described(measured, baselines),
         run.environment,
         {

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
@@ -28,6 +28,9 @@ from archipel.runs.run import Description, Run, Spent
 from archipel.runs.simulation import Options, build
 from archipel.store.folder import JOURNAL, OWN
 from archipel.wire.wire import Wire
+
+if TYPE_CHECKING:
+    from archipel.engines.ray.cluster import Ray
 
 LEAST, MOST = 4, 1000  # rounds that are measured, unless the study has fewer
 _EVALUATED = 3  # rounds from one evaluation to the next, at most, while they are measured
@@ -134,18 +137,22 @@ def measure(
     study: Description,
     watch: Watch,
     seconds: float,
+    ray: Ray | None = None,
 ) -> Measured:
-    """Do the study's first rounds for about so many seconds, and say what each part took."""
+    """Do the study's first rounds for about so many seconds, and say what each part took.
+
+    `ray` is where the workers are, unless they are processes of this machine.
+    """
     every = min(options.get("evaluate_every", 1), _EVALUATED)
     asked: Any = {**options, "evaluate_every": every}
     watch.say("getting ready to measure")
-    engine, loop, first = _built(algorithm, data, model, asked)
+    engine, loop, first = _built(algorithm, data, model, asked, ray)
     again = first
     if first > _CALIBRATED:
-        engine, loop, again = _built(algorithm, data, model, asked)
+        engine, loop, again = _built(algorithm, data, model, asked, ray)
     (run,) = loop.runs
     run.study = study
-    run.environment = recording.environment(study, options.get("device", "cpu"))
+    run.environment = recording.environment(study, options.get("device", "cpu"), options)
     described = identity.describe(algorithm, data, model, options, study)
     row = {
         "description": {**described, "baselines": False, "outline": identity.outline(data)},
@@ -179,8 +186,8 @@ def measure(
 
 
 def _built(
-    algorithm: Algorithm, data: Federation, model: Model, options: Options
+    algorithm: Algorithm, data: Federation, model: Model, options: Options, ray: Ray | None
 ) -> tuple[LocalEngine, Loop, float]:
     began = time.perf_counter()
-    engine, loop = build(algorithm, data, model, options)
+    engine, loop = build(algorithm, data, model, options, cluster=ray)
     return engine, loop, time.perf_counter() - began
