@@ -22,6 +22,14 @@ def study(algorithm):
     if algorithm == "scaffold-on-disk":  # what parties keep lies in files beside the checkpoint
         algorithm, memory.LARGE = "scaffold", 0
     topology = {"name": "ring"} if algorithm == "dsgd" else {}
+    if algorithm == "fedbuff":  # parties in flight, from several versions
+        return Study.of(
+            algorithm,
+            study={"name": "crash", "rounds": 25, "evaluate_every": 2, "metric": "auc"},
+            data={"name": "heart_disease"},
+            round={"sample": 3},
+            simulate={"dropouts": 0.3, "away": {"va": "3-6"}, "speed": 100, "speed_spread": 1.0},
+        )
     return Study.of(
         algorithm,
         study={"name": "crash", "rounds": 25, "evaluate_every": 2, "metric": "auc"},

@@ -12,7 +12,7 @@ import pytest
     "algorithm",
     [
         "scaffold-on-disk",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "dsgd")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "dsgd", "fedbuff")),
     ],
 )
 def test_a_killed_run_ends_as_if_nothing_had_happened(algorithm, tmp_path):

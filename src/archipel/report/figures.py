@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.measures import larger_is_better
-from archipel.report import budget, grid
+from archipel.report import budget, clock, grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
 from archipel.runs.history import Round, absent
 from archipel.scorecard.words import metric_name, number
@@ -38,6 +38,7 @@ def figures(run: Run) -> dict[str, Figure]:
         "curve": curve,
         "parties": parties,
         "participation": grid.participation,
+        "clock": clock.clock,
         "privacy": budget.privacy,
         "data": data,
     }
@@ -383,7 +384,7 @@ def _on_own_points(run: Run) -> str:
 def data(run: Run) -> Figure | None:
     """Who has which targets, and how many."""
     fed = run.data
-    if fed.about.elsewhere or fed.about.gone:
+    if fed.about.elsewhere or fed.about.gone or fed.lazy:
         return None
     from archipel.data.plot import draw as draw_data
 

@@ -27,7 +27,7 @@ from archipel.runs.participation import Cohort, Participation, draws, whole
 
 BEGINNING = Timing(0.0, 0.0, 0.0, 0.0, 0.0)
 PATIENCE = 600.0  # seconds
-_LONGEST = 100 * DAY  # that a round waits for enough to be there
+_LONGEST = 30 * DAY  # that a round waits for enough to be there
 _SAMPLE = 10_000  # parties, of which the slowest fifth is found
 _PAST = 20  # rounds that pace steering looks back on
 
@@ -48,10 +48,11 @@ class Clock:
         pace: bool = False,
     ) -> None:
         """`work` is how many examples each of `eligible` works through, `flops` those of one."""
-        self._devices, self._who, self._eligible, self._seed = devices, who, eligible, seed
+        self.devices, self._who, self._eligible, self._seed = devices, who, eligible, seed
         self._work, self._flops, self._pace = work, flops, pace
         self._patience = PATIENCE if patience is None else patience
-        self._slow: float | None = None  # seconds beyond which the slowest fifth takes
+        self._back = dict[int, float]()  # until when parties are known to be away: time goes on
+        self._slow = dict[str, float | None]()  # seconds beyond which the slowest fifth takes
 
     def draw(
         self,
@@ -83,16 +84,16 @@ class Clock:
         """The same once the round is over: who of it came from where, and was slow."""
         assert cohort.timing is not None
         zones = dict[str, tuple[int, int]]()
-        ahead = self._devices.presence.zone(cohort.sampled)
+        ahead = self.devices.presence.zone(cohort.sampled)
         if ahead is not None:
             arrived = np.isin(cohort.sampled, cohort.present)
             for zone in np.unique(ahead).tolist():
                 mine = ahead == zone
                 zones[f"{zone:g}"] = (int(mine.sum()), int((mine & arrived).sum()))
-        slow = 0
-        if len(cohort.present) and cohort.counted:
-            usual = self._trip(cohort.present, self._job(anatomy, len(cohort.sampled)), None)
-            slow = int((usual.seconds > self._slowest(anatomy)).sum())
+        slow, limit = None, self._slowest(anatomy)
+        if limit is not None:
+            usual = self.trip(cohort.present, self.job(anatomy, len(cohort.sampled)), None)
+            slow = int((usual.seconds > limit).sum()) if cohort.counted else 0
         return cohort._replace(timing=cohort.timing._replace(zones=zones, slow=slow))
 
     def _attempt(
@@ -108,18 +109,19 @@ class Clock:
         count = who.count(len(eligible))
         start, sampled, here = self._asked(t, clock, now.end, past)
         missing = dict.fromkeys(sampled[~here].tolist(), Cause("away"))
-        trip = self._trip(sampled, self._job(anatomy, len(sampled)), t)
+        trip = self.trip(sampled, self.job(anatomy, len(sampled)), t)
 
         effort = who.effort(sampled, seed, clock)
         slow = (effort < 1) & (not keeps_partial_work)
         if who.deadline is not None:  # what is left of it to train
-            left = (who.deadline - trip.download - trip.upload) / np.maximum(trip.training, 1e-12)
+            left = who.deadline - trip.setup - trip.download - trip.upload
+            left = left / np.maximum(trip.training, 1e-12)
             late = left < 1
             slow = slow | (late & (left <= 0 if keeps_partial_work else True))
             effort = np.where(late & ~slow, np.minimum(effort, left), effort)
             trip = trip._replace(training=np.where(late & ~slow, left, 1.0) * trip.training)
         finish = trip.seconds
-        leaves = self._devices.presence.until(sampled, start) - start
+        leaves = self.devices.presence.until(sampled, start) - start
         chance = draws(seed, clock, "dropouts", sampled) < who.dropouts
         moment = draws(seed, clock, "dropout moment", sampled)
         with np.errstate(invalid="ignore"):  # a part of an endless trip
@@ -148,8 +150,8 @@ class Clock:
                 f"round {t + 1}: waits for a party that never finishes; give round.deadline, or "
                 "devices with a speed."
             )
-        spent = self._devices.speeds.joules(
-            sampled[here], Trip(*(p[here] for p in trip.within(np.minimum(stops, seconds)))), t
+        spent = self.devices.speeds.joules(
+            sampled[here], trip.within(np.minimum(stops, seconds)).of(here), t
         )
         timing = Timing(
             now.began,
@@ -172,7 +174,7 @@ class Clock:
     ) -> tuple[float, Ints, Bools]:
         """When the round begins, whom it asks, and who of them is there at all."""
         who, eligible, seed = self._paced(past), self._eligible, self._seed
-        awake, presence = who.awake(eligible, past), self._devices.presence
+        awake, presence = who.awake(eligible, past), self.devices.presence
         if presence.always:
             return at, *who.ask(eligible, seed, t, who.here(eligible, seed, clock), awake)
         may = eligible
@@ -193,18 +195,22 @@ class Clock:
         chosen: list[Ints] = []
         for places in _shuffled(len(may), rng.generator(self._seed, t, "devices")):
             some = may[places]
-            chosen.append(some[self._devices.presence.there(some, at)])
+            chosen.append(some[self.devices.presence.there(some, at)])
             if sum(map(len, chosen)) >= wanted:
                 break
         return np.concatenate([np.empty(0, np.int64), *chosen])[:wanted]
 
     def _wait(self, may: Ints, t: int, at: float, wanted: int, needed: int) -> float:
         """When enough are there at once: as many as wanted, or as needed once patience ends."""
-        presence, patient = self._devices.presence, at + self._patience
-        comes = presence.comes(may, at)
+        presence, patient = self.devices.presence, at + self._patience
+        comes = np.array([self._back.get(party, -1.0) for party in may.tolist()])
+        unknown = comes <= at
+        comes[unknown] = presence.comes(may[unknown], at)
+        self._back |= dict(zip(may[unknown].tolist(), comes[unknown].tolist(), strict=True))
         there = comes == at
-        leaving = list(zip(presence.until(may[there], at).tolist(), may[there], strict=True))
-        coming = list(zip(comes[~there].tolist(), may[~there], strict=True))
+        until = presence.until(may[there], at).tolist()
+        leaving = list(zip(until, may[there].tolist(), strict=True))
+        coming = list(zip(comes[~there].tolist(), may[~there].tolist(), strict=True))
         heapify(leaving)
         heapify(coming)
         while True:
@@ -215,13 +221,14 @@ class Clock:
             at = min(leaves, arrives)
             if at > patient - self._patience + _LONGEST:
                 raise ArchipelError(
-                    f"round {t + 1}: {needed} of {len(may)} parties are not there at once in 100 "
+                    f"round {t + 1}: {needed} of {len(may)} parties are not there at once in 30 "
                     "days of simulated time; lower round.quorum, or take more parties."
                 )
             _, party = heappop(leaving if leaves <= arrives else coming)
             one = np.array([party])
             if leaves <= arrives:
-                heappush(coming, (float(presence.comes(one, at)[0]), party))
+                self._back[party] = float(presence.comes(one, at)[0])
+                heappush(coming, (self._back[party], party))
                 continue
             heappush(leaving, (float(presence.until(one, at)[0]), party))
             if len(leaving) >= (needed if at >= patient else wanted):
@@ -242,25 +249,28 @@ class Clock:
 
     # -- how long it takes -------------------------------------------------------------------------
 
-    def _job(self, anatomy: Anatomy, asked: int) -> Job:
+    def job(self, anatomy: Anatomy, asked: int) -> Job:
+        """What each of so many parties is asked to do."""
         round_of = anatomy.in_cohort(asked)
         return Job(self._flops, round_of.bytes_up, round_of.bytes_down)
 
-    def _trip(self, parties: Ints, job: Job, t: int | None) -> Trip:
+    def trip(self, parties: Ints, job: Job, t: int | None) -> Trip:
+        """How long each takes in round t; without a t, as it usually does."""
         examples = self._work[np.searchsorted(self._eligible, parties)]
-        return self._devices.speeds.trip(parties, examples, job, t)
+        return self.devices.speeds.trip(parties, examples, job, t)
 
-    def _slowest(self, anatomy: Anatomy) -> float:
-        """The seconds that four fifths of the parties usually do not exceed."""
-        if self._slow is None:
+    def _slowest(self, anatomy: Anatomy) -> float | None:
+        """The seconds that four fifths of parties usually do not exceed; None: all are as fast."""
+        if not self._slow:
             some = self._eligible
             if len(some) > _SAMPLE:
                 draw = rng.generator(self._seed, "the slowest").choice
                 some = np.sort(draw(some, _SAMPLE, replace=False, shuffle=False))
             count = self._who.count(len(self._eligible))
-            seconds = np.sort(self._trip(some, self._job(anatomy, count), None).seconds)
-            self._slow = float(seconds[ceil((1 - FIFTH) * len(some) - 1e-9) - 1])
-        return self._slow
+            seconds = np.sort(self.trip(some, self.job(anatomy, count), None).seconds)
+            limit = float(seconds[ceil((1 - FIFTH) * len(some) - 1e-9) - 1])
+            self._slow["limit"] = limit if seconds[-1] > limit else None
+        return self._slow["limit"]
 
 
 def _shuffled(n: int, draws: np.random.Generator) -> Iterator[Ints]:

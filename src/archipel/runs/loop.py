@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from archipel.engines.engine import Engine, Evaluation, Some
+from archipel.engines.local.engine import Pools
 from archipel.errors import ArchipelError, BudgetSpent, RunFailed, unknown
 from archipel.metrics import larger_is_better
 from archipel.metrics.intervals import of_mean
 from archipel.runs import baselines as baseline
-from archipel.runs.attendance import Attendance
+from archipel.runs.attendance import Attendance, KeepingAttendance
 from archipel.runs.history import Round, spread
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Run, Spent
@@ -61,12 +62,23 @@ class Loop:
         self._clock = sum(1 + cohort.waited for cohort in run.participation)
         if state:
             self.engine.restore(state)
+            if isinstance(self.attendance, KeepingAttendance):
+                self.attendance.restore(state)
         self._take_model(run, 0)
 
-    def baselines(self, sample: float | int, say: Callable[[str], None]) -> None:
+    def state(self) -> dict[str, Tensor]:
+        """All that the next round depends on besides its number: a checkpoint."""
+        found = self.engine.state()
+        if isinstance(self.attendance, KeepingAttendance):
+            found |= self.attendance.state()
+        return found
+
+    def baselines(
+        self, sample: float | int, say: Callable[[str], None], pools: Pools | None = None
+    ) -> None:
         """Train what the run is compared with, as well as can be (`archipel.runs.baselines`).
 
-        `sample` is the share of parties that a round has, or how many.
+        `sample` is the share of parties that a round has, or how many; `pools` makes the workers.
         """
         (run,) = self.runs
         why = ""
@@ -91,7 +103,9 @@ class Loop:
         }
         parts: Any = (run.algorithm, run.data, run.task_model)
         try:
-            run.baselines["local"], run.elsewhere, how = baseline.alone(*parts, **budget)
+            run.baselines["local"], run.elsewhere, how = baseline.alone(
+                *parts, **budget, pools=pools
+            )
             run.notes.append(f"compared with every party alone: {how}.")
         except RunFailed as error:
             run.notes.append(f"no baseline of parties alone: {error}")
@@ -211,6 +225,7 @@ class Loop:
                     "gradients": run.spent.gradients,
                     "seconds": seconds,
                     **({"simulated": run.simulated} if run.simulated else {}),
+                    **_staleness(run),
                 }
             )
 
@@ -219,6 +234,16 @@ class Loop:
         if self._who is None:
             return values
         return OfSome(self._who.parties, run.data.parties, values)
+
+
+def _staleness(run: Run) -> dict[str, Any]:
+    """How many versions ago parties began whose uploads came since the evaluation before."""
+    before = run.history[-1]["round"] if run.history else 0
+    rounds = run.participation[before:]
+    late = [tau for each in rounds if each.timing is not None for tau in each.timing.staleness]
+    if not late:
+        return {}
+    return {"staleness": {"mean": sum(late) / len(late), "max": max(late)}}
 
 
 def entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round:

@@ -19,7 +19,12 @@ from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
-from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
+from archipel.engines.checks import (
+    check_algorithm_fields,
+    check_fit,
+    check_stepping,
+    check_sweep,
+)
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
@@ -48,7 +53,14 @@ if TYPE_CHECKING:
     from archipel.graphs import Topology
 
 
+Pools = Callable[[Job, Memory], Pool]  # makes the workers of an engine
+
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
+
+
+def forked(job: Job, memory: Memory) -> Pool:
+    """Workers on this machine, which share its memory."""
+    return ForkedPool(job.plan.workers, lambda index, call: Share(job, memory, index, call))
 
 
 class LocalEngine:
@@ -78,6 +90,7 @@ class LocalEngine:
         most: int | None = None,
         drawn: int | None = None,
         separation: int = 1,
+        pools: Pools | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
@@ -86,12 +99,16 @@ class LocalEngine:
 
         Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and in one
         of `separation` that follow each other; they ask `drawn` parties each, all as likely.
+
+        `pools` makes the workers: processes forked from this one unless given.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
+        if bare.asynchronous:
+            check_stepping(algorithm, self._wire)
         self._protocols = protocols
         self.peer = bare.peer
         if topology is not None and not self.peer:
@@ -127,7 +144,9 @@ class LocalEngine:
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
-            who = (self._eligible, drawn or self._cohort, rounds, most or rounds)
+            of_sum = bare.asynchronous and privacy.trust in ("sum", "shuffler")  # nobody is drawn
+            asked = self._cohort if of_sum else drawn or self._cohort
+            who = (self._eligible, asked, rounds, most or rounds)
             setting = Setting(data, model, seed, *who, separation=separation)
             self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
@@ -168,6 +187,7 @@ class LocalEngine:
         self._memory = Memory(self._job, board)
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
+        self._pools = pools or forked
         self._versions: dict[int, Tree] = {}  # older shared states that parties are at work on
         self._pool: Pool | None = None
 
@@ -179,9 +199,7 @@ class LocalEngine:
         if isinstance(self._job.boxes, Summed):
             self._job.boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
-        self._pool = ForkedPool(
-            self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
-        )
+        self._pool = self._pools(self._job, self._memory)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -416,7 +434,7 @@ class LocalEngine:
 
     def own_model(self, k: int) -> tuple[Vector, Tensor | None]:
         """The model `[p]` that party k uses, and its statistics: its own, or the shared one."""
-        share = Share(self._job, self._memory, 0, lambda: None)
+        share = Share(self._job, self._memory, 0, lambda *_: None)
         with threads(1):
             if self.peer or not self.has_own:
                 w = self.own_models([k])[0] if self.peer else self.vector()
