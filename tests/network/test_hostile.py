@@ -30,11 +30,12 @@ from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause
 from archipel.engines.network import party_loop as attend
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
 from archipel.engines.network.liveness import Liveness, Words
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peer_rounds import Rounds

@@ -14,8 +14,9 @@ from torch import Tensor
 from archipel.core import Vector
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.presence import Adjourned, Presence
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
