@@ -85,6 +85,7 @@ class Outcome(NamedTuple):
     up: int = 0  # bytes that all parties sent
     down: int = 0  # bytes that all parties were sent
     given_up: str = ""  # why what makes the sum did not go on with those who were there
+    stale: Mapping[int, int] = {}  # steps since a party that arrived was sent the shared state
 
     @property
     def diverged(self) -> Ints:

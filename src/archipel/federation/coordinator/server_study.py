@@ -19,10 +19,9 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine
+from archipel.engines.network.engine import NetworkEngine, Patience
 from archipel.engines.network.fitting import fitted, keepable, protected, told_plan
 from archipel.engines.network.letters import Letter, Sealed
-from archipel.engines.network.opened import Patience
 from archipel.engines.network.remote import Remote
 from archipel.engines.protection import Protection, protecting
 from archipel.errors import ArchipelError, BelowQuorum, BudgetSpent, unknown
