@@ -19,18 +19,21 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted, keepable, protected, told_plan
 from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.remote import Remote
 from archipel.engines.protection import Protection, protecting
 from archipel.errors import ArchipelError, BelowQuorum, BudgetSpent, unknown
+from archipel.exchange.boxes import buffer_of, is_asynchronous
 from archipel.federation.coordinator.sites import Sites
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
 from archipel.models.model import Model
 from archipel.privacy.promise import Kept, Privacy
 from archipel.runs.beginning import Beginning
+from archipel.runs.buffering import check_buffer
 from archipel.runs.loop import Loop
 from archipel.runs.participation import Cohort
 from archipel.runs.run import Run
@@ -63,7 +66,7 @@ class SiteAttendance:
                 self._refuse_spent(t)
             on_missing = sites.policy()[0].on_missing
             over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
-            if cohort.counted or on_missing == "continue" or over:
+            if cohort.counted or on_missing == "continue" or over or outcome.given_up:
                 return cohort, outcome
             if on_missing == "abort":
                 causes = ", ".join(
@@ -96,6 +99,8 @@ class SiteAttendance:
         sites, presence = self._sites, self._sites.presence
         (who, needed), eligible = sites.policy(), sites.eligible
         sites.wait_for(min(needed, len(eligible)))
+        if is_asynchronous(self._run.algorithm):
+            return *self._step(t, who.count(len(eligible)), needed), needed
         awake = who.awake(eligible, self._run.participation)
         sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible), awake)
         missing = {int(k): presence.cause(int(k)) for k in sampled[~here]}
@@ -110,6 +115,19 @@ class SiteAttendance:
         effort = np.broadcast_to(1.0, outcome.arrived.shape)
         counted = len(outcome.arrived) >= max(1, needed)
         return Cohort(sampled, outcome.arrived, effort, missing, counted), outcome, needed
+
+    def _step(self, t: int, at_once: int, needed: int) -> tuple[Cohort, Outcome]:
+        """Have the server take a step, with uploads of whichever versions come first."""
+        sites, eligible = self._sites, self._sites.eligible
+        buffer = min(buffer_of(self._run.algorithm, at_once), len(eligible))
+        sites.waiting = ""
+        outcome = self._engine.take_step(t, eligible, buffer, at_once, needed)
+        missing = dict(outcome.missing)
+        sampled = np.array(sorted({*outcome.arrived.tolist(), *missing}), np.int64)
+        effort = np.broadcast_to(1.0, outcome.arrived.shape)
+        counted = len(outcome.arrived) >= max(1, needed)
+        cohort = Cohort(sampled, outcome.arrived, effort, missing, counted, stale=outcome.stale)
+        return cohort, outcome
 
     def before_evaluation(self) -> None:
         self._sites.wait_for(1)
@@ -134,14 +152,15 @@ class ServerStudy:
         self._study = study
         self.members: Callable[[], bytes] = bytes  # who the sites are, as sites are told
         begun = Beginning(algorithm, fed, model, options)
-        metric = _metric(fed, model, options)
+        metric, wire = _metric(fed, model, options), options.get("wire")
+        check_buffer(algorithm, begun.who, None if wire is None else wire.sum, fed.training)
         at = (algorithm, fed, model)
         kept_by = _protection(options.get("privacy"), *at, begun.seed, options)
-        wire = options.get("wire")
         boxes, anatomy = fitted(*at, 0, begun.seed, wire, fed.training, kept_by)
         network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
-        self.answers = Answers(network, self.judged, silence, patience.limit, metric)
+        limit = silence if boxes.asynchronous else patience.limit
+        self.answers = Answers(network, self.judged, silence, limit, metric)
         kept = _planned(options.get("privacy"), *at, begun.seed, options)
         self.engine = Remote(network, self.answers, events, metric, patience, kept)
         (self.run,) = begun.runs(self.engine, {})
@@ -151,9 +170,19 @@ class ServerStudy:
         self.loop = Loop(self.engine, attendance, [self.run], begun.every)
 
     def judged(self, t: int, party: int) -> bool | None:
-        """Whether a party counted in round t; None until that is on the disk."""
-        recorder = self.loop.recorder
-        if t >= (self.run.done if recorder is None else recorder.rounds):
+        """Whether a party counted in round t; None until that is on the disk.
+
+        Where nobody waits for anybody, whether what it made of version t did, in whichever round.
+        """
+        recorder, buffered = self.loop.recorder, self.engine.engine.buffered
+        done = self.run.done if recorder is None else recorder.rounds
+        if buffered is not None:
+            later = self.run.participation[max(0, t) : done]
+            if any(cohort.counted and party in cohort.present for cohort in later):
+                return True
+            over = self.answers.rounds_done is not None
+            return None if not over and buffered.holds(party, t) else False
+        if t >= done:
             return None
         cohort = self.run.participation[t]
         return bool(cohort.counted and party in cohort.present)
