@@ -61,6 +61,7 @@ def check_sweep(
 
 def check_fit(model: Model, data: Federation) -> None:
     """Say in one sentence when model and data do not belong together."""
+    data = data.form
     if data.x.is_floating_point() and data.x.dtype != model.dtype:
         raise ArchipelError(
             f"the data is {data.x.dtype} but the model {model.dtype}: "

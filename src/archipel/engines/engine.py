@@ -95,13 +95,14 @@ class Outcome(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Metrics of each party `[K]` (NaN where it has no such points) and over all of them."""
+    """Metrics of each party that was scored (NaN where it has no such points) and over all."""
 
-    parties: dict[str, Tensor]
+    parties: dict[str, Tensor]  # [K], or a row for each of `who`
     pooled: dict[str, float]  # training parties
     new: dict[str, float]  # new parties; empty where there are none
     costs: Costs | None = None  # of the models of their own that parties made
     over: str = ALL_POINTS  # what `pooled` is taken over
+    who: Ints | None = None  # who was scored, in ascending order; None: everybody
 
 
 class Engine(Protocol):

@@ -85,8 +85,9 @@ class LocalParty:
     _order: Ints | None = field(default=None, init=False)  # of each party's points, one by one
 
     def __post_init__(self) -> None:
-        starts = self.data.offsets[self.ids].numpy()
-        sizes = self.data.test_from[self.ids].numpy() - starts
+        held = self.data.held(self.ids)
+        self._x, self._y, starts = held
+        sizes = self.data.n[self.ids].numpy()
         if self.limit is not None:
             sizes = np.minimum(sizes, self.limit)
         self._starts, self._sizes = starts, sizes
@@ -194,8 +195,8 @@ class LocalParty:
         centre = rows if towards is None else self._rows(towards)
         pulled = isinstance(pull, Tensor) or pull != 0.0
         steps = Steps(
-            self.data.x,
-            self.data.y,
+            self._x,
+            self._y,
             table.rows,
             table.weights,
             table.lengths,
@@ -343,7 +344,7 @@ class LocalParty:
         if self.draws:
             draws = sampling.first + np.arange(total)
             seeds = rng.subkeys(self._keys("layers")[:, None], draws[None])
-        return Samples(self.data.x, self.data.y, rows, lengths, counts, seeds)
+        return Samples(self._x, self._y, rows, lengths, counts, seeds)
 
     def noised(self, values: Tensor, purpose: str) -> Tensor:
         """The same with standard normal noise that protects people: on a grid (`privacy.grid`).
@@ -385,7 +386,7 @@ class LocalParty:
             return points.view(*self.lead[-1:], *inner).expand(*self.lead, *inner)
 
         rows = batch.rows
-        return Examples(lead(self.data.x[rows]), lead(self.data.y[rows]), lead(batch.weights))
+        return Examples(lead(self._x[rows]), lead(self._y[rows]), lead(batch.weights))
 
     def outputs(self, w: Vector, x: Tensor) -> Tensor:
         return self._through(self.model.one.outputs, w, x)
@@ -498,7 +499,7 @@ class LocalParty:
         start, stop = int(self._starts[i]), int(self._starts[i] + self._sizes[i])
         if stop == start:
             return self.model.buffers
-        return self.model.one.settle(w, self.data.x[start : min(stop, start + _PASS)])
+        return self.model.one.settle(w, self._x[start : min(stop, start + _PASS)])
 
     # -- which points were used --------------------------------------------------------------------
 
@@ -571,7 +572,7 @@ class LocalParty:
         if self.draws:
             seeds = rng.subkeys(self._keys("layers")[party], batch.draw.numpy()[party])
         lengths = (weights > 0).sum(dim=1).numpy()
-        return Points(self.data.x[rows], self.data.y[rows], weights, lengths, seeds)
+        return Points(self._x[rows], self._y[rows], weights, lengths, seeds)
 
     def _everything(self, at: slice) -> list[tuple[Tensor, Points, Tensor]]:
         """All points of the rows in `at`, some at a time: which rows, their points, their share.
@@ -594,8 +595,8 @@ class LocalParty:
                 keys = self._keys("layers")[party[active]]
                 seeds = rng.subkeys(keys, np.full(len(active), -1 - done))
             points = Points(
-                self.data.x[rows],
-                self.data.y[rows],
+                self._x[rows],
+                self._y[rows],
                 torch.from_numpy(weights).to(self.model.dtype),
                 lengths,
                 seeds,

@@ -286,7 +286,7 @@ def before(run: Run) -> str:
         return ""
     aim, said = run.record.target, []
     features, known = int(np.prod(fed.shape)) + aim, run.record.scaling
-    known = known or (not fed.about.gone and _standardised(fed))
+    known = known or (not (fed.about.gone or fed.lazy) and _standardised(fed))
     if asked.get("standardise", tables) or known:
         what = "features and the target" if aim else "features"
         said.append(

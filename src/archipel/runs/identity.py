@@ -15,6 +15,7 @@ import torch
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.data.population import Population
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
 from archipel.models.losses import Loss
@@ -35,8 +36,13 @@ def describe(
     if study is not None:
         return {"study": study.resolved()}
     data = blake2b(digest_size=16)
-    for tensor in (fed.offsets, fed.test_from, fed.x, fed.y):
+    for tensor in (fed.offsets, fed.test_from):
         data.update(np.ascontiguousarray(tensor.numpy()).data)
+    if isinstance(fed, Population):
+        data.update(fed.source.print.encode())
+    else:
+        for tensor in (fed.x, fed.y):
+            data.update(np.ascontiguousarray(tensor.numpy()).data)
     names = None if fed.names is None else list(map(str, fed.names))
     data.update(repr((fed.training, fed.task, fed.classes, names)).encode())
     if (target := fed.features.target) is not None:  # what is trained on is not y
@@ -65,12 +71,13 @@ def describe(
 
 def outline(fed: Federation) -> dict[str, Any]:
     """What a report needs to know of the data once it is gone; the roster has the rest."""
+    form = fed.form
     return {
         "name": fed.about.name,
         "shape": "x".join(map(str, fed.shape)),
         "classes": fed.classes,
         "task": fed.task,
-        "dtype": str(fed.y.dtype if fed.x.dtype == torch.int64 else fed.x.dtype)[6:],
+        "dtype": str(form.y.dtype if form.x.dtype == torch.int64 else form.x.dtype)[6:],
     }
 
 

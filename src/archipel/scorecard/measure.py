@@ -109,7 +109,7 @@ def _get(entry: dict[str, Any], part: str, metric: str) -> float | None:
 
 
 def _efficiency(run: Run) -> Efficiency:
-    each, note = flops_of_one_gradient(run.task_model, run.data.x[:1])
+    each, note = flops_of_one_gradient(run.task_model, run.data.form.x[:1])
     flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
     counted = [cohort for cohort in run.participation if cohort.counted]
     arrived = sum(len(cohort.present) for cohort in counted)

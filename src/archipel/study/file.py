@@ -30,6 +30,7 @@ from archipel.algorithms.fedavg import FedAvg
 from archipel.core import Algorithm
 from archipel.data import frames
 from archipel.data.federation import Federation
+from archipel.data.shards import MANIFEST
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
 from archipel.exchange.boxes import has_personal, is_peer
@@ -50,7 +51,7 @@ from archipel.study.checks import (
     schema_of,
     trace_of,
 )
-from archipel.study.loading import federation_of, model_of
+from archipel.study.loading import federation_of, is_written, model_of
 from archipel.study.reading import read_tables, sentence, split_key
 from archipel.study.sections import (
     SECTIONS,
@@ -328,6 +329,8 @@ class Study(BaseModel):
         ]
         if data.file is not None:
             paths.append(self._base / data.file)
+        elif is_written(data, self._base):
+            paths.append(self._base / str(data.folder) / MANIFEST)  # it has the files' hashes
         elif data.folder is not None and data.name is None:
             paths += frames.party_files(self._base / data.folder)
         paths += map(Path, trace_of(self.simulate, self._base).values())
@@ -472,6 +475,7 @@ class Study(BaseModel):
         if self.study.metric is None and self.study.metrics is None:
             return
         check_fit(model, data)
+        data = data.form
         outputs = model.predict(model.w, data.x[:2], model.buffers)
         with _said_of("study"):
             metrics.pool(data.task, outputs, data.y[:2], model.loss_function, model.metrics)

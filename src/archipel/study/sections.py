@@ -91,10 +91,13 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
     class Data(Open):
         """[data]"""
 
-        name: Annotated[str | None, Field(description="archipel list data, or mine.py:load")] = None
+        name: Annotated[
+            str | None, Field(description="archipel list data, or mine.py:load, mine.py:Mine")
+        ] = None
         file: Annotated[str | None, Field(description="a table, with by and target")] = None
         folder: Annotated[
-            str | None, Field(description="a table per party, or where a dataset's files are")
+            str | None,
+            Field(description="a table per party, shards, or where a dataset's files are"),
         ] = None
         by: Annotated[str | None, Field(description="column that says whose row it is")] = None
         target: Annotated[str | list[str] | None, Field(description="column to predict")] = None

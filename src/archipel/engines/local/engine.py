@@ -120,7 +120,7 @@ class LocalEngine:
         self.model = model
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
-        draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
+        draws, separable = model.one.draws(data.form.x[:2]), planning.separable(model, data)
         self._joined = topology is not None
         self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
         self._cohort = len(self._eligible) if cohort is None else cohort
@@ -141,7 +141,7 @@ class LocalEngine:
         shared, own = self.anatomy.shared, self.anatomy.own
         if count is not None:
             shared, own = self._settings.first_states(model.w, blueprint(model, data, seed))
-        output = model.predict(model.w, data.x[:1], model.buffers)[0]
+        output = model.predict(model.w, data.form.x[:1], model.buffers)[0]
         self._job = Job(
             self._settings.together,
             data,

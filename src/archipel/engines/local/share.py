@@ -7,9 +7,11 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from archipel.aggregation.others import Simulated
 from archipel.core import Vector
-from archipel.data.federation import Federation
+from archipel.data.federation import Federation, Held
 from archipel.data.rows import ranges
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
@@ -41,6 +43,9 @@ from archipel.tree import Tree, fill, first, leaves, tree_map
 if TYPE_CHECKING:
     from archipel.graphs import Topology
     from archipel.wire.wired import Coded
+
+
+_ROWS = 1 << 16  # points that are made at a time, where they are made when they are asked for
 
 
 @dataclass(frozen=True)
@@ -374,26 +379,24 @@ class Share:
     # -- evaluation --------------------------------------------------------------------------------
 
     def _predict(self, message: Json) -> Json:
-        """Write the outputs of one vector for the points of parties first..last-1."""
+        """Write the outputs of one vector for the points of the parties that it names."""
         memory, job = self._memory, self._job
-        starts, stops = bounds(job.data, message["split"])
-        parties = slice(message["first"], message["last"])
-        rows = torch.from_numpy(ranges(starts[parties], stops[parties]))
-        size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
+        size = max(1, min(512, (8 << 20) // max(1, prod(job.data.shape) * 4)))
         at, used = message["at"], memory.used.clone()
-        for part in rows.split(size):
-            x = job.data.x[part]
-            memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, x, used)
-            at += len(part)
+        for held, rows in points_of(job.data, named(message), message["split"]):
+            for part in rows.split(size):
+                x = held.x[part]
+                memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, x, used)
+                at += len(part)
         return {}
 
     def _predict_own(self, message: Json) -> Json:
         """The same with each party's own model or, for the one vector, its own statistics."""
         memory, job = self._memory, self._job
-        starts, stops = bounds(job.data, message["split"])
         at = message["at"]
-        for k in range(message["first"], message["last"]):
-            x = job.data.x[starts[k] : stops[k]]
+        for k in named(message).tolist():
+            train, _, test, _ = job.data.party(k)
+            x = train if message["split"] == "train" else test
             if len(x) == 0:
                 continue
             w = memory.vector
@@ -467,3 +470,25 @@ def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
     if split == "train":
         return data.offsets[:-1].numpy(), data.test_from.numpy()
     return data.test_from.numpy(), data.offsets[1:].numpy()
+
+
+def named(message: Json) -> Ints:
+    """Parties as a message names them: each, or all from the first to the last."""
+    if "ids" in message:
+        return np.array(message["ids"], np.int64)
+    return np.arange(message["first"], message["last"])
+
+
+def points_of(data: Federation, parties: Ints, split: str) -> Iterator[tuple[Held, Tensor]]:
+    """Training or test points of these parties, as rows of what is held of them, some at a time."""
+    sizes, other = (data.n, data.n_test) if split == "train" else (data.n_test, data.n)
+    ends = np.cumsum(sizes.numpy()[parties] + other.numpy()[parties])
+    cuts = [0, len(parties)]
+    if data.lazy:  # as many as are worth the while, and no more
+        cuts = [0, *(np.flatnonzero(np.diff(ends // _ROWS)) + 1).tolist(), len(parties)]
+    for lo, hi in pairwise(cuts):
+        some = parties[lo:hi]
+        held = data.held(some)
+        before = 0 if split == "train" else data.n.numpy()[some]
+        starts = held.starts + before
+        yield held, torch.from_numpy(ranges(starts, starts + sizes.numpy()[some]))
