@@ -389,8 +389,7 @@ class Site:
 
         attendance = PartyLoop(
             party_state, link, study, sign=self.sign, keep=keep, say=say, pace=self.pace,
-            may=lambda: self.may(link, study),
-            counts=self.tells_counts(study),
+            may=lambda: self.may(link, study), counts=self.tells_counts(study),
             scale=scale.name_at(path.with_name("scale.safetensors")),
             log=lambda theirs: self.exchange(theirs, say),
             meet=lambda: Acquaintances(self, study).meet(link, say),
