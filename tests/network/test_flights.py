@@ -242,18 +242,18 @@ async def test_who_falls_silent_is_called_back_and_begins_anew_with_the_newest_v
 
 
 @by_hand
-async def test_words_alone_are_no_progress_and_an_hour_is_the_end(hand):
+async def test_who_is_at_work_is_believed_until_its_time_is_up(hand):
+    """A slow site may train for long in one go, and a liar has a flight no longer than that."""
     async with hand.round(0, buffer=2, silence=10.0, deadline=35.0) as task:
         await hand.next(2)
         await hand.next(3)
-        for reached in range(1, 5):
+        for _ in range(4):
             await hand.passes(9.0, task)
-            hand.engine.note(2, "trains", reached)  # and so on, for ever
-            hand.engine.note(3, "trains", 0)
+            hand.engine.note(2, "trains", 1)  # and so on, for ever
         await hand.passes(0.0, task)
         lost = dict(hand.engine.buffered._lost)
 
-    assert lost[3] == Cause("silent", "trains")
+    assert lost[3] == Cause("silent", "asked for work")
     assert lost[2] == Cause("too slow", "trains")
 
 

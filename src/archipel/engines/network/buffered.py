@@ -33,7 +33,6 @@ from archipel.engines.network.letters import Letter, Sealed
 from archipel.engines.network.opened import Named, Patience
 from archipel.engines.network.server import Spoilt
 from archipel.engines.network.transport import Refused
-from archipel.errors import clean
 from archipel.exchange.varying import travelling
 from archipel.rng import Ints
 
@@ -82,7 +81,7 @@ class Buffered:
             return None
         if flight.version != self._round or flight.joined is not None:  # its process ended
             flight = self.flights[party] = self._flight()
-        flight.seen, flight.reached, flight.doing = self._engine.clock(), -1, "asked for work"
+        flight.seen, flight.doing = self._engine.clock(), "asked for work"
         flight.ready = None
         if not flight.given:
             flight.given = True
@@ -146,13 +145,11 @@ class Buffered:
         self.uploads[party] = Arrived(version, flight.name, joined, found)
         self._moved.set()
 
-    def note(self, party: int, doing: str, reached: int | None) -> None:
-        """A party says what it does, and how far it is."""
+    def note(self, party: int, doing: str) -> None:
+        """A party says what it does: as nobody waits for it, it is believed until time is up."""
         flight = self.flights.get(party)
         if flight is not None and flight.given:
-            flight.doing = clean(doing)
-            if reached is not None and reached > flight.reached:
-                flight.seen, flight.reached = self._engine.clock(), reached
+            flight.doing, flight.seen = doing, self._engine.clock()
 
     def moved(self, party: int) -> None:
         """Bytes of a large letter pass to or from a party."""

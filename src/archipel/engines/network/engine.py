@@ -106,7 +106,7 @@ class NetworkEngine:
         """A party says what it does, and how far it is: it is alive as long as that grows."""
         opened, doing = self.opened, clean(doing[:_WORDS])  # people read it, and it may be anything
         if self.buffered is not None:
-            self.buffered.note(party, doing, reached)
+            self.buffered.note(party, doing)
         if opened is None or party not in opened.letters:
             return
         opened.doing[party] = doing

@@ -22,9 +22,8 @@ class Flight:
     version: int
     name: bytes  # of the letter that it is given
     since: float
-    seen: float  # when it last made progress
+    seen: float  # when it last gave a sign of life
     given: bool = False
-    reached: int = -1  # how far it said that it is
     doing: str = "has not asked for work"
     ready: float | None = None  # since when it waits for a round that its upload is for
     joined: int | None = None  # that round, once it was told
