@@ -75,6 +75,14 @@ def check_parties(how: Summation, parties: int) -> None:
         )
 
 
+def counted_of(how: Summation | Exact) -> int:
+    """Which of a protocol's messages has what is added up, counted from its last one, -1.
+
+    Whose came is in the sum, also where it is lost later; a protocol says it by `counted`.
+    """
+    return int(getattr(how, "counted", -1))
+
+
 class Exact:
     """The sum of the integers that a protocol would add up, made without it: one message.
 
@@ -150,6 +158,7 @@ class Summed(Around):
             last, upload, own = talk.ended, talk.said, None
             if last:
                 upload, own = pair(f"{self.name}.party", "upload, own", talk.said)
+                me.after = own
             x = self._terms(me, message.asks, upload, message.sent)
             how = Talk(self._said(me, x, number))
             while not how.ended:

@@ -84,7 +84,8 @@ class Outcome(NamedTuple):
     gradients: int = 0  # gradients of single examples that were computed
     up: int = 0  # bytes that all parties sent
     down: int = 0  # bytes that all parties were sent
-    given_up: str = ""  # why what makes the sum did not go on with those who were there
+    given_up: str = ""  # why what makes the sum did not go on with those who were there, if ever
+    left: Mapping[int, Cause] = {}  # party -> why it went, after its upload had counted
     stale: Mapping[int, int] = {}  # steps since a party that arrived was sent the shared state
 
     @property

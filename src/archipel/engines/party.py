@@ -77,6 +77,7 @@ class LocalParty:
     acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
     cohort: int = 1  # parties that the round began with, where all are on this machine
     left: frozenset[int] = frozenset()  # which of the m were lost since, by their places
+    after: Any = None  # own states after the round, told before its last message, where a sum is
     step: int | None = None  # the server's, that the uploads are for; None: that of the round
     joins: Callable[[], int] | None = None  # says which, where that is known once it has trained
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far

@@ -56,7 +56,7 @@ class DrawnAttendance:
     def take_part(self, t: int, clock: int) -> tuple[Cohort, Outcome]:
         who, eligible = self._who, self._eligible
         needed = who.needed(len(eligible))
-        waited, blocked = 0, dict[int, Cause]()
+        waited, blocked, why = 0, dict[int, Cause](), ""
         tried: dict[bytes, Outcome] = {}  # the same parties are lost again
         timing: Timing | None = None  # of the try before
         while True:
@@ -82,8 +82,9 @@ class DrawnAttendance:
             cohort = cohort.without(outcome.missing, needed)
             if outcome.given_up:
                 cohort = cohort._replace(counted=False)
+            why = outcome.given_up or why
             if cohort.counted or who.on_missing == "continue":
-                return self._settled(cohort), outcome
+                return self._settled(cohort), outcome._replace(given_up=why)
             who.may_wait(t, cohort, len(eligible), outcome.given_up)
             waited, blocked, timing = cohort.waited + 1, cohort.missing, cohort.timing
 

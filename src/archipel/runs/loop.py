@@ -149,12 +149,19 @@ class Loop:
         notes, spent = [], Spent()
         if cohort.counted:
             spent = Spent(outcome.gradients, outcome.up, outcome.down)
+            if outcome.given_up:
+                why = outcome.given_up.rstrip(".")
+                notes.append(f"round {t + 1}: before it counted, its sum was given up: {why}.")
         else:
             why = outcome.given_up.rstrip(".") or "below the quorum"
             notes.append(f"round {t + 1}: {why}, not counted.")
         if cohort.waited:
             who = ", ".join(f"{data.name(k)} {cause}" for k, cause in [*cohort.blocked.items()][:5])
             notes.append(f"round {t + 1}: waited {cohort.waited} times for the quorum ({who}).")
+        notes += [
+            f"round {t + 1}: party {data.name(k)} {cause}, when its upload was in the sum already."
+            for k, cause in [*outcome.left.items()][:5]
+        ]
         notes += [
             f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
             for k in outcome.diverged.tolist()

@@ -216,7 +216,7 @@ _SEES = {
     "secure aggregation, {sum}, and it cannot see a single upload, also where it lies.",
     "gopa": "Its code is told sums over the parties alone. Between institutions they are made by "
     "GOPA, {sum}: noise that cancels between parties hides each upload, as long as no more of them "
-    "work with the server than that says, and it does not lie about who has published.",
+    "work with the server than that says, and it keeps nobody who has published from being heard.",
     "shuffled": "Its code is told sums of randomised reports alone, {sum}. Between institutions a "
     "shuffler mixes them, and the server cannot see whose is which, as long as the shuffler does "
     "not work with it.",

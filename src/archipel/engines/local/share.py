@@ -150,8 +150,8 @@ class Share:
                 self._use_up(block.ids)  # what is left if the round is broken off
             upload, own = talk.said if last else (talk.said, None)
             total["bytes"] += self._add(block, number, upload)
-            if last:
-                self._keep(block, own)
+            if number == self._job.anatomy.counts_at:
+                self._keep(block, own if last else block.me.after)
             total["gradients"] += block.me.gradients - before
             total["bad"] += block.ids[block.diverged.numpy()].tolist()
         return total

@@ -171,7 +171,12 @@ class Buffered:
         """Whether a party's work on a version is not judged yet: under way, here, or in a sum."""
         if self._round < 0 or self._taken.get(party) == version:
             return True
-        found = [self.flights.get(party), self.uploads.get(party), self._summing.get(party)]
+        member = self._summing.get(party)
+        if self._summed:  # a sum that ended with the process before this one is not gone on with
+            if member is None:
+                self.flights.pop(party, None)
+            return member is not None and member.version == version
+        found = [self.flights.get(party), self.uploads.get(party)]
         if any(each is not None and each.version == version for each in found):
             return True
         return self._adopted(party, version)
@@ -351,12 +356,14 @@ class Buffered:
             self._summing = {}
         if tried is None or tried.shared is None:
             self._lost |= {} if tried is None else tried.missing
-            return self._outcome([], 0, f"the sum of {len(chosen)} uploads was given up")
+            why = "" if tried is None else tried.given_up
+            return self._outcome([], 0, why or f"the sum of {len(chosen)} uploads was given up")
         self._lost |= tried.missing
         engine.shared = tried.shared
         self._taken = {k: members[k].version for k in tried.arrived}
         stale = {k: t - members[k].version for k in tried.arrived}
-        return self._outcome(tried.arrived, tried.gradients, stale=stale)
+        found = self._outcome(tried.arrived, tried.gradients, stale=stale)
+        return found._replace(left=tried.left)
 
     def _outcome(
         self,
@@ -372,7 +379,7 @@ class Buffered:
         self._lost = {}
         found: Ints = np.array(sorted(arrived), np.int64)
         late = {k: steps for k, steps in (stale or {}).items() if steps}
-        return Outcome(found, missing, gradients, up, down, why, late)
+        return Outcome(found, missing, gradients, up, down, why, stale=late)
 
     def _why_few(self, t: int) -> str:
         """Why a sum has no more parties: who began one of this round is in no other of it."""

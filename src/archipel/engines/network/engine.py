@@ -50,6 +50,8 @@ class Tried(NamedTuple):
     arrived: list[int]
     missing: dict[int, Cause]
     gradients: int
+    left: Mapping[int, Cause] = {}  # of those who arrived, who went before the last message
+    given_up: str = ""
 
 
 class NetworkEngine:
@@ -225,7 +227,8 @@ class NetworkEngine:
         if tried.shared is not None:
             self.shared = tried.shared
         arrived = np.array(tried.arrived, np.int64)
-        return Outcome(arrived, missing, tried.gradients, self.up, self.down)
+        spent = (tried.gradients, self.up, self.down)
+        return Outcome(arrived, missing, *spent, tried.given_up, tried.left)
 
     async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> Tried:
         """Ask for the round's uploads, message by message."""
@@ -254,33 +257,37 @@ class NetworkEngine:
         began: float,
     ) -> Tried:
         """Have these parties answer the round's messages, of which the first has these letters."""
-        t, most = steps.t, len(letters)
-        missing, gradients = dict[int, Cause](), 0
+        t, most, gradients = steps.t, len(letters), 0
+        missing, left, counted = dict[int, Cause](), dict[int, Cause](), list[int]()
         for number in range(len(self.anatomy.messages)):
             opened = Opened(t, number, attempt, letters, most)
             try:
                 await self._gather(opened, patience, began)
             finally:
                 self.opened = None  # who is late now is refused
-            missing |= opened.lost
+            in_it = number > self.anatomy.counts_at  # whoever goes now is in the round
+            gone, needed = (left, 1) if in_it else (missing, max(1, patience.needed))
+            gone |= opened.lost
             uploads = opened.uploads
             gradients += sum(upload.gradients for upload in uploads.values())
             result, out = None, list[int]()
-            if len(uploads) >= max(1, patience.needed):
+            if len(uploads) >= needed:
                 try:
                     result, out = await asyncio.to_thread(steps.take, uploads)
-                except BelowQuorum:  # too few for what stands between them and the server
-                    return Tried(None, [], missing, gradients)
-                missing |= dict.fromkeys(out, Cause("diverged"))
-            if len(uploads) - len(out) < max(1, patience.needed):
-                return Tried(None, [], missing, gradients)
+                except BelowQuorum as why:  # too few for what stands between them and the server
+                    return Tried(None, [], missing | left, gradients, given_up=str(why))
+                gone |= dict.fromkeys(out, Cause("diverged"))
+            if len(uploads) - len(out) < needed:
+                return Tried(None, [], missing | left, gradients)
+            if number == self.anatomy.counts_at:
+                counted = sorted(set(uploads) - set(out))
             if number == 0:
                 most = len(steps.there)
             if number < len(self.anatomy.messages) - 1:
                 letters = await asyncio.to_thread(
                     self._replies, t, number + 1, attempt, result, steps.there
                 )
-        return Tried(result, sorted(set(uploads) - set(out)), missing, gradients)
+        return Tried(result, counted, missing, gradients, left)
 
     def letter(
         self, t: int, number: int, attempt: int, arrays: Sequence[Tensor], log: str | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message of a round that parties work on, how long it is waited for, and who is woken for it."""
+"""A message of a round that is open: who works on it, who is woken, how long it is waited for."""
 
 from __future__ import annotations
 

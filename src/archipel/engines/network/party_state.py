@@ -5,7 +5,8 @@ A seat answers letters and never asks. It is told after a round whether it count
 keeps what the round made of its own state: so a round that is done again, because the coordinator
 or the site was killed, starts from the same state and gives the same upload. An upload that was
 sent before is sent again, not computed again. A party that is lost after it masked its upload is
-in a secure sum and not told so: it keeps its state of before, as one that did not count.
+in a secure sum: its verdict is open from that message on, and when it comes back it is told that it
+counted.
 
 Where a study promises privacy, a round's noise is of the round's secrets: what is sent again has
 the noise that it had. The secrets are on the disk, and what the round costs is charged, before
@@ -356,10 +357,12 @@ class PartyState:
         if talk.ended:
             upload, own = pair(f"{self.boxes.name}.party", "upload, own", talk.said)
         gradients = self._told_gradients(me) if talk.ended or not self.by_record else 0
+        number = len(turn.outbox)
         with self._lock:
-            turn.put(self.anatomy.messages[len(turn.outbox)], upload, gradients)
+            turn.put(self.anatomy.messages[number], upload, gradients)
+            if number == self.anatomy.counts_at:  # with this upload it may be in the round's sum
+                turn.own = self._kept(me, own if talk.ended else me.after)
             if talk.ended:
-                turn.own = self._kept(me, own)
                 turn.talk = turn.me = None
 
     def _behind(self, records: int) -> int:

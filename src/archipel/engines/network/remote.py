@@ -149,7 +149,7 @@ class Remote:
     def _round(self, t: int, parties: Sequence[int] | Ints, patience: Patience) -> Outcome:
         self._done = t + 1
         outcome = self._wait(self.engine.round(t, parties, patience))
-        for k, cause in outcome.missing.items():
+        for k, cause in [*outcome.missing.items(), *outcome.left.items()]:
             if cause.why == "silent":
                 self.presence.silent(k)
         return outcome

@@ -54,7 +54,7 @@ class Turn:
     hides: bool = False  # whether the algorithm made keys or masks of them
     agreed: dict[int, frozenset[int]] = field(default_factory=dict)  # sums that were signed
     charged: bytes = b""  # the name under which what its noise costs is written down
-    own: Own | None = None  # after the last upload
+    own: Own | None = None  # after the upload with which the round may count
     name: bytes = b""  # of the letter that it began with, where nobody waits for anybody
     joined: int | None = None  # the round that its upload is for, which may be a later one
     me: LocalParty | None = None
@@ -108,7 +108,10 @@ class Turn:
         for name, box in (("inbox", self.inbox), ("outbox", self.outbox)):
             for i, arrays in enumerate(box):
                 found |= {f"turn.{name}.{i}.{j}": a for j, a in enumerate(arrays)}
-        return found if self.own is None else found | self.own.tensors("turn.own")
+        if self.own is not None:
+            found["turn.settled"] = torch.ones(1, dtype=torch.int64)
+            found |= self.own.tensors("turn.own")
+        return found
 
     @classmethod
     def read(cls, anatomy: Anatomy, state: Mapping[str, Tensor]) -> Turn | None:
@@ -140,7 +143,7 @@ class Turn:
             turn.charged = state["turn.charged"].numpy().tobytes()
         elif turn.outbox:  # of an older version, which charged a round before it answered
             turn.charged = b"before"
-        if len(turn.outbox) == len(messages):
+        if "turn.settled" in state or len(turn.outbox) == len(messages):  # of an older version
             turn.own = Own.read(anatomy.own, state, "turn.own", True)
         return turn
 

@@ -40,6 +40,7 @@ from archipel.runs.run import Run
 from archipel.runs.simulation import Options
 
 _SIGNED = Cause.read(SIGNED)
+_OTHER_SUM = "wire.sum: sites that signed a sum of this round before are in no other one."
 _AGAIN = 2.0  # seconds until a round below the quorum is tried again
 
 
@@ -53,29 +54,34 @@ class SiteAttendance:
         """Ask sites that are there, until the round counts or the study says to go on without."""
         sites = self._sites
         sites.find_scale()
-        waited, blocked = 0, dict[int, Cause]()
+        waited, blocked, why = 0, dict[int, Cause](), ""
         while True:
             sites.take_in()
             self._refuse_spent(t)
             cohort, outcome, needed = self._try(t)
             cohort = cohort._replace(waited=waited, blocked=blocked)
             arrived, sampled = len(cohort.present), len(cohort.sampled)
+            over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
+            why = outcome.given_up or (_OTHER_SUM if over else why)
+            over = over or (is_asynchronous(self._run.algorithm) and bool(outcome.given_up))
             answer = f"{arrived} of {sampled} sites answer"
-            sites.waits("" if cohort.counted else "below quorum", f"{answer}, {needed} are needed")
+            needs = outcome.given_up.rstrip(".") or f"{answer}, {needed} are needed"
+            word = "its sum was given up" if outcome.given_up else "below quorum"
+            sites.waits("" if cohort.counted else word, needs)
             if not cohort.counted:
                 self._refuse_spent(t)
             on_missing = sites.policy()[0].on_missing
-            over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
-            if cohort.counted or on_missing == "continue" or over or outcome.given_up:
-                return cohort, outcome
+            if cohort.counted or on_missing == "continue" or over:
+                return cohort, outcome._replace(given_up=why)
             if on_missing == "abort":
                 causes = ", ".join(
                     f"{self._run.data.name(k)} {cause}"
                     for k, cause in [*cohort.missing.items()][:5]
                 )
+                below = f"below the quorum of {needed}: lower round.quorum, or"
+                below = f"{why.rstrip('.')}:" if why else below
                 raise BelowQuorum(
-                    f"round {t + 1}: {answer} ({causes}), below the quorum of {needed}: lower "
-                    "round.quorum, or say on_missing = 'wait'."
+                    f"round {t + 1}: {answer} ({causes}), {below} say on_missing = 'wait'."
                 )
             waited, blocked = waited + 1, cohort.missing
             sites.presence.pause(_AGAIN)

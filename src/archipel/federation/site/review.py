@@ -55,6 +55,7 @@ class Review:
     changes: Sequence[str] = ()  # since this site last approved a study of that name
     namesakes: Sequence[str] = ()  # hashes of other studies of that name that are known here
     met: Sequence[str] = ()  # of the members, those whose keys this site knows, itself among them
+    confirmed: Sequence[str] = ()  # of these, those whose keys somebody here has confirmed
 
     def text(self) -> str:
         about = [*_wrapped(self._about(), 10), ""]
@@ -79,13 +80,28 @@ class Review:
         if self.exposure.hidden and self.members:
             new = [name for name in self.members if name not in self.met]
             more = f": {_cut(', '.join(new))}" if new else ""
-            late = "later ones, too" if self.study.round.late_joiners else "nobody after these"
             yield (
                 f"Of {len(self.members)} sites that approved it so far this site knows the keys of "
-                f"{len(self.members) - len(new)} and has not met {len(new)}{more}. It believes the "
-                f"coordinator once who those are, and when they first add up ({late}): look then "
-                "at 'archipel site keys'."
+                f"{len(self.members) - len(new)} and has not met {len(new)}{more}. "
+                + self._unconfirmed()
             )
+
+    def _unconfirmed(self) -> str:
+        """Whose keys are believed because the coordinator says so, and what comes of that."""
+        names = [name for name in self.members if name not in self.confirmed]
+        late = "later ones, too" if self.study.round.late_joiners else "nobody after these"
+        said = "Somebody here has confirmed all of their keys. "
+        if names:
+            said = f"Nobody here has confirmed the keys of {len(names)}: {_cut(', '.join(names))}. "
+        if self.policy.confirmed:
+            return said + (
+                "This site adds up with none that is not confirmed (policy confirmed), whatever "
+                f"the coordinator says ({late})."
+            )
+        return said + (
+            f"It believes the coordinator once who others are, when they first add up ({late}): "
+            "look then at 'archipel site keys', or before at --trust."
+        )
 
     def _about(self) -> Iterator[str]:
         study, exposure = self.study, self.exposure
@@ -194,7 +210,7 @@ class Review:
             )
         elif exposure.counts:
             yield "with every upload: your number of training rows"
-        if self.policy.counts:
+        if self.policy.tells_counts:
             yield "numbers of training rows, test rows and gradients, since your policy has counts"
         which = "the shared model" + " and your own" * (exposure.scored > exposure.evaluations)
         yield (

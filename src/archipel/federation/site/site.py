@@ -363,7 +363,7 @@ class Site:
     def tells_counts(self, study: str) -> bool:
         """Whether numbers of rows leave for a study: they did on approval, and still may."""
         decision = self.site_studies.decision(study)
-        return self.policy.counts and decision is not None and decision.facts.get("n", 0) > 0
+        return self.policy.tells_counts and decision is not None and decision.facts.get("n", 0) > 0
 
     async def attend(
         self,
