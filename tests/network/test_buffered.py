@@ -99,7 +99,7 @@ def test_who_is_slow_holds_nobody_up_and_is_taken_when_it_comes(algorithm, monke
 
         async def pace(k):
             passed[k] += 1
-            if sum(passed.values()) > 10:
+            if sum(passed.values()) > 5:
                 gate.set()
             if k == 3:
                 await gate.wait()
