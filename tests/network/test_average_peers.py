@@ -15,6 +15,7 @@ from archipel.aggregation import averaging
 from archipel.aggregation.averaging import Question
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError, BelowQuorum
+from archipel.federation import averages
 from archipel.federation.numbers import NumbersFile
 from archipel.federation.peer import average
 from archipel.federation.peer.mesh import Mesh, said
@@ -96,7 +97,7 @@ def test_one_that_vanishes_when_it_publishes_is_rolled_back(whole, tmp_path, mon
 
     monkeypatch.setattr(averaging, "member", member)
     found = play(whole, tmp_path, patience=5.0)
-    rest = [each for each in found if isinstance(each, average.Average)]
+    rest = [each for each in found if isinstance(each, averages.Average)]
 
     assert [str(each) for each in found if isinstance(each, Exception)] == ["oslo vanishes"]
     assert {each.parties for each in rest} == {("bonn", "lyon", "riga")}
@@ -197,7 +198,7 @@ def test_peers_write_one_bulletin_that_anybody_verifies(whole, tmp_path):
 
     assert len(files(tmp_path)) == 1 and found == [verdict] * 4
     assert verdict.right and verdict.outcomes[0].sealed == tuple(NAMES)
-    assert abs(average.proved(verdict).estimate - 25.0) < 6 * verdict.outcomes[0].deviation[0]
+    assert abs(averages.proved(verdict).estimate - 25.0) < 6 * verdict.outcomes[0].deviation[0]
     assert [len(average.published(tmp_path / name)) for name in NAMES] == [1, 1, 1, 1]
     again = prove(whole, tmp_path)
     assert all("give run = 2" in str(no) for no in again)
@@ -227,7 +228,7 @@ def test_one_whose_value_is_out_of_range_is_named_before_anything_is_spent(whole
 
     assert len(files(tmp_path)) == 1 and len({each.head for each in found}) == 1
     with pytest.raises(ArchipelError, match="lyon: out of range") as no:
-        average.proved(found[0])
+        averages.proved(found[0])
     assert no.value.exit_code == 1
     assert not any(average.published(tmp_path / name) for name in NAMES)
 
@@ -262,7 +263,7 @@ def test_processes_write_one_bulletin(tmp_path):
     """Each a process with keys of its own, over mutual TLS, as `--peers --verifiable` has it."""
     file = NumbersFile(replace(QUESTION, dropouts=0.0), {name: VALUES[name] for name in NAMES[:3]})
     found = asyncio.run(average.rehearse(file, tmp_path, verifiable=True))
-    verdict = verify(tmp_path / "bonn" / average.BULLETIN)
+    verdict = verify(tmp_path / "bonn" / averages.BULLETIN)
 
     assert verdict.right and found.parties == tuple(NAMES[:3])
     assert verdict.outcomes[0].mean == tuple(found.estimate)
@@ -340,8 +341,8 @@ def test_processes_find_the_mean_though_one_is_killed_when_it_publishes(tmp_path
 @pytest.mark.slow
 def test_processes_write_one_bulletin_though_one_is_killed_when_it_publishes(tmp_path):
     started(tmp_path, KILLED, "--verifiable")
-    kept = {(tmp_path / name / average.BULLETIN).read_bytes() for name in NAMES if name != "oslo"}
-    verdict = verify(tmp_path / "bonn" / average.BULLETIN)
+    kept = {(tmp_path / name / averages.BULLETIN).read_bytes() for name in NAMES if name != "oslo"}
+    verdict = verify(tmp_path / "bonn" / averages.BULLETIN)
 
     assert len(kept) == 1 and verdict.right
     assert verdict.outcomes[0].sealed == verdict.outcomes[0].counted == ("bonn", "lyon", "riga")

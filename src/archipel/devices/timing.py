@@ -19,11 +19,13 @@ class Timing(NamedTuple):
     high: float
     zones: Mapping[str, tuple[int, int]] = {}  # asked and arrived, by hours ahead of UTC
     slow: int = 0  # uploads that counted, of the slowest fifth of the parties
+    staleness: tuple[int, ...] = ()  # of each upload, where parties do not wait for each other
 
     def to_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "zones": {name: list(both) for name, both in self.zones.items()}}
+        zones = {name: list(both) for name, both in self.zones.items()}
+        return {**self._asdict(), "zones": zones, "staleness": list(self.staleness)}
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Timing:
         zones = {name: (int(both[0]), int(both[1])) for name, both in told["zones"].items()}
-        return cls(**{**told, "zones": zones})
+        return cls(**{**told, "zones": zones, "staleness": tuple(told.get("staleness", ()))})

@@ -16,7 +16,9 @@
     certificate = "-----BEGIN CERTIFICATE-----..."
     identity = "5f1c..."
 
-All but [values] is the same at every party, and has a name of its own (`session`).
+All but [values] is the same at every party, and has a name of its own (`session`). Sites of a
+federation, whose coordinator passes on what they say, have [[sites]] in the place of [[peers]],
+each with a name and an identity.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from archipel.federation.certificates import is_of_ones_own
 from archipel.federation.roster import check_address
 
 _LISTS = ("low", "high", "contribution")
+_SECTIONS = ("average", "values", "peers", "sites")
 _HEX = re.compile("[0-9a-f]{64}")
 
 
@@ -56,6 +59,17 @@ class Card(NamedTuple):
         )
 
 
+class Seat(NamedTuple):
+    """A site, as others know it."""
+
+    name: str
+    identity: str  # Ed25519 public key in hexadecimal
+
+    def text(self) -> str:
+        """As it stands in everybody's file."""
+        return f'[[sites]]\nname = "{self.name}"\nidentity = "{self.identity}"\n'
+
+
 @dataclass(frozen=True)
 class NumbersFile:
     """What the file says."""
@@ -64,12 +78,15 @@ class NumbersFile:
     values: Mapping[str, tuple[float, ...]]
     peers: tuple[Card, ...] = ()  # by name
     run: int = 1  # raised to ask the same again
+    sites: tuple[Seat, ...] = ()  # by name
 
     @property
     def session(self) -> str:
         """Names all that parties have to agree on."""
         peers = [each._asdict() for each in self.peers]
         same = {"question": asdict(self.question), "peers": peers, "run": self.run}
+        if self.sites:
+            same["sites"] = [each._asdict() for each in self.sites]
         return sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
 
     @classmethod
@@ -80,8 +97,8 @@ class NumbersFile:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ArchipelError(f"'{path}': cannot be read ({error}).") from None
         for key in found:
-            if key not in ("average", "values", "peers"):
-                raise unknown("section", key, ("average", "values", "peers"))
+            if key not in _SECTIONS:
+                raise unknown("section", key, _SECTIONS)
         table = _table(found, "average")
         if epsilon is not None:
             table = {**table, "epsilon": epsilon}
@@ -89,7 +106,12 @@ class NumbersFile:
         if type(run) is not int or run < 1:
             raise ArchipelError(f"average.run = {run!r}: give a whole number from 1.")
         values = {name: _row(name, row) for name, row in _table(found, "values").items()}
-        return cls(_question(table), values, _cards(found.get("peers", [])), run)
+        if "peers" in found and "sites" in found:
+            raise ArchipelError("peers, sites: give one of them: [[peers]] talk to each other.")
+        return cls(
+            _question(table), values, _cards(found.get("peers", [])), run,
+            _seats(found.get("sites", [])),
+        )  # fmt: skip
 
 
 def _table(found: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -159,12 +181,36 @@ def _cards(found: Any) -> tuple[Card, ...]:
                 f"peers: the certificate of {card.name} is not one that it made; have it run "
                 "'archipel average --card' and send you what that prints."
             )
-        if card.identity and not _HEX.fullmatch(card.identity):
-            raise ArchipelError(
-                f"peers: the identity of {card.name} is no key of 64 hexadecimal digits; have it "
-                "run 'archipel average --card' and send you what that prints."
-            )
+        if card.identity:
+            _check_identity("peers", card.name, card.identity)
         cards.append(card)
     if len({each.name for each in cards}) < len(cards):
         raise ArchipelError("peers: one name is there twice; give every party its own.")
     return tuple(sorted(cards))
+
+
+def _seats(found: Any) -> tuple[Seat, ...]:
+    if not isinstance(found, list):
+        raise ArchipelError("sites: give a table for each of them, [[sites]].")
+    seats = []
+    for each in found:
+        if not isinstance(each, dict) or set(each) != set(Seat._fields):
+            raise ArchipelError(
+                "sites: each has a name and an identity, as 'archipel average --site HOME' prints "
+                "them."
+            )
+        seat = Seat(str(each["name"]), str(each["identity"]))
+        _check_identity("sites", seat.name, seat.identity)
+        seats.append(seat)
+    for what in ("name", "identity"):
+        if len({getattr(each, what) for each in seats}) < len(seats):
+            raise ArchipelError(f"sites: one {what} is there twice; give every site its own.")
+    return tuple(sorted(seats))
+
+
+def _check_identity(section: str, name: str, identity: str) -> None:
+    if not _HEX.fullmatch(identity):
+        raise ArchipelError(
+            f"{section}: the identity of {name} is no key of 64 hexadecimal digits; have it send "
+            "you what 'archipel average' prints of it."
+        )

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
@@ -30,6 +31,17 @@ class Attendance(Protocol):
 
     def before_evaluation(self) -> None:
         """Wait until somebody is there who can score the model."""
+
+
+@runtime_checkable
+class KeepingAttendance(Attendance, Protocol):
+    """One that a checkpoint has a part of: what goes on between two rounds."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that who takes part next depends on besides the rounds so far."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
 
 
 class DrawnAttendance:

@@ -16,13 +16,14 @@ from archipel.data.federation import Federation
 from archipel.devices.build import check_ever, devices_of
 from archipel.engines.engine import Engine
 from archipel.errors import ArchipelError
-from archipel.exchange.boxes import Boxes, is_peer
-from archipel.exchange.statistics import notes_of
+from archipel.exchange.boxes import Boxes, buffer_of, is_asynchronous, is_peer
+from archipel.exchange.statistics import averages, notes_of
 from archipel.metrics import name_of
 from archipel.models.flops import flops_of_one_gradient
 from archipel.models.model import Model
 from archipel.runs.attendance import work_in_round
 from archipel.runs.clock import Clock
+from archipel.runs.events import check_asynchronous
 from archipel.runs.participation import Participation, absences
 from archipel.runs.run import Run
 
@@ -45,7 +46,9 @@ class Beginning:
         self.who = Participation.of({**options, "away": away})
         self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
         self._notes = _empty(fed, len(self.eligible))
-        self.devices = devices_of(options, self.seed)
+        self.asynchronous = is_asynchronous(algorithm) and not fed.about.elsewhere
+        ticks = {"clock": True} if self.asynchronous and options.get("speed") is not None else {}
+        self.devices = devices_of({**options, **ticks}, self.seed)
         if self.devices is not None and is_peer(algorithm):
             raise ArchipelError(
                 f"simulate.devices: {type(algorithm).__name__} has no server, and the clock is "
@@ -60,6 +63,21 @@ class Beginning:
         self.who.count(len(self.eligible))
         if self.devices is not None:
             check_ever(self.devices, self.eligible, self.who.needed(len(self.eligible)))
+        if self.asynchronous:
+            averaged = averages(Boxes(algorithm), model) and len(model.running) > 0
+            about = type(algorithm).__name__, self.who, len(self.eligible), self.cohort, averaged
+            check_asynchronous(options, *about)
+            if self.devices is None:
+                self._notes.append(
+                    "every party takes one second, since nobody's speed is known: give "
+                    "simulate.devices, such as 'phones', or simulate.speed, in examples per second."
+                )
+
+    @property
+    def cohort(self) -> int:
+        """How many uploads a round has, at most."""
+        count = self.who.count(len(self.eligible))
+        return buffer_of(self._algorithm, count) if self.asynchronous else count
 
     @property
     def _as_likely(self) -> bool:
@@ -67,7 +85,8 @@ class Beginning:
         devices = self.devices
         comes_and_goes = devices is not None and not devices.presence.always
         return not (
-            self.who.away
+            self.asynchronous  # who is fast takes part more often
+            or self.who.away
             or self.who.availability != 1
             or comes_and_goes
             or self._options.get("pace")

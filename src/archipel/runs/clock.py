@@ -48,7 +48,7 @@ class Clock:
         pace: bool = False,
     ) -> None:
         """`work` is how many examples each of `eligible` works through, `flops` those of one."""
-        self._devices, self._who, self._eligible, self._seed = devices, who, eligible, seed
+        self.devices, self._who, self._eligible, self._seed = devices, who, eligible, seed
         self._work, self._flops, self._pace = work, flops, pace
         self._patience = PATIENCE if patience is None else patience
         self._slow: float | None = None  # seconds beyond which the slowest fifth takes
@@ -83,7 +83,7 @@ class Clock:
         """The same once the round is over: who of it came from where, and was slow."""
         assert cohort.timing is not None
         zones = dict[str, tuple[int, int]]()
-        ahead = self._devices.presence.zone(cohort.sampled)
+        ahead = self.devices.presence.zone(cohort.sampled)
         if ahead is not None:
             arrived = np.isin(cohort.sampled, cohort.present)
             for zone in np.unique(ahead).tolist():
@@ -91,7 +91,7 @@ class Clock:
                 zones[f"{zone:g}"] = (int(mine.sum()), int((mine & arrived).sum()))
         slow = 0
         if len(cohort.present) and cohort.counted:
-            usual = self._trip(cohort.present, self._job(anatomy, len(cohort.sampled)), None)
+            usual = self.trip(cohort.present, self.job(anatomy, len(cohort.sampled)), None)
             slow = int((usual.seconds > self._slowest(anatomy)).sum())
         return cohort._replace(timing=cohort.timing._replace(zones=zones, slow=slow))
 
@@ -108,7 +108,7 @@ class Clock:
         count = who.count(len(eligible))
         start, sampled, here = self._asked(t, clock, now.end, past)
         missing = dict.fromkeys(sampled[~here].tolist(), Cause("away"))
-        trip = self._trip(sampled, self._job(anatomy, len(sampled)), t)
+        trip = self.trip(sampled, self.job(anatomy, len(sampled)), t)
 
         effort = who.effort(sampled, seed, clock)
         slow = (effort < 1) & (not keeps_partial_work)
@@ -119,7 +119,7 @@ class Clock:
             effort = np.where(late & ~slow, np.minimum(effort, left), effort)
             trip = trip._replace(training=np.where(late & ~slow, left, 1.0) * trip.training)
         finish = trip.seconds
-        leaves = self._devices.presence.until(sampled, start) - start
+        leaves = self.devices.presence.until(sampled, start) - start
         chance = draws(seed, clock, "dropouts", sampled) < who.dropouts
         moment = draws(seed, clock, "dropout moment", sampled)
         with np.errstate(invalid="ignore"):  # a part of an endless trip
@@ -148,7 +148,7 @@ class Clock:
                 f"round {t + 1}: waits for a party that never finishes; give round.deadline, or "
                 "devices with a speed."
             )
-        spent = self._devices.speeds.joules(
+        spent = self.devices.speeds.joules(
             sampled[here], Trip(*(p[here] for p in trip.within(np.minimum(stops, seconds)))), t
         )
         timing = Timing(
@@ -172,7 +172,7 @@ class Clock:
     ) -> tuple[float, Ints, Bools]:
         """When the round begins, whom it asks, and who of them is there at all."""
         who, eligible, seed = self._paced(past), self._eligible, self._seed
-        awake, presence = who.awake(eligible, past), self._devices.presence
+        awake, presence = who.awake(eligible, past), self.devices.presence
         if presence.always:
             return at, *who.ask(eligible, seed, t, who.here(eligible, seed, clock), awake)
         may = eligible
@@ -193,14 +193,14 @@ class Clock:
         chosen: list[Ints] = []
         for places in _shuffled(len(may), rng.generator(self._seed, t, "devices")):
             some = may[places]
-            chosen.append(some[self._devices.presence.there(some, at)])
+            chosen.append(some[self.devices.presence.there(some, at)])
             if sum(map(len, chosen)) >= wanted:
                 break
         return np.concatenate([np.empty(0, np.int64), *chosen])[:wanted]
 
     def _wait(self, may: Ints, t: int, at: float, wanted: int, needed: int) -> float:
         """When enough are there at once: as many as wanted, or as needed once patience ends."""
-        presence, patient = self._devices.presence, at + self._patience
+        presence, patient = self.devices.presence, at + self._patience
         comes = presence.comes(may, at)
         there = comes == at
         leaving = list(zip(presence.until(may[there], at).tolist(), may[there], strict=True))
@@ -242,13 +242,15 @@ class Clock:
 
     # -- how long it takes -------------------------------------------------------------------------
 
-    def _job(self, anatomy: Anatomy, asked: int) -> Job:
+    def job(self, anatomy: Anatomy, asked: int) -> Job:
+        """What each of so many parties is asked to do."""
         round_of = anatomy.in_cohort(asked)
         return Job(self._flops, round_of.bytes_up, round_of.bytes_down)
 
-    def _trip(self, parties: Ints, job: Job, t: int | None) -> Trip:
+    def trip(self, parties: Ints, job: Job, t: int | None) -> Trip:
+        """How long each takes in round t; without a t, as it usually does."""
         examples = self._work[np.searchsorted(self._eligible, parties)]
-        return self._devices.speeds.trip(parties, examples, job, t)
+        return self.devices.speeds.trip(parties, examples, job, t)
 
     def _slowest(self, anatomy: Anatomy) -> float:
         """The seconds that four fifths of the parties usually do not exceed."""
@@ -258,7 +260,7 @@ class Clock:
                 draw = rng.generator(self._seed, "the slowest").choice
                 some = np.sort(draw(some, _SAMPLE, replace=False, shuffle=False))
             count = self._who.count(len(self._eligible))
-            seconds = np.sort(self._trip(some, self._job(anatomy, count), None).seconds)
+            seconds = np.sort(self.trip(some, self.job(anatomy, count), None).seconds)
             self._slow = float(seconds[ceil((1 - FIFTH) * len(some) - 1e-9) - 1])
         return self._slow
 

@@ -14,7 +14,7 @@ from archipel.engines.engine import Engine, Evaluation
 from archipel.errors import ArchipelError, BudgetSpent, RunFailed, unknown
 from archipel.metrics import larger_is_better
 from archipel.runs import baselines as baseline
-from archipel.runs.attendance import Attendance
+from archipel.runs.attendance import Attendance, KeepingAttendance
 from archipel.runs.history import Round, spread
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Run, Spent
@@ -56,7 +56,16 @@ class Loop:
         self._clock = sum(1 + cohort.waited for cohort in run.participation)
         if state:
             self.engine.restore(state)
+            if isinstance(self.attendance, KeepingAttendance):
+                self.attendance.restore(state)
         self._take_model(run, 0)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next round depends on besides its number: a checkpoint."""
+        found = self.engine.state()
+        if isinstance(self.attendance, KeepingAttendance):
+            found |= self.attendance.state()
+        return found
 
     def baselines(self, sample: float | int, say: Callable[[str], None]) -> None:
         """Train what the run is compared with, as well as can be (`archipel.runs.baselines`).
@@ -198,8 +207,19 @@ class Loop:
                     "gradients": run.spent.gradients,
                     "seconds": seconds,
                     **({"simulated": run.simulated} if run.simulated else {}),
+                    **_staleness(run),
                 }
             )
+
+
+def _staleness(run: Run) -> dict[str, Any]:
+    """How many versions ago parties began whose uploads came since the evaluation before."""
+    before = run.history[-1]["round"] if run.history else 0
+    rounds = run.participation[before:]
+    late = [tau for each in rounds if each.timing is not None for tau in each.timing.staleness]
+    if not late:
+        return {}
+    return {"staleness": {"mean": sum(late) / len(late), "max": max(late)}}
 
 
 def entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round:

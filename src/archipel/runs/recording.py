@@ -101,7 +101,16 @@ def has_baselines(folder: Folder) -> bool:
 class Recorder:
     """Keeps a run's folder up to date, at a small share of its time."""
 
-    def __init__(self, folder: Folder, run: Run, state: State, every: float) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        run: Run,
+        state: State,
+        every: float,
+        committed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`committed` is called when the last `state` is what a resumed run begins with."""
+        self._committed = committed
         self._folder, self._run, self._state, self._every = folder, run, state, every
         self._rounds: list[dict[str, Any]] = []
         self._metrics: list[tuple[int, str, Tensor]] = []
@@ -168,11 +177,14 @@ class Recorder:
     def save(self, **row: Any) -> None:
         """Write a checkpoint, then the journal up to it, then forget the checkpoint before."""
         began, run = time.perf_counter(), self._run
-        if self._rounds or run.done == 0:
+        fresh = bool(self._rounds) or run.done == 0
+        if fresh:
             self._folder.save_checkpoint(run.done, self._state())
         self._commit({"done": run.done, "seconds": run.seconds, "summary": _summary(run), **row})
         self.rounds = run.done
         self._folder.forget_checkpoints(but=run.done)
+        if fresh:
+            self._committed()
         self._saved = time.perf_counter()
         self._cost = self._saved - began
 

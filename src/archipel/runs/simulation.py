@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,20 +16,21 @@ from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.local.engine import LocalEngine
 from archipel.engines.plan import Plan
-from archipel.errors import unknown
+from archipel.errors import ArchipelError, unknown
 from archipel.graphs import Topology
 from archipel.metrics import Own, choose
 from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
 from archipel.privacy.promise import Privacy
 from archipel.runs import identity, recording
-from archipel.runs.attendance import DrawnAttendance
+from archipel.runs.attendance import Attendance, DrawnAttendance
 from archipel.runs.beginning import Beginning
+from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
 from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
-from archipel.store.folder import Folder
+from archipel.store.folder import OWN, Folder
 from archipel.wire.wire import Wire
 
 __all__ = ["Options", "Run", "Watch", "build", "recall", "simulate", "sweep"]
@@ -119,6 +122,7 @@ def simulate(
         (run,) = loop.runs
         run.study = study
         run.environment = recording.environment(study, options.get("device", "cpu"))
+        side = None if out is None else _keep(engine, path, folder is not None, stack)
         stack.enter_context(engine)
         if out is not None:
             if folder is None:
@@ -128,6 +132,8 @@ def simulate(
                 row["hash"] = identity.digest(described)
                 made = recording.create(path, run, row, files)
                 folder = stack.enter_context(made)
+                if side is not None:
+                    engine.moved(side.rename(path / OWN))
                 begins = ("started", f"{run.rounds} rounds of {algorithm!r}")
             else:
                 loop.restore(recording.restore(folder, run))
@@ -136,7 +142,7 @@ def simulate(
                 if run.state == "done" and not baselines:
                     return run
             run.folder, run.state = path, "running"
-            loop.recorder = Recorder(folder, run, engine.state, checkpoint_seconds)
+            loop.recorder = Recorder(folder, run, loop.state, checkpoint_seconds, engine.committed)
             run.event(*begins)
         try:
             if baselines:
@@ -166,6 +172,8 @@ def recall(
     (run,) = loop.runs
     state = recording.restore(folder, run)
     if not elsewhere:
+        if "slots" in state:
+            engine.keep_in(folder.path / OWN, writes=False)
         loop.restore(state)
     elif "shared.0" in state:
         engine.restore_shared(state)
@@ -211,7 +219,7 @@ def build(
         topology=build_topology(options.get("topology"), fed, begun.seed),
         workers=options.get("workers"),
         plan=options.get("plan"),
-        cohort=begun.who.count(len(begun.eligible)),
+        cohort=begun.cohort,
         sweep=settings,
         device=options.get("device", "cpu"),
         wire=options.get("wire"),
@@ -223,9 +231,33 @@ def build(
         separation=begun.who.separation,
     )
     runs = begun.runs(engine, settings or {})
-    at = (begun.eligible, begun.seed, lambda: runs[0].participation, begun.clock())
-    attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at)
+    past = lambda: runs[0].participation  # noqa: E731
+    at = (begun.eligible, begun.seed)
+    attendance: Attendance
+    if begun.asynchronous:
+        attendance = EventAttendance(engine, begun.who, *at, begun.cohort, past, begun.clock())
+    else:
+        attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at, past, begun.clock())
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
+
+
+def _keep(engine: LocalEngine, path: Path, begun: bool, stack: ExitStack) -> Path | None:
+    """Have what parties keep on the disk, where it is much: beside a folder that is yet to be."""
+    if not engine.keeps_much:
+        return None
+    if begun:
+        engine.keep_in(path / OWN)
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        side = Path(tempfile.mkdtemp(prefix=f".{path.name}.{OWN}.", dir=path.parent))
+    except OSError as error:
+        raise ArchipelError(
+            f"out = '{path}': cannot be made ({error.strerror}); name another folder."
+        ) from None
+    stack.callback(shutil.rmtree, side, ignore_errors=True)  # unless it was given its name
+    engine.keep_in(side)
+    return side
 
 
 def _parts(

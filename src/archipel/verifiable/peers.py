@@ -54,12 +54,14 @@ def member(
     board: Board,
     dropouts: float = 0.0,
     before: Callable[[str], None] = lambda _: None,
+    opens: bool = True,
 ) -> Member:
     """One party's part, with the bulletin that it writes.
 
     Parties have numbers in the order of their names. `terms` are as all agreed on them; the nonce
     becomes one of this run alone. `before` is called with the name of each phase before anything
-    of it leaves.
+    of it leaves. Where somebody between the parties could keep back what one has published, nobody
+    `opens` its terms: then all publish, or there is no mean.
     """
     circle = _Circle(party, terms, faulty(terms, dropouts))
     greeting = secrets.token_bytes(_NONCE)
@@ -73,6 +75,11 @@ def member(
     phase = "join"
     accused: list[tuple[str, str, Twice]] = []
     while True:
+        if phase == "correct" and run.missing and not opens:
+            raise BelowQuorum(
+                f"{', '.join(sorted(run.missing))} did not publish, and no mean is without: run it "
+                "again, which costs another epsilon."
+            )
         before(phase)
         said = [party.accuse(run, *each) for each in accused] + answers(party, run)
         heard = yield from circle.tell(

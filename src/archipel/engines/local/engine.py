@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -18,7 +19,12 @@ from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
-from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
+from archipel.engines.checks import (
+    check_algorithm_fields,
+    check_fit,
+    check_stepping,
+    check_sweep,
+)
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
@@ -91,6 +97,8 @@ class LocalEngine:
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
+        if bare.asynchronous:
+            check_stepping(algorithm, self._wire)
         self._protocols = protocols
         self.peer = bare.peer
         if topology is not None and not self.peer:
@@ -126,7 +134,9 @@ class LocalEngine:
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
-            who = (self._eligible, drawn or self._cohort, rounds, most or rounds)
+            of_sum = bare.asynchronous and privacy.trust in ("sum", "shuffler")  # nobody is drawn
+            asked = self._cohort if of_sum else drawn or self._cohort
+            who = (self._eligible, asked, rounds, most or rounds)
             setting = Setting(data, model, seed, *who, separation=separation)
             self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
@@ -188,6 +198,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """End the workers."""
+        self._memory.kept.close()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -248,6 +259,7 @@ class LocalEngine:
             )
         if versions is not None:
             self._put_older(t, ids, versions)
+        self._memory.kept.reserve(ids)
         undo = needed > 1 or answers is not None or self._wire.sum is not None
         dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers, versions)]
         before, self._done = self._done, t + 1
@@ -341,10 +353,29 @@ class LocalEngine:
         kept = self._memory.kept.state()
         return {**shared, **older, **kept, "done": torch.tensor([self._done])}
 
+    @property
+    def keeps_much(self) -> bool:
+        """Whether what parties keep is too much to be written with every checkpoint."""
+        return self._memory.kept.large
+
+    def keep_in(self, folder: Path, writes: bool = True) -> None:
+        """Have what parties keep in files there, before the engine runs; or read it from there."""
+        self._memory.kept.keep_in(folder, writes)
+
+    def moved(self, folder: Path) -> None:
+        """That folder has another name now."""
+        self._memory.kept.moved(folder)
+
+    def committed(self) -> None:
+        """The last `state` is what a resumed run begins with."""
+        self._memory.kept.committed()
+
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint of an engine made alike."""
         self._versions = {}
-        here = {name: leaf for name, leaf in self.state().items() if name != "done"}
+        here = {f"shared.{i}": leaf for i, leaf in enumerate(leaves(self.shared))}
+        if "slots" not in state:
+            here |= self._memory.kept.rows_of(np.zeros(0, np.int64))
         for name, tensor in here.items():
             skip = 0 if name.startswith("shared.") else 1  # a row per party that took part
             found = state.get(name)
@@ -359,7 +390,7 @@ class LocalEngine:
                     f"the checkpoint does not fit {type(self.algorithm).__name__} on this model: "
                     f"'{name}' differs; resume with the study that began."
                 )
-        ids = state["visited"]
+        ids = state.get("visited", torch.zeros(0))
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.data.parties):
             raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
         self.restore_shared(state)
@@ -417,8 +448,8 @@ class LocalEngine:
         if not model.buffer_spec.size:
             return None
         if self.own_statistics:
-            seen = torch.nonzero(self._memory.kept.visited)[:, 0]
-            return self._memory.kept.buffers[seen].mean(dim=0) if len(seen) else None
+            seen = np.flatnonzero(self._memory.kept.visited.numpy())
+            return self._memory.kept.buffers_of(seen).mean(dim=0) if len(seen) else None
         if not len(model.running):
             return model.buffers
         if self.peer:

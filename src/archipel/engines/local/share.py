@@ -305,7 +305,7 @@ class Share:
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
-            buffers = self._memory.kept.buffers[ids]
+            buffers = self._memory.kept.buffers_of(ids)
             fresh = self._memory.kept.visited[ids] == 0
             buffers[fresh] = job.model.buffers
             buffers = buffers.reshape(-1, buffers.shape[-1])
@@ -345,14 +345,12 @@ class Share:
         if len(self._job.anatomy.messages) < 2:
             self._use_up(block.ids[~alive])
         if self._before is not None:
-            self._before.append((ids, tree_map(lambda store: store[ids], memory.by_party)))
-        for store, rows in zip(leaves(memory.own), kept, strict=True):
-            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
-            store[ids] = rows if alive.all() else rows[alive]
+            self._before.append((ids, memory.take(ids)))
+        kept = kept if self._job.sweep is None else [rows.transpose(0, 1) for rows in kept]
+        buffers = None
         if self._job.own_statistics and block.me.buffers is not None:
-            rows = block.me.buffers.view(len(block.ids), *memory.buffers.shape[1:])
-            memory.buffers[ids] = rows[alive]
-        memory.visited[ids] = 1
+            buffers = block.me.buffers.view(len(block.ids), -1)[alive]
+        memory.write(ids, kept if alive.all() else [rows[alive] for rows in kept], buffers)
 
     def _use_up(self, ids: Ints) -> None:
         """Noise of these parties that may have left is not used again, whatever becomes of it."""
@@ -361,19 +359,13 @@ class Share:
             return
         used = torch.tensor([rows[k] for k in ids.tolist()])
         used = used.view(-1, *[1] * (1 + (self._job.sweep is not None)))
-        after = begun_anew(kept.own_of(ids), used)
-        for store, found in zip(leaves(kept.own), leaves(after), strict=True):
-            store[ids] = found
-        kept.visited[ids] = 1
+        kept.write(ids, leaves(begun_anew(kept.own_of(ids), used)))
 
     def _undo(self) -> Json:
         """Put back what the parties kept before the round, but for noise, which was used."""
         kept = self._memory.kept
         for ids, before in self._before or ():
-            now = tree_map(lambda store, ids=ids: store[ids], kept.by_party)
-            back = leaves(kept_on(before, now))
-            for store, rows in zip(leaves(kept.by_party), back, strict=True):
-                store[ids] = rows
+            kept.put(ids, leaves(kept_on(kept.tree(before), kept.tree(kept.take(ids)))))
         return {}
 
     # -- evaluation --------------------------------------------------------------------------------
@@ -414,7 +406,7 @@ class Share:
         if job.own_statistics:
             has = bool(memory.kept.visited[k])
             me = self._party(np.array([k]), 0, np.ones(1))
-            return memory.kept.buffers[k].clone() if has else me.settled(0, w)
+            return memory.kept.buffers_of([k])[0] if has else me.settled(0, w)
         own = statistics_of(memory.kept.own_of([k])) if job.boxes.peer else None
         if own is not None:
             return job.model.buffers_with(own[0])

@@ -159,6 +159,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
     },
+    "relay": {  # a site tells the others something, through the coordinator, and asks for theirs
+        "study": (str,),
+        "number": (int,),
+        "wanted": (list,),
+        "signature": (bytes,),
+    },
+    "heard": {"signatures": (dict,)},  # of the sites whose bytes are its arrays, in this order
     "said": {"study": (str,), "number": (int,)},  # to all, in a private mean: bytes are its array
 }
 

@@ -17,33 +17,32 @@ from typing import Any
 import numpy as np
 
 from archipel.aggregation import averaging
-from archipel.aggregation.averaging import PUBLISHED, Numbers
+from archipel.aggregation.averaging import PUBLISHED
 from archipel.engines.network.transport import SMALL
 from archipel.errors import ArchipelError, RunFailed
+from archipel.federation.averages import (
+    BULLETIN,
+    PATIENCE,
+    Average,
+    Say,
+    assure_new,
+    keep,
+    proved,
+    terms_of,
+)
 from archipel.federation.certificates import Identity, write_secret
 from archipel.federation.numbers import Card, NumbersFile
 from archipel.federation.peer import port
-from archipel.federation.peer.mesh import PATIENCE, Mesh
+from archipel.federation.peer.mesh import Mesh
 from archipel.federation.roster import check_address
 from archipel.privacy.sources import System
-from archipel.store.files import write
 from archipel.verifiable import peers
-from archipel.verifiable.bulletin import Board, is_name
+from archipel.verifiable.bulletin import Board
 from archipel.verifiable.party import Party
-from archipel.verifiable.terms import Terms, agreed
 from archipel.verifiable.verification import Verdict, checked
 
 _LOG = "averages.jsonl"  # of a party's folder: what it has published
-BULLETIN = "bulletin.jsonl"  # there, unless it is written elsewhere
 _KEY = "identity.key"  # with which it signs what it says
-
-
-@dataclass(frozen=True)
-class Average:
-    """What came of a private mean."""
-
-    estimate: Numbers
-    parties: tuple[str, ...]  # that are in it
 
 
 def card(home: Path, name: str, address: str) -> Card:
@@ -76,7 +75,8 @@ class Part:
     home: Path
     wait: float
     patience: float = PATIENCE
-    say: Callable[[str], None] = lambda _: None
+    say: Say = lambda _: None
+    charge: Callable[[], None] = lambda: None  # what a site's ledger is told
 
     @property
     def names(self) -> list[str]:
@@ -113,6 +113,7 @@ class Part:
 
     def publishes(self) -> None:
         """Write down that what leaves now counts, whatever becomes of the run."""
+        self.charge()
         question = self.file.question
         entry = {
             "session": self.file.session, "names": question.names, "epsilon": question.epsilon,
@@ -130,10 +131,11 @@ async def take_part(
     home: Path,
     wait: float,
     patience: float = PATIENCE,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
+    charge: Callable[[], None] = lambda: None,
 ) -> Average:
     """Take part with this party's own numbers; the same question is answered once."""
-    part, question = Part(file, me, home, wait, patience, say), file.question
+    part, question = Part(file, me, home, wait, patience, say, charge), file.question
     part.assure()
     x, plan = question.scaled(file.values[me], me), question.plan(len(file.peers))
 
@@ -156,15 +158,15 @@ async def prove(
     bulletin: Path,
     wait: float,
     patience: float = PATIENCE,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
+    charge: Callable[[], None] = lambda: None,
 ) -> Verdict:
     """Take part with proofs, and write the bulletin that all parties have; return what it shows."""
-    part, question = Part(file, me, home, wait, patience, say), file.question
+    part, question = Part(file, me, home, wait, patience, say, charge), file.question
     part.assure()
-    if bulletin.exists():
-        raise ArchipelError(f"--bulletin {bulletin}: is there; name a file that is not.")
+    assure_new(bulletin)
     question.scaled(file.values[me], me)  # a number beyond its range is refused before the others
-    terms = _terms(file)
+    terms = terms_of(file, {each.name: each.identity for each in file.peers})
     if not (home / _KEY).exists() or _identity(home).public.hex() != terms.parties[me]:
         raise ArchipelError(f"--home {home}: its identity is not that of {me} in [[peers]].")
     box = peers.member(
@@ -179,47 +181,8 @@ async def prove(
             box, wait, patience, say=say
         )
     finally:
-        if any(each.what == "publish" for each in board.entries) or _ended(board):
-            write(bulletin, b"".join(board.lines))  # also of a run that came to nothing
+        keep(board, bulletin)  # also of a run that came to nothing
     return checked(board.entries, board.lines)
-
-
-def proved(verdict: Verdict) -> Average:
-    """The mean that a bulletin proves; without one, who is to blame."""
-    (outcome,) = verdict.outcomes
-    if outcome.mean is None:
-        named = "; ".join(
-            f"{each.party or 'the bulletin'}: {each.kind}: {each.detail}" for each in verdict.told
-        )
-        raise RunFailed(f"no verified mean: {named}; run it again without those named.")
-    return Average(np.array(outcome.mean), outcome.counted)
-
-
-def _ended(board: Board) -> bool:
-    return bool(board.entries) and board.entries[-1].what == "end"
-
-
-def _terms(file: NumbersFile) -> Terms:
-    """What parties with proofs agree on, as their file has it."""
-    question = file.question
-    for each in file.peers:
-        if not each.identity:
-            raise ArchipelError(
-                f"peers: {each.name} has no identity, with which it signs what it proves; have it "
-                "run 'archipel average --card' again and send you what that prints."
-            )
-        if not is_name(each.name):
-            raise ArchipelError(
-                f"peers: {each.name!r} cannot be written in a bulletin; name it with up to 80 "
-                "letters, digits, dots, dashes and spaces."
-            )
-    question.plan(len(file.peers))
-    return agreed(
-        {each.name: each.identity for each in file.peers}, file.session,
-        names=question.names, low=question.low, high=question.high,
-        contribution=question.contribution, epsilon=question.epsilon, delta=question.delta,
-        honest=question.honest, dropouts=question.dropouts, neighbours=question.neighbours,
-    )  # fmt: skip
 
 
 async def rehearse(

@@ -12,36 +12,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-import torch
 
 from archipel.aggregation.averaging import Said
 from archipel.engines.network.grpc import Caller, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import SMALL, Cut, Refused
 from archipel.errors import ArchipelError
-from archipel.exchange.talk import Talk
+from archipel.federation.averages import PATIENCE, Say, T, as_array, converse
 from archipel.federation.numbers import Card
 from archipel.federation.peer import port
 
-T = TypeVar("T")
-
-PATIENCE = 60.0  # seconds that a party is waited for in a step
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 _MOST_STEPS = 64  # of a private mean; one with proofs says how many it has
 
 
 def said(session: str, step: int, content: bytes) -> Letter:
     """What is told in a step of a private mean."""
-    whole = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else _NOTHING
-    return Letter("said", {"study": session, "number": step}, [whole])
-
-
-def content_of(letter: Letter) -> bytes:
-    """The bytes of it; nothing, where it has another form."""
-    (whole,) = letter.arrays if len(letter.arrays) == 1 else (_NOTHING,)
-    return whole.numpy().tobytes()
+    return Letter("said", {"study": session, "number": step}, [as_array(content)])
 
 
 class Mesh:
@@ -88,7 +74,8 @@ class Mesh:
         if not 0 <= letter["number"] < self._steps:
             raise Refused("there is no such step.")
         heard = self._heard.setdefault(letter["number"], {})
-        heard.setdefault(int(identity), content_of(letter))
+        if len(letter.arrays) == 1:
+            heard.setdefault(int(identity), letter.arrays[0].numpy().tobytes())
         self._news.set()
         return Letter("thanks")
 
@@ -98,26 +85,14 @@ class Mesh:
         wait: float,
         patience: float = PATIENCE,
         before: Callable[[int], None] = lambda _: None,
-        say: Callable[[str], None] = lambda _: None,
+        say: Say = lambda _: None,
     ) -> T:
-        """Take part to the end; `wait` is how long the others are waited for at first.
-
-        `before` is called with the number of what is about to be told, from 1.
-        """
+        """Take part to the end, as `converse` has it."""
         where = f"[::]:{self.cards[self.mine].address.rpartition(':')[2]}"
         await self._server.start(where, self._trusted)
+        others = {j: self.cards[j].name for j in self._links}
         try:
-            talk, alive, step = Talk(box), set(self._links), 0
-            while not talk.ended:
-                before(step + 1)
-                told = await self._step(step, talk.said, alive, patience if step else wait)
-                for j in sorted(alive - told.keys()):
-                    say(f"goes on without {self.cards[j].name}")
-                alive &= told.keys()
-                talk.send(told)
-                step += 1
-            found: T = talk.said
-            return found
+            return await converse(box, others, self._step, wait, patience, before, say)
         finally:
             for link in self._links.values():
                 await link.close()
