@@ -13,9 +13,16 @@ from archipel.runs.participation import Participation
 
 
 def check_buffer(
-    algorithm: Algorithm, who: Participation, how: Summation | None, sites: int
+    algorithm: Algorithm,
+    who: Participation,
+    how: Summation | None,
+    sites: int,
+    averaged: bool = False,
 ) -> None:
-    """Refuse rounds that so many sites cannot have; of a synchronous algorithm nothing is said."""
+    """Refuse rounds that so many sites cannot have; of a synchronous algorithm nothing is said.
+
+    `averaged` is whether BatchNorm's statistics are.
+    """
     if not is_asynchronous(algorithm):
         return
     name, at_once = Boxes(algorithm).name, who.count(sites)
@@ -34,6 +41,11 @@ def check_buffer(
         raise ArchipelError(
             f"algorithm.buffer = {buffer}: {sites} sites take part, and each is in a buffer once; "
             f"give {sites} or fewer."
+        )
+    if averaged and buffer < 2:
+        raise ArchipelError(
+            f"algorithm.buffer = {buffer}: BatchNorm's averaged statistics would be those of the "
+            'one site that sent last; say model.statistics = "own", or give a larger buffer.'
         )
     quorum = who.quorum if isinstance(who.quorum, int) else ceil(who.quorum * at_once)
     if quorum > buffer:

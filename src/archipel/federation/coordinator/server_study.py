@@ -26,7 +26,8 @@ from archipel.engines.network.opened import Patience
 from archipel.engines.network.remote import Remote
 from archipel.engines.protection import Protection, protecting
 from archipel.errors import ArchipelError, BelowQuorum, BudgetSpent, unknown
-from archipel.exchange.boxes import buffer_of, is_asynchronous
+from archipel.exchange.boxes import Boxes, buffer_of, is_asynchronous
+from archipel.exchange.statistics import averages
 from archipel.federation.coordinator.sites import Sites
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
@@ -63,7 +64,7 @@ class SiteAttendance:
             arrived, sampled = len(cohort.present), len(cohort.sampled)
             over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
             why = outcome.given_up or (_OTHER_SUM if over else why)
-            over = over or (is_asynchronous(self._run.algorithm) and bool(outcome.given_up))
+            over = over or (bool(outcome.given_up) and is_asynchronous(self._run.algorithm))
             answer = f"{arrived} of {sampled} sites answer"
             needs = outcome.given_up.rstrip(".") or f"{answer}, {needed} are needed"
             word = "its sum was given up" if outcome.given_up else "below quorum"
@@ -159,7 +160,9 @@ class ServerStudy:
         self.members: Callable[[], bytes] = bytes  # who the sites are, as sites are told
         begun = Beginning(algorithm, fed, model, options)
         metric, wire = _metric(fed, model, options), options.get("wire")
-        check_buffer(algorithm, begun.who, None if wire is None else wire.sum, fed.training)
+        how, averaged = None if wire is None else wire.sum, averages(Boxes(algorithm), model)
+        averaged = averaged and len(model.running) > 0
+        check_buffer(algorithm, begun.who, how, fed.training, averaged)
         at = (algorithm, fed, model)
         kept_by = _protection(options.get("privacy"), *at, begun.seed, options)
         boxes, anatomy = fitted(*at, 0, begun.seed, wire, fed.training, kept_by)
