@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from archipel.cli import options as o
-from archipel.cli.averaged import exact, proved, show, told_of
-from archipel.errors import ArchipelError
+from archipel.cli.averaged import exact, proved, show, told_of, trusted
+from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
     from archipel.aggregation.averaging import Numbers
     from archipel.federation.numbers import NumbersFile
+
+_TRUST = {  # as in [privacy] of a study; reports are also called by what is done to them
+    "sum": "sum", "server": "server", "shuffler": "shuffler", "nobody": "nobody",
+    "shuffled": "shuffler",
+}  # fmt: skip
 
 File = Annotated[
     Path | None,
@@ -33,6 +38,10 @@ def average(
     whole: Annotated[
         bool, typer.Option("--whole", help="Simulate every message, not the sum alone.")
     ] = False,
+    trust: Annotated[
+        str,
+        typer.Option(help="Simulate who is trusted: sum (GOPA), server, shuffler or nobody."),
+    ] = "sum",
     peers: Annotated[
         bool, typer.Option("--peers", help="Rehearse: every party a process, with real TLS.")
     ] = False,
@@ -77,6 +86,7 @@ def average(
     Examples:
       archipel average numbers.toml --epsilon 1
       archipel average numbers.toml --epsilon 1 --parties 1000
+      archipel average numbers.toml --epsilon 1 --parties 1000 --trust shuffler
       archipel average numbers.toml --verifiable --bulletin bulletin.jsonl
       archipel average numbers.toml --peers
       archipel average --me bonn --card bonn.example.org:9001
@@ -106,13 +116,24 @@ def average(
         raise ArchipelError(f"--bulletin {bulletin}: is written with --verifiable; say both.")
     if table is not None and me is None and site is None:
         raise ArchipelError(f"--table {table}: is charged in a site's ledger; give --site.")
-    if me is not None or site is not None or peers:
+    trust = _TRUST.get(trust, trust)
+    if trust not in _TRUST.values():
+        raise unknown("--trust", trust, sorted({*_TRUST.values()}))
+    real = me is not None or site is not None or peers
+    if trust != "sum" and (real or verifiable or whole):
+        raise ArchipelError(
+            f"--trust {trust}: is simulated, to compare; leave out --me, --site, --peers, --whole "
+            "and --verifiable."
+        )
+    if real:
         given = {"bulletin": bulletin, "verifiable": verifiable, "table": table, "yes": yes}
         told = _between(read, me, site, home, wait, patience, given)
     elif verifiable:
         told = _verifiable(read, parties, bulletin, seed)
-    else:
+    elif trust == "sum":
         told = _simulated(read, parties, whole, seed)
+    else:
+        told = _trusting(read, parties, trust, seed)
     if as_json:
         o.print_json(told)
         return
@@ -200,6 +221,18 @@ def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -
     told = told_of(question, estimate, tuple(names), len(names), "simulation")
     values = np.array(question.low) + question.unit * x
     return told | {"exact": exact(question, values)}
+
+
+def _trusting(file: NumbersFile, parties: int | None, trust: str, seed: int) -> dict[str, Any]:
+    from typing import cast
+
+    from archipel.aggregation import trusting
+
+    question = file.question
+    names, x = _numbers(file, parties, seed)
+    values = question.low + question.unit * x
+    found = trusting.mean(cast("trusting.Trusted", trust), question, values, seed)
+    return trusted(question, found, trust, len(names)) | {"exact": exact(question, values)}
 
 
 def _assure_values(file: NumbersFile) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from archipel.aggregation.averaging import Numbers, Question
+    from archipel.aggregation.trusting import Mean
     from archipel.verifiable.verification import Verdict
 
 
@@ -40,6 +41,7 @@ def told_of(
 
     return {
         "how": how,
+        "trust": "sum",
         "estimate": by_name(estimate),
         "deviation": by_name(deviation),
         "deviation_by_a_trusted_curator": by_name(question.unit * gopa.curator_error(*aside)),
@@ -66,6 +68,28 @@ def _revealed(question: Question, neighbours: int, form: str, parties: int) -> s
         f"every party showed {len(question.names)} number(s), {hidden}: with all others' they tell "
         f"the noisy sum, and no more, as long as at most {share} of the {parties} collude"
     )
+
+
+_SEEN = {
+    "server": "whoever averages sees every number of all {n} parties",
+    "shuffler": "every party told {d} report(s), each private by itself at epsilon {e:.3g}; who "
+    "reads them does not know whose is which, if whoever mixes them does not tell",
+    "nobody": "every party told {d} number(s) with all the noise that they need alone",
+}
+
+
+def trusted(question: Question, found: Mean, trust: str, parties: int) -> dict[str, Any]:
+    """What came of a mean where others are trusted than the sum, as plain values."""
+    told = told_of(question, found.estimate, ("",) * parties, parties, "simulation")
+    for key in ("form", "neighbours", "failure"):  # of the sum
+        del told[key]
+    deviation = dict(zip(question.names, found.deviation.tolist(), strict=True))
+    told |= {"trust": trust, "deviation": deviation}
+    if found.reports is not None:
+        told |= {"epsilon0": found.reports.epsilon0, "levels": found.reports.levels}
+    alone = told.get("epsilon0", 0.0)
+    told["revealed"] = _SEEN[trust].format(n=parties, d=len(question.names), e=alone)
+    return told
 
 
 def proved(
@@ -95,7 +119,8 @@ def show(told: dict[str, Any]) -> None:
         "proving sites": "between sites, through their coordinator, with all proofs",
         "proving processes": "between processes of this machine, with all proofs",
     }[told["how"]]
-    say(f"Mean of {told['parties']} parties, {how}")
+    trust = f"; trusted: {told['trust']}" if told["trust"] != "sum" else ""
+    say(f"Mean of {told['parties']} parties, {how}{trust}")
     for name, value in told["estimate"].items():
         exact = f"; exactly {told['exact'][name]:.6g}" if "exact" in told else ""
         say(f"  {name}: {value:.6g} ± {told['deviation'][name]:.3g}{exact}")

@@ -29,7 +29,7 @@ from archipel.algorithms.fedavg import FedAvg
 from archipel.core import LocalWork, Vector
 from archipel.data.federation import Federation
 from archipel.engines.engine import Evaluation
-from archipel.engines.local.engine import LocalEngine
+from archipel.engines.local.engine import LocalEngine, Pools
 from archipel.engines.plan import Plan
 from archipel.errors import RunFailed
 from archipel.models.losses import Loss
@@ -79,12 +79,13 @@ def alone(
     most: int = 20,  # parties: with more, a pass of each model over all points costs too much
     tuned: bool = False,
     say: Say = lambda _: None,
+    pools: Pools | None = None,  # makes the workers: on this machine unless given
 ) -> Apart:
     """Train every party, new ones too, on its own training points; `tuned`: as well as can be."""
     everyone = replace(data, training=data.parties, scan=False)
     task_model = build_model(model, data, loss, seed)
     times = ceil(rounds * _rate(data, sample))
-    parts: dict[str, Any] = {"seed": seed, "workers": workers, "plan": plan}
+    parts: dict[str, Any] = {"seed": seed, "workers": workers, "plan": plan, "pools": pools}
     how = ""
     told = _Progress(say, "training every party alone, to compare with")
     numbers = data.task == "regression" and data.parties <= _MANY

@@ -20,6 +20,7 @@ from archipel.errors import ArchipelError
 from archipel.graphs import Topology
 from archipel.models.losses import Loss
 from archipel.models.model import Model
+from archipel.runs.recording import ENGINE
 from archipel.runs.run import Description
 from archipel.store.folder import Folder
 from archipel.wire.wire import Wire
@@ -53,7 +54,7 @@ def describe(
     chosen = {
         name: _plain(value)
         for name, value in sorted(options.items())
-        if name not in ("workers", "plan", "device")
+        if name not in ("workers", "plan", "device", *ENGINE)
     }
     if (trace := Path(str(options.get("trace") or ""))).is_file():
         chosen["trace"] = sha256(trace.read_bytes()).hexdigest()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from archipel.engines.engine import Engine, Evaluation
+from archipel.engines.local.engine import Pools
 from archipel.errors import ArchipelError, BudgetSpent, RunFailed, unknown
 from archipel.metrics import larger_is_better
 from archipel.runs import baselines as baseline
@@ -67,10 +68,12 @@ class Loop:
             found |= self.attendance.state()
         return found
 
-    def baselines(self, sample: float | int, say: Callable[[str], None]) -> None:
+    def baselines(
+        self, sample: float | int, say: Callable[[str], None], pools: Pools | None = None
+    ) -> None:
         """Train what the run is compared with, as well as can be (`archipel.runs.baselines`).
 
-        `sample` is the share of parties that a round has, or how many.
+        `sample` is the share of parties that a round has, or how many; `pools` makes the workers.
         """
         (run,) = self.runs
         try:
@@ -90,7 +93,9 @@ class Loop:
         }
         parts: Any = (run.algorithm, run.data, run.task_model)
         try:
-            run.baselines["local"], run.elsewhere, how = baseline.alone(*parts, **budget)
+            run.baselines["local"], run.elsewhere, how = baseline.alone(
+                *parts, **budget, pools=pools
+            )
             run.notes.append(f"compared with every party alone: {how}.")
         except RunFailed as error:
             run.notes.append(f"no baseline of parties alone: {error}")

@@ -35,12 +35,16 @@ from archipel.store.folder import Folder
 
 State = Callable[[], Mapping[str, Tensor]]
 
+ENGINE = ("engine", "ray_address", "ray_cpus", "ray_gpus")  # options: where it is computed
 _MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
 _SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
-def environment(study: Description | None, device: str = "cpu") -> dict[str, str]:
+def environment(
+    study: Description | None, device: str = "cpu", options: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """What the numbers may depend on besides the study, and where its paths begin."""
+    ray = {name: str(value) for name, value in (options or {}).items() if name in ENGINE}
     return {
         "folder": str(Path.cwd() if study is None else study.base),
         "archipel": version("archipel"),
@@ -51,6 +55,16 @@ def environment(study: Description | None, device: str = "cpu") -> dict[str, str
         "processor": platform.processor() or platform.machine(),
         "cores": str(cores()),
         "device": device,
+        **ray,
+    }
+
+
+def engine_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The options that say where a run was computed, as its environment has them."""
+    found = {name: environment[name] for name in ENGINE if name in environment}
+    return {
+        name: float(value) if name in ("ray_cpus", "ray_gpus") else value
+        for name, value in found.items()
     }
 
 

@@ -380,7 +380,7 @@ class Run:
             "algorithm": repr(self.algorithm),
             "data": self.data.about.name,
             "model": type(self.task_model.module).__name__,
-            "engine": "network" if self.between_sites else "local",
+            "engine": "network" if self.between_sites else self.environment.get("engine", "local"),
             "seed": self.seed,
             "rounds": self.done,
             "parties": self.data.parties,

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from torch import nn
 
@@ -33,10 +33,22 @@ from archipel.runs.run import Description, Run
 from archipel.store.folder import OWN, Folder
 from archipel.wire.wire import Wire
 
+if TYPE_CHECKING:
+    from archipel.engines.ray.cluster import Ray
+
 __all__ = ["Options", "Run", "Watch", "build", "recall", "simulate", "sweep"]
 
 
-class Options(TypedDict, total=False):
+class Where(TypedDict, total=False):
+    """Which engine runs a simulation, and what a worker of Ray has; the result is the same."""
+
+    engine: Literal["local", "ray"]  # processes of this machine, or those of a Ray cluster
+    ray_address: str  # the cluster's head, HOST:PORT or "auto"; a Ray of the run's own
+    ray_cpus: float  # processors of a worker, also a part of one; 1
+    ray_gpus: float  # graphics cards of a worker; 1 where the device is one
+
+
+class Options(Where, total=False):
     """What `simulate` and `sweep` take besides algorithm, data and model."""
 
     rounds: int  # 100
@@ -118,10 +130,12 @@ def simulate(
                 folder = stack.enter_context(Folder.open(path))
                 identity.check_same(folder, described)
                 options["plan"] = recording.plan_of(folder)
-        engine, loop = build(algorithm, fed, task_model, options)
+        say = watch.say if watch is not None else lambda text: None
+        cluster = stack.enter_context(cluster_of(options, say, fed))
+        engine, loop = build(algorithm, fed, task_model, options, cluster=cluster)
         (run,) = loop.runs
         run.study = study
-        run.environment = recording.environment(study, options.get("device", "cpu"))
+        run.environment = recording.environment(study, options.get("device", "cpu"), options)
         side = None if out is None else _keep(engine, path, folder is not None, stack)
         stack.enter_context(engine)
         if out is not None:
@@ -146,9 +160,9 @@ def simulate(
             run.event(*begins)
         try:
             if baselines:
-                say = watch.say if watch is not None else lambda text: None
                 sample = options.get("sample")
-                loop.baselines(1.0 if sample is None else sample, say)
+                pools = None if cluster is None else cluster.pool
+                loop.baselines(1.0 if sample is None else sample, say, pools)
             loop.go(watch, None if on_round is None else lambda runs: on_round(runs[0]))
         except Exception as error:
             if loop.recorder is not None:
@@ -196,9 +210,11 @@ def sweep(
     Each equals the run of that setting alone, except where a party diverges: alone, the run goes on
     without it; in a sweep that setting goes on as NaN.
     """
-    engine, loop = build(algorithm, *_parts(data, model, options), options, settings)
-    with engine:
-        loop.go(None, on_round)
+    parts = _parts(data, model, options)
+    with cluster_of(options, lambda text: None, parts[0]) as cluster:
+        engine, loop = build(algorithm, *parts, options, settings, cluster)
+        with engine:
+            loop.go(None, on_round)
     return loop.runs
 
 
@@ -208,8 +224,17 @@ def build(
     model: Model,
     options: Options,
     settings: Mapping[str, Sequence[float]] | None = None,
+    cluster: Ray | None = None,
 ) -> tuple[LocalEngine, Loop]:
-    """What a simulation needs: the engine, and the loop over its rounds; settings are a sweep's."""
+    """What a simulation needs: the engine, and the loop over its rounds; settings are a sweep's.
+
+    With a cluster, that is where the engine's workers are, and where a device is.
+    """
+    workers, plan = options.get("workers"), options.get("plan")
+    device = options.get("device", "cpu")
+    if cluster is not None:
+        workers, device = workers or cluster.count, "cpu"
+        plan = plan or cluster.plan(model, fed, workers)
     begun = Beginning(algorithm, fed, model, options)
     engine = LocalEngine(
         algorithm,
@@ -217,11 +242,11 @@ def build(
         model,
         seed=begun.seed,
         topology=build_topology(options.get("topology"), fed, begun.seed),
-        workers=options.get("workers"),
-        plan=options.get("plan"),
+        workers=workers,
+        plan=plan,
         cohort=begun.cohort,
         sweep=settings,
-        device=options.get("device", "cpu"),
+        device=device,
         wire=options.get("wire"),
         protocols=bool(options.get("protocols")),
         privacy=options.get("privacy"),
@@ -229,6 +254,7 @@ def build(
         most=begun.most,
         drawn=begun.drawn,
         separation=begun.who.separation,
+        pools=None if cluster is None else cluster.pool,
     )
     runs = begun.runs(engine, settings or {})
     past = lambda: runs[0].participation  # noqa: E731
@@ -239,6 +265,46 @@ def build(
     else:
         attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at, past, begun.clock())
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
+
+
+@contextmanager
+def cluster_of(
+    options: Options, say: Callable[[str], None], fed: Federation | None = None
+) -> Iterator[Ray | None]:
+    """Where the workers of the Ray engine are, for as long as this lasts; None with the local one.
+
+    Runs that begin in the meantime have the same one.
+    """
+    if check_engine(options) == "local":
+        yield None
+        return
+    from archipel.engines.ray.cluster import connected
+
+    data = 0 if fed is None or fed.lazy else fed.x.nbytes + fed.y.nbytes
+    with connected(
+        options.get("ray_address"),
+        cpus=options.get("ray_cpus", 1.0),
+        gpus=options.get("ray_gpus"),
+        device=options.get("device", "cpu"),
+        workers=options.get("workers"),
+        puts=2 * data,
+        say=say,
+    ) as cluster:
+        yield cluster
+
+
+def check_engine(options: Mapping[str, Any]) -> str:
+    """The engine that options name, if they say nothing of Ray where it is another."""
+    engine: str = options.get("engine", "local")
+    if engine not in ("local", "ray"):
+        raise unknown("engine", engine, ("local", "ray"))
+    for name in ("ray_address", "ray_cpus", "ray_gpus"):
+        if engine != "ray" and options.get(name) is not None:
+            raise ArchipelError(
+                f"{name} = {options[name]!r}: the engine is {engine}; say engine = 'ray', or leave "
+                "it out."
+            )
+    return engine
 
 
 def _keep(engine: LocalEngine, path: Path, begun: bool, stack: ExitStack) -> Path | None:

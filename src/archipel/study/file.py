@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
@@ -39,7 +39,7 @@ from archipel.models.model import Model
 from archipel.privacy.promise import Privacy as Promised
 from archipel.runs import identity
 from archipel.runs.run import Run
-from archipel.runs.simulation import Options, Watch, simulate
+from archipel.runs.simulation import Options, Watch, Where, simulate
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import fields, plugins, wiring
 from archipel.study.checks import (
@@ -376,23 +376,24 @@ class Study(BaseModel):
         workers: int | None = None,
         checkpoint_seconds: float = 1.0,
         device: str = "cpu",
+        **where: Unpack[Where],
     ) -> Run:
         """Run the study in a new folder under `out`; with `resume` go on with an unfinished one.
 
         Where a run of this very study is done already, `resume` returns it. `out=None` keeps the
-        run in memory.
+        run in memory. `engine="ray"` has it computed on a Ray, here or at `ray_address`.
         """
         how = (baselines, watch, workers, checkpoint_seconds, device)
         if out is None:
-            return self.run_in(None, *how)
+            return self.run_in(None, *how, **where)
         path = self._begun(Path(out)) if resume else None
         if path is not None:
-            return self.run_in(path, *how)
+            return self.run_in(path, *how, **where)
         parts = self.parts()
         is_new = not Path(out).exists()
         path = reserve(Path(out), self.name)
         try:
-            return self.run_in(path, *how, parts)
+            return self.run_in(path, *how, parts, **where)
         finally:
             if not Folder.exists(path):
                 path.rmdir()
@@ -416,6 +417,7 @@ class Study(BaseModel):
         checkpoint_seconds: float = 1.0,
         device: str = "cpu",
         parts: tuple[Algorithm, Federation, Model] | None = None,
+        **where: Unpack[Where],
     ) -> Run:
         """Run the study in this folder, from where it is."""
         if self.topology.asynchronous:
@@ -423,7 +425,7 @@ class Study(BaseModel):
                 "topology.asynchronous = true: a simulation has its rounds in common; leave it "
                 "out, or run the study between processes with 'archipel rehearse --peers'."
             )
-        options = self.options()
+        options: Options = {**self.options(), **where}
         options["device"] = device
         if workers is not None:
             options["workers"] = workers

@@ -53,7 +53,14 @@ if TYPE_CHECKING:
     from archipel.graphs import Topology
 
 
+Pools = Callable[[Job, Memory], Pool]  # makes the workers of an engine
+
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
+
+
+def forked(job: Job, memory: Memory) -> Pool:
+    """Workers on this machine, which share its memory."""
+    return ForkedPool(job.plan.workers, lambda index, call: Share(job, memory, index, call))
 
 
 class LocalEngine:
@@ -83,6 +90,7 @@ class LocalEngine:
         most: int | None = None,
         drawn: int | None = None,
         separation: int = 1,
+        pools: Pools | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
@@ -91,6 +99,8 @@ class LocalEngine:
 
         Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and in one
         of `separation` that follow each other; they ask `drawn` parties each, all as likely.
+
+        `pools` makes the workers: processes forked from this one unless given.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
@@ -177,6 +187,7 @@ class LocalEngine:
         self._memory = Memory(self._job, board)
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
+        self._pools = pools or forked
         self._versions: dict[int, Tree] = {}  # older shared states that parties are at work on
         self._pool: Pool | None = None
 
@@ -188,9 +199,7 @@ class LocalEngine:
         if isinstance(self._job.boxes, Summed):
             self._job.boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
-        self._pool = ForkedPool(
-            self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
-        )
+        self._pool = self._pools(self._job, self._memory)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -424,7 +433,7 @@ class LocalEngine:
 
     def own_model(self, k: int) -> tuple[Vector, Tensor | None]:
         """The model `[p]` that party k uses, and its statistics: its own, or the shared one."""
-        share = Share(self._job, self._memory, 0, lambda: None)
+        share = Share(self._job, self._memory, 0, lambda *_: None)
         with threads(1):
             if self.peer or not self.has_own:
                 w = self.own_models([k])[0] if self.peer else self.vector()

@@ -7,7 +7,7 @@ the cohort have room for the largest one; how much of it is used is beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,11 +321,17 @@ class Memory:
     """All four, and what an evaluation needs."""
 
     def __init__(self, job: Job, mixed: int) -> None:
+        """`mixed` is how many numbers a peer puts on a board, at most."""
         lead = () if job.sweep is None else (job.sweep,)
         model = job.model
         self.sent, self.returned = Sent(job, lead), Returned(job, lead)
-        self.kept = Kept(job, lead)
+        self._keeps: Callable[[], Kept] = lambda: Kept(job, lead)
+        self.kept = self._keeps()
         self.mixed = arena.zeros((2, job.data.parties, *lead, mixed), model.dtype)  # two boards
         self.vector = arena.zeros((model.p,), model.dtype)  # the model to evaluate
         self.used = arena.zeros((model.buffer_spec.size,), model.dtype)  # the buffers with it
         self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)
+
+    def forget(self) -> None:
+        """Keep nothing of any party: a worker elsewhere is given what it needs, round by round."""
+        self.kept = self._keeps()

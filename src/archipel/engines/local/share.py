@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from archipel.data.federation import Federation, Held
 from archipel.data.rows import ranges
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
-from archipel.engines.local.pool import Json, each_block
+from archipel.engines.local.pool import Call, Json, each_block
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError
@@ -106,8 +107,9 @@ class Block:
 class Share:
     """Runs its parties block by block and adds up what they send."""
 
-    def __init__(self, job: Job, memory: Memory, index: int, call: Callable[[], None]) -> None:
+    def __init__(self, job: Job, memory: Memory, index: int, call: Call) -> None:
         self._job, self._memory, self._index, self._call = job, memory, index, call
+        self.at = ""
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
         self._personal = Making(self, job, memory)
@@ -115,6 +117,7 @@ class Share:
         self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
+        self.at = ""
         if message["do"] == "outputs":
             return self._predict(message)
         if message["do"] == "own outputs":
@@ -127,6 +130,12 @@ class Share:
         if self._job.boxes.peer:
             return self._peers(message)
         return self._messages(message)
+
+    def _tell(self, me: LocalParty) -> None:
+        """Have an error say in which round it came, and at which parties."""
+        names = [self._job.data.name(k) for k in me.ids[:3].tolist()]
+        rest = f" and {len(me.ids) - 3} more" if len(me.ids) > 3 else ""
+        self.at = f"round {me.round + 1}, party {', '.join(names)}{rest}: "
 
     # -- rounds with a server --------------------------------------------------------------------
 
@@ -144,6 +153,7 @@ class Share:
                 total["bad"] += block.ids[block.diverged.numpy()].tolist()
                 continue
             before = block.me.gradients
+            self._tell(block.me)
             talk = self._advance(block, number)
             last = number == len(self._job.anatomy.messages) - 1
             if number == 0 and not last:
@@ -161,7 +171,7 @@ class Share:
         places = np.array(message["places"], np.int64)
         answers = message.get("answers")
         answers = None if answers is None else np.array(answers, np.int64)
-        return [
+        blocks = [
             Block(
                 ids[at],
                 places[at],
@@ -172,6 +182,10 @@ class Share:
             for began, row, some in _by_version(message)
             for at in each_block(some, self._job.plan.block)
         ]
+        if "secret" in message:  # the share may be run again, by another worker
+            for block in blocks:
+                block.me.secrets = secrets_of(message["secret"], block.ids)
+        return blocks
 
     def _advance(self, block: Block, number: int) -> Talk:
         """Have the block say its next message; with the last comes its own state."""
@@ -256,6 +270,7 @@ class Share:
             me = self._party(ids[places], message["t"], effort[places])
             if not alone:
                 me.mixing = self._mixing(me, np.array(message["present"], np.int64))
+            self._tell(me)
             own = self._job.boxes.party(me, self.own(me.ids))
             block = Block(me.ids, me.ids, me)
             for leaf in leaves(own) if self._job.sweep is None else []:
@@ -275,6 +290,7 @@ class Share:
         weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
         dtype = self._job.model.dtype
         sparse = weights.nnz * 8 < len(me.ids) * len(present)
+        wanted = present[np.unique(weights.indices)] if sparse else present
         if sparse:
             weights = weights.astype(torch.empty(0, dtype=dtype).numpy().dtype)
         else:
@@ -288,7 +304,7 @@ class Share:
             rows = x.expand(*me.lead, x.shape[-1])
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             board[me.ids, ..., : x.shape[-1]] = rows
-            self._call()
+            self._call(board[..., : x.shape[-1]], me.ids, wanted)
             others = board[present][..., : x.shape[-1]]
             flat = others.reshape(len(present), -1)
             out = torch.from_numpy(weights @ flat.numpy()) if sparse else weights @ flat
@@ -439,6 +455,13 @@ def _added(rows: Tensor, n: Tensor | None) -> Tensor:
         return times @ rows
     weighted = rows if n is None else rows * n.to(rows.dtype).unsqueeze(-1)
     return weighted.sum(dim=-2, dtype=rows.dtype)
+
+
+def secrets_of(secret: str, ids: Ints) -> Tensor:
+    """What these parties hide in a round, `[m, 32]`, of one secret of the round."""
+    key = bytes.fromhex(secret)
+    rows = (blake2b(b"%d" % k, key=key, digest_size=32).digest() for k in ids.tolist())
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, 32)
 
 
 def _by_version(message: Json) -> list[tuple[int, int | None, list[int]]]:
