@@ -73,7 +73,7 @@ def told(run: ar.Run) -> dict[str, Any]:
         "seconds to target": rounds_to(seconds, curve, *better),  # type: ignore[arg-type]
         "uploads to target": rounds_to(uploads, curve, *better),
         "megabytes to target": rounds_to(sent, curve, *better),  # type: ignore[arg-type]
-        "slowest fifth": sum(timing.slow for timing in timings) / uploads[-1],
+        "slowest fifth": sum(timing.slow or 0 for timing in timings) / uploads[-1],
         "staleness": [mean(late), max(late)] if late else [0.0, 0],
     }
 
