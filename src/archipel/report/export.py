@@ -98,11 +98,13 @@ def _parties(run: Run) -> Iterable[Sequence[Any]]:
 
 
 def _participation(run: Run) -> Iterable[Sequence[Any]]:
-    yield ["round", "party", "answered", "cause", "counted"]
+    late = any(cohort.stale for cohort in run.participation)
+    yield ["round", "party", "answered", "cause", "counted", *(["stale"] if late else [])]
     for t, cohort in enumerate(run.participation, 1):
         for k in cohort.sampled.tolist():
             cause = str(cohort.missing.get(k, ""))
-            yield [t, run.data.name(k), not cause, cause, cohort.counted]
+            stale = [cohort.stale.get(k, 0)] if late else []
+            yield [t, run.data.name(k), not cause, cause, cohort.counted, *stale]
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:

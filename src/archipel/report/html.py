@@ -21,6 +21,7 @@ from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report import words
 from archipel.report.figures import figures
 from archipel.report.svg import inline
+from archipel.runs.contributions import contributions, has_own_pace
 from archipel.scorecard.card import Scorecard
 from archipel.scorecard.words import Row, duration, metric_name, number, plural, size
 from archipel.store import files
@@ -198,6 +199,9 @@ def _parties(run: Run) -> list[PartyRow]:
         if run.metric in scores
     }
     none = [""] * fed.parties
+    took = [f"{came[k]:,} of {asked[k]:,}" for k in range(fed.parties)]
+    if has_own_pace(run.algorithm, run.participation):
+        took = list(map(str, contributions(run.participation, fed.parties)))
     points = [run.points(k) for k in range(fed.parties)]
     return [
         PartyRow(
@@ -209,7 +213,7 @@ def _parties(run: Run) -> list[PartyRow]:
             cells["together"][k],
             cells.get("local", none)[k],
             cells.get("central", none)[k],
-            f"{came[k]:,} of {asked[k]:,}" if k < fed.training else "new",
+            took[k] if k < fed.training else "new",
         )
         for k in range(fed.parties)
         if fed.stands[k]

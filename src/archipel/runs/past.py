@@ -287,7 +287,9 @@ def cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
     if row["late"]:
         effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
     blocked = _causes_of_json(row["blocked"])
-    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"], blocked)
+    stale = {int(k): int(steps) for k, steps in row["late"].get("stale", {}).items()}
+    told = (row["counted"], row["waited"], blocked)
+    return Cohort(sampled, present, effort, missing, *told, stale=stale)
 
 
 def _causes_of_json(causes: Mapping[str, str]) -> dict[int, Cause]:

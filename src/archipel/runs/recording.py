@@ -292,7 +292,9 @@ def pad(run: Run) -> None:
 
 def _cohort_to_json(cohort: Cohort) -> dict[str, Any]:
     slow = np.flatnonzero(cohort.effort < 1)
-    late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    late: dict[str, Any] = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    if cohort.stale:
+        late["stale"] = {str(k): steps for k, steps in cohort.stale.items()}
     missing = _causes_to_json(cohort.missing)
     if len(cohort.present) + len(missing) < len(cohort.sampled):
         known = [*cohort.present.tolist(), *cohort.missing]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -364,6 +365,9 @@ class Run:
             path = self.folder / "report.html"
         return write(self, Path(path))
 
+    def _named(self, of: Mapping[int, int]) -> dict[str, int]:
+        return {self.data.name(k): value for k, value in of.items()}
+
     def to_json(self) -> dict[str, Any]:
         """What came of it, as plain values."""
         last = self.history[-1] if self.history else {}
@@ -376,6 +380,7 @@ class Run:
                 "counted": cohort.counted,
                 "waited": cohort.waited,
                 **({} if cohort.timing is None else {"simulated": cohort.timing.to_json()}),
+                **({"stale": self._named(cohort.stale)} if cohort.stale else {}),
             }
             for t, cohort in enumerate(self.participation, 1)
         ]
