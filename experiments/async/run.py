@@ -139,7 +139,7 @@ def checks(found: dict[str, list[dict[str, Any]]]) -> list[tuple[str, str, bool]
         ("with 1.3 times their uploads, at most", f"{extra:.2f} times", extra <= 1.3),
         ("half the time of such rounds with the same server_lr, at most",
          f"{alike:.1f} times less", alike >= 2),
-        ("its price in bytes beside rounds is told", f"{price:.2f} times", price > 0),
+        ("with 1.3 times the bytes of rounds of 10, at most", f"{price:.2f} times", price <= 1.3),
         ("it hears more of the slowest fifth than rounds that ask 13 for 10",
          f"{fair:.1f} times", fair > 1),
     ]  # fmt: skip
