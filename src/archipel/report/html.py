@@ -86,6 +86,7 @@ def render(run: Run) -> str:
         studied=_studied(run, one, many),
         parties=_parties(run),
         sections=_sections(card),
+        forecast=_forecast(run),
         notes=_notes(run),
         unnoted=max(0, len(run.events) + len(run.notes) - NOTED),
         commands=_commands(run),
@@ -231,6 +232,14 @@ def _sections(card: Scorecard) -> dict[str, list[Row]]:
     for row in card.rows():
         sections.setdefault(row.section, []).append(row)
     return sections
+
+
+def _forecast(run: Run) -> list[tuple[str, ...]]:
+    """What was forecast, between what, and what happened."""
+    from archipel.forecast.words import cells
+
+    check = run.forecast
+    return [] if check is None else [cells(line) for line in check.lines]
 
 
 def _notes(run: Run) -> list[tuple[str, str]]:

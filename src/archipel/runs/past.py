@@ -231,7 +231,7 @@ def restore(folder: Folder, run: Run, row: Mapping[str, Any]) -> None:
     """Put what happened into a run; numbers of parties are arrays, with NaN for who came later."""
     journal = folder.journal
     run.folder, run.state, run.seconds = folder.path, row["state"], row["seconds"]
-    run.environment = row["environment"]
+    run.environment, run.memory = row["environment"], row["summary"].get("memory")
     run.uploaded |= {int(k): n for k, n in row["summary"].get("uploaded", {}).items()}
     run.history, run.events = journal.entries(), journal.events()
     rounds = journal.rounds()

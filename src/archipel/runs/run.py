@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from archipel.engines.engine import Evaluation
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
+    from archipel.forecast.checking import Check
     from archipel.models.model import Model
     from archipel.picture import Picture
     from archipel.privacy.promise import Kept, Privacy
@@ -125,6 +126,7 @@ class Run:
     state: str = "running"  # or done, stopped, failed
     spent: Spent = Spent()
     seconds: float = 0.0
+    memory: int | None = None  # bytes of its processes, at most; None where that is not known
     events: list[Event] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -240,6 +242,13 @@ class Run:
         from archipel.scorecard import scorecard
 
         return scorecard(self)
+
+    @property
+    def forecast(self) -> Check | None:
+        """What was forecast of its study, held against what happened; None where nothing was."""
+        from archipel.forecast.checking import check
+
+        return check(self)
 
     @property
     def simulated(self) -> dict[str, Any] | None:
@@ -400,6 +409,8 @@ class Run:
                 "total": self.seconds,
                 "per_round": self.seconds / self.done if self.done else None,
             },
+            "memory": self.memory,
+            "forecast": None if self.forecast is None else self.forecast.to_json(),
             **({"simulated": self.simulated} if self.simulated else {}),
             "privacy": card["privacy"]["promise"],
             "scorecard": card,
