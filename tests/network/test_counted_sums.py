@@ -261,9 +261,10 @@ async def killed_at(federation, t, stage, who):
     return outcome
 
 
-@pytest.mark.parametrize("algorithm", [FEDAVG, SCAFFOLD], ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize(
-    "how", [SecureSum(bits=64), Gopa(bits=64)], ids=lambda each: type(each).__name__
+    ("algorithm", "how"),
+    [(FEDAVG, SecureSum(bits=64)), (SCAFFOLD, SecureSum(bits=64)), (SCAFFOLD, Gopa(bits=64))],
+    ids=lambda each: type(each).__name__,
 )
 def test_kills_at_every_stage_change_nothing(algorithm, how):
     """Both are what plain sums give, to steps of the grid, at the server and at the parties."""
