@@ -86,12 +86,20 @@ class Outcome(NamedTuple):
     down: int = 0  # bytes that all parties were sent
     given_up: str = ""  # why what makes the sum did not go on with those who were there, if ever
     left: Mapping[int, Cause] = {}  # party -> why it went, after its upload had counted
+    stale: Mapping[int, int] = {}  # steps since a party that arrived was sent the shared state
 
     @property
     def diverged(self) -> Ints:
         """Parties left out because their numbers were not finite, or spoilt the shared state."""
         found = [k for k, cause in self.missing.items() if cause.why == "diverged"]
         return np.array(sorted(found), np.int64)
+
+
+class Some(NamedTuple):
+    """Parties that a model is scored at, drawn for all."""
+
+    parties: Ints  # in ascending order
+    of: tuple[int, int]  # parties that train, and new ones, for which they stand
 
 
 class Evaluation(NamedTuple):
@@ -102,7 +110,9 @@ class Evaluation(NamedTuple):
     new: dict[str, float]  # new parties; empty where there are none
     costs: Costs | None = None  # of the models of their own that parties made
     over: str = ALL_POINTS  # what `pooled` is taken over
-    who: Ints | None = None  # who was scored, in ascending order; None: everybody
+    who: Some | None = None  # who was scored; None: everybody
+    intervals: Mapping[str, tuple[float, float]] = {}  # of `pooled`, 95 %, where a sample was
+    new_intervals: Mapping[str, tuple[float, float]] = {}  # of `new`
 
 
 class Engine(Protocol):
@@ -151,8 +161,13 @@ class Engine(Protocol):
         waited for. `unheard` parties are sent the round's work, too, and nothing comes of them.
         """
 
-    def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
-        """Score the shared model, or w, or with `own` every party's model, at every party."""
+    def evaluate(
+        self, w: Vector | None = None, *, own: bool = False, who: Some | None = None
+    ) -> Evaluation:
+        """Score the shared model, or w, or with `own` every party's model, at every party.
+
+        With `who` these are scored alone, where all parties are at hand.
+        """
 
     def vector(self, setting: int | None = None) -> Vector:
         """The model `[p]`, of one setting of a sweep."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -25,6 +26,8 @@ from archipel.runs.record import Record
 from archipel.store.files import now
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pandas import DataFrame
     from torch import Tensor, nn
 
@@ -115,8 +118,8 @@ class Run:
     notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
     vector: Vector = field(default_factory=_no_vector)
     buffers: Tensor | None = None  # that go with `vector`, BatchNorm's statistics among them
-    parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
-    making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
+    parties: Mapping[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
+    making: Mapping[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
     baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
     elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
     study: Description | None = None  # None for a run of objects made in Python
@@ -364,6 +367,9 @@ class Run:
             path = self.folder / "report.html"
         return write(self, Path(path))
 
+    def _named(self, of: Mapping[int, int]) -> dict[str, int]:
+        return {self.data.name(k): value for k, value in of.items()}
+
     def to_json(self) -> dict[str, Any]:
         """What came of it, as plain values."""
         last = self.history[-1] if self.history else {}
@@ -376,6 +382,7 @@ class Run:
                 "counted": cohort.counted,
                 "waited": cohort.waited,
                 **({} if cohort.timing is None else {"simulated": cohort.timing.to_json()}),
+                **({"stale": self._named(cohort.stale)} if cohort.stale else {}),
             }
             for t, cohort in enumerate(self.participation, 1)
         ]
