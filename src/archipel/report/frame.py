@@ -369,10 +369,12 @@ def _share(cohort: Cohort) -> str:
 
 
 def cost(still: Still) -> Line:
-    """Bytes, speed and privacy."""
+    """Bytes, speed, workers that are elsewhere, and privacy."""
     phrases = [(f"{decimal(still.spent.up)} up", ""), (f"{decimal(still.spent.down)} down", "")]
     if still.pace.per_second is not None:
         phrases.append((f"{still.pace.per_second:,.0f} gradients/s", ""))
+    if said := still.run.said():
+        phrases.append((clean(said), ""))
     return [*phrases, (spending(still.run), "")]
 
 
