@@ -31,6 +31,7 @@ from archipel.wire.rotate import Rotate
 from problems import classification, network
 
 ray = pytest.importorskip("ray")
+from archipel.engines.ray.parcels import packed  # noqa: E402
 
 FEW = {"local_steps": 3, "tune_steps": 2}
 DATA = classification(6, 3, 3, seed=1)
@@ -169,6 +170,16 @@ def test_parties_that_began_from_older_states(cluster):
 
     state, found = run(), run(cluster.pool)
     assert all(torch.equal(tensor, found[name]) for name, tensor in state.items())
+
+
+def test_points_that_are_mapped_are_read_where_they_are(cluster, tmp_path):
+    DATA.save(tmp_path / "shards")
+    data = ar.Federation.open(tmp_path / "shards")
+
+    found = played(ar.Scaffold(batch_size=2), cluster.pool, data=data)
+
+    same(played(ar.Scaffold(batch_size=2)), found)
+    assert data.lazy and len(packed(data)[0]) < 20_000  # a path travels, and no point
 
 
 @pytest.mark.parametrize("statistics", ["averaged", "own"])
