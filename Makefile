@@ -66,6 +66,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/privacy.py
 	$(BIN)/python benchmarks/secure.py
 	$(BIN)/python benchmarks/proofs.py --keep
+	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/on_ray.py
 
 bench-peers:

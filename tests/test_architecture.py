@@ -48,7 +48,7 @@ LAYERS = [
     },
     {"engines", "store"},
     {"conformance"},
-    {"runs", "scorecard", "report"},
+    {"runs", "scorecard", "report", "forecast"},
     {"study", "runs.listing", "estimators", "bundle"},
     {"comparison", "demo", "federation", "verifiable"},
     {"cli", "__main__"},

@@ -78,17 +78,18 @@ POLICIES = st.fixed_dictionaries(
     },
 )
 TAILED = {"a": Device(1, seconds=1.0, spread=1.0, down=8.0, up=4.0, watts=(1.0, 2.0))}
+COMING = {"a": Device(1, seconds=1.0, spread=1.0, idle=(20.0, 10.0), plugged=(9.0, 1.0), swing=3)}
 PRESENCES = st.sampled_from(
     [
         Devices(Drawn(TAILED, 0), Always()),
-        Devices(Drawn(PHONES, 0), Nights(Drawn(PHONES, 0), (0.0, 9.0))),
+        Devices(Drawn(COMING, 0), Nights(Drawn(COMING, 0), (0.0, 9.0))),
         Devices(Drawn(TAILED, 0), spans([(0, 400), (500, 900)], [(100, 101), (300, 700)])),
     ]
 )
 
 
 @given(ELIGIBLES, POLICIES, st.integers(0, 2**40), st.booleans(), PRESENCES, st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_rounds_add_up_and_the_clock_never_goes_back(eligible, policy, seed, partial, devices, p):
     more = {"deadline": 3.0} if seed % 2 else {}
     clock = clock_of(devices, {**policy, **more}, eligible, seed, pace=p)
@@ -113,7 +114,7 @@ def test_rounds_add_up_and_the_clock_never_goes_back(eligible, policy, seed, par
         assert at == timing.began <= timing.start <= timing.end
         assert not more or timing.end - timing.start <= 3.0 + 1e-6
         assert timing.low >= low and timing.high >= high and timing.high >= timing.low
-        assert 0 <= timing.slow <= len(present)
+        assert timing.slow is None or 0 <= timing.slow <= len(present)
         here = [k for k in sampled if cohort.missing.get(k) != Cause("away")]
         assert devices.presence.there(np.array(here, np.int64), timing.start).all()
         at, low, high = timing.end, timing.low, timing.high
@@ -184,7 +185,7 @@ def test_the_clock_jumps_to_when_enough_are_there():
     hasty = clock_of(Devices(alike(1.0), presence), {"quorum": 2}, np.arange(3), patience=60)
     most = clock_of(Devices(alike(1.0), presence), {"sample": 2}, np.arange(3), patience=1e5)
 
-    assert rounds_of(most, 1)[0].timing == (0.0, 1000.0, 1001.0, 0.0, 0.0, {}, 0)
+    assert rounds_of(most, 1)[0].timing == (0.0, 1000.0, 1001.0, 0.0, 0.0, {}, None, ())
     assert rounds_of(hasty, 1)[0].timing.start == 1000.0  # patience ended, a quorum came
     assert rounds_of(patient, 1)[0].timing.start == 1e6  # all three are never there at once
 
@@ -203,7 +204,7 @@ def test_a_quorum_that_is_never_there_at_once_is_told_and_does_not_hang():
     presence = spans([(0, 400)], [(500, 900)], period=1000)
     clock = clock_of(Devices(alike(1.0), presence), {"quorum": 2}, np.arange(2))
 
-    with pytest.raises(ArchipelError, match="2 of 2 parties are not there at once in 100 days"):
+    with pytest.raises(ArchipelError, match="2 of 2 parties are not there at once in 30 days"):
         rounds_of(clock, 1)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.aggregation.gopa import Gopa
 from archipel.aggregation.secure import SecureSum
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.letters import decode
@@ -16,7 +17,7 @@ from archipel.engines.plan import Plan
 from archipel.federation.coordinator.server_study import SiteAttendance
 from archipel.runs.participation import Cohort
 from archipel.tree import leaves
-from network.test_wire import DATA, PARTIES, Federation, network
+from network.test_wire import DATA, FEDAVG, PARTIES, Federation, network
 from problems import classification
 
 WIRE = ar.Wire(sum=SecureSum())
@@ -225,3 +226,61 @@ def test_the_run_has_it_in_its_notes():
     why = [note for note in run.notes if "its sum was given up" in note]
     went = [note for note in run.notes if "when its upload was in the sum already" in note]
     assert why and went and all(note.count(".") <= 2 for note in why)
+
+
+# -- killed at every stage: what the drill does with processes -------------------------------------
+
+
+async def killed_at(federation, t, stage, who):
+    """Play a round whose coordinator, or site, is killed when message `stage` is half there."""
+    engine, before, task = federation.engine, federation.engine.state(), None
+    while True:
+        if task is None:
+            task = asyncio.create_task(engine.round(t, range(PARTIES)))
+        await asyncio.sleep(0)
+        if task.done():
+            break
+        for k in range(PARTIES):
+            if (sealed := engine.work_for(k)) is None:
+                continue
+            letter = decode(b"".join(sealed.pieces))
+            engine.upload(k, federation.answer(k, letter))
+            if (letter["number"], k) == (stage, 2) and who:
+                if who == "coordinator":
+                    task.cancel()
+                    await asyncio.wait([task])
+                    engine.restore(before)
+                    task = None
+                federation.restart(k)
+                who = ""
+                break
+    outcome = await task
+    for k in range(PARTIES):
+        federation.restart(k)
+        federation.parties[k].verdict(t, k in outcome.arrived)
+    return outcome
+
+
+@pytest.mark.parametrize("algorithm", [FEDAVG, SCAFFOLD], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "how", [SecureSum(bits=64), Gopa(bits=64)], ids=lambda each: type(each).__name__
+)
+def test_kills_at_every_stage_change_nothing(algorithm, how):
+    """Both are what plain sums give, to steps of the grid, at the server and at the parties."""
+    secure, plain = Federation(ar.Wire(sum=how), algorithm), Federation(ar.Wire(), algorithm)
+    kills = [(stage, who) for stage in range(5) for who in ("site", "coordinator")]
+
+    async def play():
+        for t, (stage, who) in enumerate(kills):
+            outcome = await killed_at(secure, t, stage, who)
+            assert len(outcome.arrived) == PARTIES and not outcome.missing
+            await plain.round(t, range(PARTIES))
+
+    asyncio.run(asyncio.wait_for(play(), 120))
+    pairs = [(secure.engine.shared, plain.engine.shared)]
+    pairs += [
+        (one.own.state, other.own.state)
+        for one, other in zip(secure.parties, plain.parties, strict=True)
+    ]
+    for found, expected in pairs:
+        torch.testing.assert_close(leaves(found), leaves(expected), rtol=0, atol=1e-9)

@@ -815,7 +815,7 @@ SAID = "trains, 7 gradients"
 
 def test_no_count_of_gradients_leaves_in_a_pause(monkeypatch):
     """Low: a site that trained on while it was paused said how far it was."""
-    monkeypatch.setattr(attend, "_BEAT", 0.01)
+    monkeypatch.setattr(attend, "BEAT", 0.01)
     sent, asked, resumed = [], [], asyncio.Event()
 
     class Line:

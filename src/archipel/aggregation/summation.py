@@ -239,7 +239,7 @@ class _One:
 
     def source(self, purpose: str) -> Source:
         """Noise of one party; alike across a sweep in a simulation, as all noise is."""
-        found: Source = self._me.source(purpose, self._at[-1])
+        found: Source = self._me.source(purpose, self._at[-1] if self._at else None)
         return found
 
 
@@ -251,7 +251,7 @@ def one_by_one(
     Who was lost on the way (`me.left`) says nothing more, for which zeros stand.
     """
     if me.lead == ():
-        return (yield from box(me, x))
+        return (yield from box(me if me.step is None else _One(me, ()), x))
     places = list(np.ndindex(*me.lead))
     talks = [Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places]
     there = [*range(len(talks))]

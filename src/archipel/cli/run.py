@@ -123,6 +123,10 @@ def tell(run: Run, out: Path, as_json: bool) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        if (check := run.forecast) is not None:
+            from archipel.forecast.words import in_a_line
+
+            console.print(escape(in_a_line(check)), highlight=False, soft_wrap=True)
     for said in run.warnings:
         Console(stderr=True).print(
             f"[bold yellow]Warning:[/] {escape(said)}", highlight=False, soft_wrap=True

@@ -33,6 +33,7 @@ class Device:
     seconds: float | None = None  # in place of gflops: of one example's gradient, the median
     spread: float = 0.0  # standard deviation over parties of log(speed)
     jitter: float = 0.0  # the same from round to round, of one party
+    setup: float = 0.0  # seconds before it trains, to wake up, connect and load; the median
     down: float | None = None  # Mbit/s, the median; None: downloads take no time
     up: float | None = None
     link_spread: float = 0.0  # standard deviation over parties of log(Mbit/s)
@@ -50,6 +51,8 @@ class Device:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ArchipelError(f"{name} = {value}: give a number above 0.")
+        if not 0 <= self.setup < float("inf"):
+            raise ArchipelError(f"setup = {self.setup}: give a number of seconds from 0.")
         for name in ("spread", "jitter", "link_spread"):
             if not 0 <= getattr(self, name) <= 5:
                 raise ArchipelError(f"{name} = {getattr(self, name)}: give a number from 0 to 5.")
@@ -100,7 +103,12 @@ class Drawn:
         )
         down, up = self._links(parties, kind)
         with np.errstate(over="ignore", divide="ignore"):  # endless is a time, too
-            return Trip(job.down * 8e-6 / down, examples * each[kind] / fast, job.up * 8e-6 / up)
+            return Trip(
+                job.down * 8e-6 / down,
+                examples * each[kind] / fast,
+                job.up * 8e-6 / up,
+                self._field("setup", kind) / fast,
+            )
 
     def joules(self, parties: Ints, trip: Trip, t: int | None = None) -> Joules:
         kind = self.kind(parties)
@@ -138,20 +146,22 @@ def alike(seconds: float = 1.0) -> Drawn:
 
 
 # GFLOPS: FLASH's seconds per batch of ten of FEMNIST's network (103 MFLOP an example, forward and
-# backward) on a Nexus S, a Redmi Note 7 Pro and a Pixel 4: 1.642, 0.588 and 0.179 (Yang et al., WWW
-# 2021, https://doi.org/10.1145/3442381.3449851, models/utils/device_util). Links: median of its 19
-# measured Wi-Fi links, 4318 KiB/s down and 3286 up, spread by their extremes. Shares and the other
-# end of the power: AutoFL (Kim and Wu, MICRO 2021, https://doi.org/10.1145/3466752.3480129); power:
-# EAFL (Arouj and Abdelmoniem, 2022, https://arxiv.org/abs/2208.04505).
-# there 30 minutes in the mean, so that 8 % drop out of a round of two to three minutes, and four
-# times as many at night as by day (Bonawitz et al., MLSys 2019, https://arxiv.org/abs/1902.01046:
-# 6 to 10 %, 4 times); how that is shared between the three conditions is our assumption.
+# backward) on a Nexus S, a Redmi Note 7 Pro and a Pixel 4: 1.642, 0.588 and 0.179 (Yang et al.,
+# WWW 2021, https://doi.org/10.1145/3442381.3449851, models/utils/device_util). Links: the median
+# of its 19 measured Wi-Fi links, 4318 KiB/s down and 3286 up, spread by their extremes. Power:
+# between EAFL (Arouj and Abdelmoniem, 2022, https://arxiv.org/abs/2208.04505) and AutoFL (Kim and
+# Wu, MICRO 2021, https://doi.org/10.1145/3466752.3480129), of which the shares are. Bonawitz et
+# al. (MLSys 2019, https://arxiv.org/abs/1902.01046) tell of rounds of two to three minutes, of
+# which 6 to 10 % drop out, and of four times as many phones at night as by day. That is what our
+# assumptions are made for: a setup of two minutes, phones that are there for half an hour in the
+# mean, and how that is shared between the three conditions.
 def _phone(share: float, gflops: float, watts: tuple[float, float]) -> Device:
     return Device(
         share,
         gflops=gflops,
         spread=0.3,
         jitter=0.1,
+        setup=120.0,
         down=35.4,
         up=26.9,
         link_spread=0.6,

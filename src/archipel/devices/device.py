@@ -35,25 +35,32 @@ class Trip(NamedTuple):
     download: Floats
     training: Floats
     upload: Floats
+    setup: Floats | float = 0.0  # before all of it: to wake up, connect and load data
 
     @property
     def seconds(self) -> Floats:
         """All of it, `[m]`."""
-        return self.download + self.training + self.upload
+        return self.setup + self.download + self.training + self.upload
+
+    def of(self, some: Bools) -> Trip:
+        """The trips of some of the parties."""
+        setup = np.broadcast_to(self.setup, some.shape)[some]
+        return Trip(self.download[some], self.training[some], self.upload[some], setup)
 
     def within(self, seconds: Floats) -> Trip:
         """As much of it as is done after so many seconds, `[m]`.
 
         >>> whole = Trip(np.array([1.0]), np.array([4.0]), np.array([2.0]))
         >>> [float(part[0]) for part in whole.within(np.array([3.0]))]
-        [1.0, 2.0, 0.0]
+        [1.0, 2.0, 0.0, 0.0]
         """
         left, parts = np.maximum(seconds, 0.0), []
-        for part in self:
+        for part in (self.setup, *self[:3]):
             done = np.minimum(part, left)
             parts.append(done)
             left = left - done
-        return Trip(*parts)
+        setup, download, training, upload = parts
+        return Trip(download, training, upload, setup)
 
 
 class Joules(NamedTuple):

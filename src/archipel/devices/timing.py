@@ -18,7 +18,7 @@ class Timing(NamedTuple):
     low: float  # joules of all rounds so far
     high: float
     zones: Mapping[str, tuple[int, int]] = {}  # asked and arrived, by hours ahead of UTC
-    slow: int = 0  # uploads that counted, of the slowest fifth of the parties
+    slow: int | None = None  # uploads of the slowest fifth of parties; None where all are as fast
     staleness: tuple[int, ...] = ()  # of each upload, where parties do not wait for each other
 
     def to_json(self) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class Outcome(NamedTuple):
     down: int = 0  # bytes that all parties were sent
     given_up: str = ""  # why what makes the sum did not go on with those who were there, if ever
     left: Mapping[int, Cause] = {}  # party -> why it went, after its upload had counted
+    stale: Mapping[int, int] = {}  # steps since a party that arrived was sent the shared state
 
     @property
     def diverged(self) -> Ints:

@@ -79,6 +79,7 @@ class LocalParty:
     left: frozenset[int] = frozenset()  # which of the m were lost since, by their places
     after: Any = None  # own states after the round, told before its last message, where a sum is
     step: int | None = None  # the server's, that the uploads are for; None: that of the round
+    joins: Callable[[], int] | None = None  # says which, where that is known once it has trained
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
@@ -100,6 +101,8 @@ class LocalParty:
 
     @property
     def staleness(self) -> Tensor:
+        if self.step is None and self.joins is not None:
+            self.step = self.joins()
         since = 0 if self.step is None else self.step - self.round
         return torch.full((*self.lead, 1), float(since), dtype=self.model.dtype)
 

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,8 @@ def _history(run: Run) -> Iterable[Sequence[Any]]:
     between = run.between_sites
     who = ["over", "sites", "absent"] if between else []
     costs = ["sampled", "missing", "bytes_up", "bytes_down", "gradients", "seconds"]
-    yield ["round", *names, *who, *costs]
+    timed = ["simulated_seconds", "joules_low", "joules_high"] if run.simulated else []
+    yield ["round", *names, *who, *costs, *timed]
     for e, without in zip(run.history, absent(run.history), strict=True):
         yield [
             e["round"],
@@ -77,7 +78,12 @@ def _history(run: Run) -> Iterable[Sequence[Any]]:
             e["bytes"]["down"],
             e["gradients"],
             e["seconds"],
+            *(_simulated(e["simulated"]) if timed else ()),
         ]
+
+
+def _simulated(told: Mapping[str, Any]) -> list[float]:
+    return [told["seconds"], told["energy"]["low"], told["energy"]["high"]]
 
 
 def _parties(run: Run) -> Iterable[Sequence[Any]]:
@@ -92,11 +98,13 @@ def _parties(run: Run) -> Iterable[Sequence[Any]]:
 
 
 def _participation(run: Run) -> Iterable[Sequence[Any]]:
-    yield ["round", "party", "answered", "cause", "counted"]
+    late = any(cohort.stale for cohort in run.participation)
+    yield ["round", "party", "answered", "cause", "counted", *(["stale"] if late else [])]
     for t, cohort in enumerate(run.participation, 1):
         for k in cohort.sampled.tolist():
             cause = str(cohort.missing.get(k, ""))
-            yield [t, run.data.name(k), not cause, cause, cohort.counted]
+            stale = [cohort.stale.get(k, 0)] if late else []
+            yield [t, run.data.name(k), not cause, cause, cohort.counted, *stale]
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.measures import larger_is_better
-from archipel.report import budget, grid
+from archipel.report import budget, clock, grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
 from archipel.runs.history import absent
 from archipel.scorecard.words import metric_name, number
@@ -38,6 +38,7 @@ def figures(run: Run) -> dict[str, Figure]:
         "curve": curve,
         "parties": parties,
         "participation": grid.participation,
+        "clock": clock.clock,
         "privacy": budget.privacy,
         "data": data,
     }

@@ -27,7 +27,7 @@ from archipel.runs.participation import Cohort, Participation, draws, whole
 
 BEGINNING = Timing(0.0, 0.0, 0.0, 0.0, 0.0)
 PATIENCE = 600.0  # seconds
-_LONGEST = 100 * DAY  # that a round waits for enough to be there
+_LONGEST = 30 * DAY  # that a round waits for enough to be there
 _SAMPLE = 10_000  # parties, of which the slowest fifth is found
 _PAST = 20  # rounds that pace steering looks back on
 
@@ -51,7 +51,8 @@ class Clock:
         self.devices, self._who, self._eligible, self._seed = devices, who, eligible, seed
         self._work, self._flops, self._pace = work, flops, pace
         self._patience = PATIENCE if patience is None else patience
-        self._slow: float | None = None  # seconds beyond which the slowest fifth takes
+        self._back = dict[int, float]()  # until when parties are known to be away: time goes on
+        self._slow = dict[str, float | None]()  # seconds beyond which the slowest fifth takes
 
     def draw(
         self,
@@ -89,10 +90,10 @@ class Clock:
             for zone in np.unique(ahead).tolist():
                 mine = ahead == zone
                 zones[f"{zone:g}"] = (int(mine.sum()), int((mine & arrived).sum()))
-        slow = 0
-        if len(cohort.present) and cohort.counted:
+        slow, limit = None, self._slowest(anatomy)
+        if limit is not None:
             usual = self.trip(cohort.present, self.job(anatomy, len(cohort.sampled)), None)
-            slow = int((usual.seconds > self._slowest(anatomy)).sum())
+            slow = int((usual.seconds > limit).sum()) if cohort.counted else 0
         return cohort._replace(timing=cohort.timing._replace(zones=zones, slow=slow))
 
     def _attempt(
@@ -113,7 +114,8 @@ class Clock:
         effort = who.effort(sampled, seed, clock)
         slow = (effort < 1) & (not keeps_partial_work)
         if who.deadline is not None:  # what is left of it to train
-            left = (who.deadline - trip.download - trip.upload) / np.maximum(trip.training, 1e-12)
+            left = who.deadline - trip.setup - trip.download - trip.upload
+            left = left / np.maximum(trip.training, 1e-12)
             late = left < 1
             slow = slow | (late & (left <= 0 if keeps_partial_work else True))
             effort = np.where(late & ~slow, np.minimum(effort, left), effort)
@@ -149,7 +151,7 @@ class Clock:
                 "devices with a speed."
             )
         spent = self.devices.speeds.joules(
-            sampled[here], Trip(*(p[here] for p in trip.within(np.minimum(stops, seconds)))), t
+            sampled[here], trip.within(np.minimum(stops, seconds)).of(here), t
         )
         timing = Timing(
             now.began,
@@ -201,10 +203,14 @@ class Clock:
     def _wait(self, may: Ints, t: int, at: float, wanted: int, needed: int) -> float:
         """When enough are there at once: as many as wanted, or as needed once patience ends."""
         presence, patient = self.devices.presence, at + self._patience
-        comes = presence.comes(may, at)
+        comes = np.array([self._back.get(party, -1.0) for party in may.tolist()])
+        unknown = comes <= at
+        comes[unknown] = presence.comes(may[unknown], at)
+        self._back |= dict(zip(may[unknown].tolist(), comes[unknown].tolist(), strict=True))
         there = comes == at
-        leaving = list(zip(presence.until(may[there], at).tolist(), may[there], strict=True))
-        coming = list(zip(comes[~there].tolist(), may[~there], strict=True))
+        until = presence.until(may[there], at).tolist()
+        leaving = list(zip(until, may[there].tolist(), strict=True))
+        coming = list(zip(comes[~there].tolist(), may[~there].tolist(), strict=True))
         heapify(leaving)
         heapify(coming)
         while True:
@@ -215,13 +221,14 @@ class Clock:
             at = min(leaves, arrives)
             if at > patient - self._patience + _LONGEST:
                 raise ArchipelError(
-                    f"round {t + 1}: {needed} of {len(may)} parties are not there at once in 100 "
+                    f"round {t + 1}: {needed} of {len(may)} parties are not there at once in 30 "
                     "days of simulated time; lower round.quorum, or take more parties."
                 )
             _, party = heappop(leaving if leaves <= arrives else coming)
             one = np.array([party])
             if leaves <= arrives:
-                heappush(coming, (float(presence.comes(one, at)[0]), party))
+                self._back[party] = float(presence.comes(one, at)[0])
+                heappush(coming, (self._back[party], party))
                 continue
             heappush(leaving, (float(presence.until(one, at)[0]), party))
             if len(leaving) >= (needed if at >= patient else wanted):
@@ -252,17 +259,18 @@ class Clock:
         examples = self._work[np.searchsorted(self._eligible, parties)]
         return self.devices.speeds.trip(parties, examples, job, t)
 
-    def _slowest(self, anatomy: Anatomy) -> float:
-        """The seconds that four fifths of the parties usually do not exceed."""
-        if self._slow is None:
+    def _slowest(self, anatomy: Anatomy) -> float | None:
+        """The seconds that four fifths of parties usually do not exceed; None: all are as fast."""
+        if not self._slow:
             some = self._eligible
             if len(some) > _SAMPLE:
                 draw = rng.generator(self._seed, "the slowest").choice
                 some = np.sort(draw(some, _SAMPLE, replace=False, shuffle=False))
             count = self._who.count(len(self._eligible))
             seconds = np.sort(self.trip(some, self.job(anatomy, count), None).seconds)
-            self._slow = float(seconds[ceil((1 - FIFTH) * len(some) - 1e-9) - 1])
-        return self._slow
+            limit = float(seconds[ceil((1 - FIFTH) * len(some) - 1e-9) - 1])
+            self._slow["limit"] = limit if seconds[-1] > limit else None
+        return self._slow["limit"]
 
 
 def _shuffled(n: int, draws: np.random.Generator) -> Iterator[Ints]:

@@ -35,6 +35,7 @@ class Cohort(NamedTuple):
     blocked: Mapping[int, Cause] = {}  # who was missing at the last of these tries
     answers: Ints | None = None  # how many messages each present one answers; None: all of them
     timing: Timing | None = None  # of a simulated clock
+    stale: Mapping[int, int] = {}  # steps since a present one was sent the shared state, if any
 
     @property
     def reached(self) -> int:

@@ -231,7 +231,7 @@ def restore(folder: Folder, run: Run, row: Mapping[str, Any]) -> None:
     """Put what happened into a run; numbers of parties are arrays, with NaN for who came later."""
     journal = folder.journal
     run.folder, run.state, run.seconds = folder.path, row["state"], row["seconds"]
-    run.environment = row["environment"]
+    run.environment, run.memory = row["environment"], row["summary"].get("memory")
     run.uploaded |= {int(k): n for k, n in row["summary"].get("uploaded", {}).items()}
     run.history, run.events = journal.entries(), journal.events()
     rounds = journal.rounds()
@@ -287,7 +287,9 @@ def cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
     if row["late"]:
         effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
     blocked = _causes_of_json(row["blocked"])
-    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"], blocked)
+    stale = {int(k): int(steps) for k, steps in row["late"].get("stale", {}).items()}
+    told = (row["counted"], row["waited"], blocked)
+    return Cohort(sampled, present, effort, missing, *told, stale=stale)
 
 
 def _causes_of_json(causes: Mapping[str, str]) -> dict[int, Cause]:

@@ -26,7 +26,7 @@ from archipel.engines.local.pool import cores
 from archipel.engines.plan import Plan
 from archipel.errors import BelowQuorum
 from archipel.rng import Ints
-from archipel.runs import past
+from archipel.runs import past, processes
 from archipel.runs.participation import Cohort
 from archipel.runs.past import MAKING
 from archipel.runs.run import Description, Run, Spent
@@ -35,9 +35,10 @@ from archipel.store.folder import Folder
 
 State = Callable[[], Mapping[str, Tensor]]
 
+_LOOK = 5.0  # seconds between two looks at the memory in use
 ENGINE = ("engine", "ray_address", "ray_cpus", "ray_gpus")  # options: where it is computed
 _MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
-_SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
+SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
 def environment(
@@ -133,7 +134,7 @@ class Recorder:
         self._entries = len(run.history)
         self._events = len(run.events)
         self._notes = sum(event.kind == "note" for event in run.events)
-        self._saved, self._cost = time.perf_counter(), 0.0
+        self._saved, self._cost, self._looked = time.perf_counter(), 0.0, 0.0
         self.rounds = run.done  # on the disk
         folder.forget_checkpoints(but=run.done)
 
@@ -184,13 +185,15 @@ class Recorder:
 
     def save_in_time(self) -> None:
         """Save, if the last time was long enough ago."""
-        pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
+        pause = max(self._every, SHARE * self._cost) if self._every else 0.0
         if time.perf_counter() - self._saved >= pause:
             self.save()
 
     def save(self, **row: Any) -> None:
         """Write a checkpoint, then the journal up to it, then forget the checkpoint before."""
         began, run = time.perf_counter(), self._run
+        if began - self._looked >= _LOOK or row:
+            self._look()
         fresh = bool(self._rounds) or run.done == 0
         if fresh:
             self._folder.save_checkpoint(run.done, self._state())
@@ -224,6 +227,12 @@ class Recorder:
         self._folder.journal.commit(
             {"state": "failed", "ended": now()}, events=self._run.events[-1:]
         )
+
+    def _look(self) -> None:
+        """See how much memory this process and its workers have taken by now."""
+        self._looked = time.perf_counter()
+        if (held := processes.held()) is not None:
+            self._run.memory = max(self._run.memory or 0, held.total)
 
     def _take_notes(self) -> None:
         """Make an event of every new note."""
@@ -283,7 +292,9 @@ def pad(run: Run) -> None:
 
 def _cohort_to_json(cohort: Cohort) -> dict[str, Any]:
     slow = np.flatnonzero(cohort.effort < 1)
-    late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    late: dict[str, Any] = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    if cohort.stale:
+        late["stale"] = {str(k): steps for k, steps in cohort.stale.items()}
     missing = _causes_to_json(cohort.missing)
     if len(cohort.present) + len(missing) < len(cohort.sampled):
         known = [*cohort.present.tolist(), *cohort.missing]
@@ -324,5 +335,6 @@ def _summary(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "metric": run.metric,
         "value": run.metrics.get(run.metric),
+        **({} if run.memory is None else {"memory": run.memory}),
         **({"uploaded": uploaded} if uploaded else {}),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from archipel.engines.engine import Evaluation
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
+    from archipel.forecast.checking import Check
     from archipel.models.model import Model
     from archipel.picture import Picture
     from archipel.privacy.promise import Kept, Privacy
@@ -126,6 +127,7 @@ class Run:
     state: str = "running"  # or done, stopped, failed
     spent: Spent = Spent()
     seconds: float = 0.0
+    memory: int | None = None  # bytes of its processes, at most; None where that is not known
     events: list[Event] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     said: Callable[[], str] = str  # how workers that are elsewhere are doing, in words
@@ -244,6 +246,13 @@ class Run:
         return scorecard(self)
 
     @property
+    def forecast(self) -> Check | None:
+        """What was forecast of its study, held against what happened; None where nothing was."""
+        from archipel.forecast.checking import check
+
+        return check(self)
+
+    @property
     def simulated(self) -> dict[str, Any] | None:
         """Seconds of the simulated clock and joules of the devices so far; None without one."""
         timing = self.participation[-1].timing if self.participation else None
@@ -357,6 +366,9 @@ class Run:
             path = self.folder / "report.html"
         return write(self, Path(path))
 
+    def _named(self, of: Mapping[int, int]) -> dict[str, int]:
+        return {self.data.name(k): value for k, value in of.items()}
+
     def to_json(self) -> dict[str, Any]:
         """What came of it, as plain values."""
         last = self.history[-1] if self.history else {}
@@ -369,6 +381,7 @@ class Run:
                 "counted": cohort.counted,
                 "waited": cohort.waited,
                 **({} if cohort.timing is None else {"simulated": cohort.timing.to_json()}),
+                **({"stale": self._named(cohort.stale)} if cohort.stale else {}),
             }
             for t, cohort in enumerate(self.participation, 1)
         ]
@@ -402,6 +415,8 @@ class Run:
                 "total": self.seconds,
                 "per_round": self.seconds / self.done if self.done else None,
             },
+            "memory": self.memory,
+            "forecast": None if self.forecast is None else self.forecast.to_json(),
             **({"simulated": self.simulated} if self.simulated else {}),
             "privacy": card["privacy"]["promise"],
             "scorecard": card,

@@ -14,6 +14,7 @@ from torch import nn
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.engines.engine import SteppingEngine
 from archipel.engines.local.engine import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
@@ -27,6 +28,7 @@ from archipel.runs.attendance import Attendance, DrawnAttendance
 from archipel.runs.beginning import Beginning
 from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
+from archipel.runs.participation import Cohort
 from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
@@ -258,14 +260,22 @@ def build(
         pools=None if cluster is None else cluster.pool,
     )
     runs = begun.runs(engine, settings or {})
-    past = lambda: runs[0].participation  # noqa: E731
-    at = (begun.eligible, begun.seed)
-    attendance: Attendance
-    if begun.asynchronous:
-        attendance = EventAttendance(engine, begun.who, *at, begun.cohort, past, begun.clock())
-    else:
-        attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at, past, begun.clock())
+    attendance = attendance_of(begun, engine, algorithm, fed, lambda: runs[0].participation)
     return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
+
+
+def attendance_of(
+    begun: Beginning,
+    engine: SteppingEngine,
+    algorithm: Algorithm,
+    fed: Federation,
+    past: Callable[[], Sequence[Cohort]],
+) -> Attendance:
+    """Who takes part in a simulation's rounds, on its clock; `past` are those so far."""
+    at, clock = (begun.eligible, begun.seed), begun.clock()
+    if begun.asynchronous:
+        return EventAttendance(engine, begun.who, *at, begun.cohort, past, clock)
+    return DrawnAttendance(engine, begun.who, algorithm, fed, *at, past, clock)
 
 
 @contextmanager

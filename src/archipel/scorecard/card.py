@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from archipel import measures
+from archipel.devices.classes import BASE, NEWER, RATE_DOWN, RATE_UP
 from archipel.exchange.leaving import Outgoing
 from archipel.plain import plain
 
@@ -39,6 +40,13 @@ ASSUMPTIONS = (
     f"the network takes {KWH_PER_GB[0]:.2g} to {KWH_PER_GB[1]:.2g} kWh per GB: fixed lines in 2020 "
     "(trend of Aslan et al. 2018) to mobile networks in 2021 (Traficom 2022)",
     "evaluation, idle machines, cooling and the making of the machines are left out",
+)
+ON_DEVICES = (
+    "devices take the watts of their class while they train (phones: Arouj and Abdelmoniem 2022, "
+    "Kim and Wu 2021)",
+    f"their Wi-Fi takes {BASE:.2g} W and, per Mbit/s, {RATE_UP:.2g} W up and {RATE_DOWN:.2g} W "
+    f"down (phones of 2012, Huang et al. 2012) or {NEWER:.0%} of it (newer ones, assumed); waking "
+    "up, loading data and waiting are left out",
 )
 SHARES = (*measures.SHARES, "r2")  # differences are told in points: hundredths
 
@@ -101,6 +109,20 @@ class Energy:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """What the simulated clock and the devices' batteries say."""
+
+    seconds: float
+    waiting: float  # of these, until enough devices were there
+    low: float  # joules of all devices
+    high: float
+    seconds_to_target: float | None = None
+    low_to_target: float | None = None  # joules
+    high_to_target: float | None = None
+    slow_share: float | None = None  # of the uploads that counted: the slowest fifth of parties'
+
+
+@dataclass(frozen=True)
 class Efficiency:
     """What all rounds cost that were done, also those after the last evaluation."""
 
@@ -120,6 +142,7 @@ class Efficiency:
     rounds_to_target: float | None
     bytes_to_target: float | None
     energy: Energy
+    simulated: Simulated | None = None  # None for a run without such a clock
 
 
 @dataclass(frozen=True)
@@ -204,6 +227,8 @@ class Scorecard:
         energy = self.efficiency.energy
         card["efficiency"]["energy"] |= plain({"low": energy.low, "high": energy.high})
         card["robustness"]["share_arrived"] = self.robustness.share_arrived
+        if self.efficiency.simulated is None:  # as before there was a clock
+            del card["efficiency"]["simulated"]
         return card
 
     @classmethod
@@ -217,6 +242,8 @@ class Scorecard:
             efficacy[name] = tuple(efficacy[name])
         energy = {k: v for k, v in efficiency["energy"].items() if k not in ("low", "high")}
         efficiency["energy"] = Energy(**{**energy, "assumptions": tuple(energy["assumptions"])})
+        if simulated := efficiency.get("simulated"):
+            efficiency["simulated"] = Simulated(**simulated)
         del told["robustness"]["share_arrived"]
         sent = [{**each, "shape": tuple(each["shape"])} for each in told["privacy"]["messages"]]
         told["privacy"]["messages"] = tuple(Sent(**each) for each in sent)

@@ -37,6 +37,7 @@ from archipel.scorecard.card import (
     Sent,
     Spread,
 )
+from archipel.scorecard.clock import on_devices, simulated_of
 from archipel.tree import leaves
 
 SPARE = "not needed"  # the cause of those asked in excess
@@ -120,6 +121,8 @@ def _efficiency(run: Run) -> Efficiency:
     at = [0, *(entry["round"] for entry in run.history)]
     carried = [0, *(_carried(entry["bytes"], peer) for entry in run.history)]
     up, down = run.spent.up, run.spent.down
+    simulated = simulated_of(run)
+    spent = on_devices(energy(flops, _carried({"up": up, "down": down}, peer)), simulated)
     return Efficiency(
         run.done,
         run.rounds,
@@ -136,7 +139,8 @@ def _efficiency(run: Run) -> Efficiency:
         run.seconds / run.done if run.done else None,
         to_target,
         None if to_target is None else float(np.interp(to_target, at, carried)),
-        energy(flops, _carried({"up": up, "down": down}, peer)),
+        spent,
+        simulated,
     )
 
 

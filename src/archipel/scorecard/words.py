@@ -19,6 +19,7 @@ from archipel.scorecard.card import (
     Promise,
     Robustness,
     Scorecard,
+    Simulated,
     Spread,
 )
 
@@ -244,8 +245,9 @@ def _efficiency(e: Efficiency) -> Lines:
         for each in (e.bytes_up_per_party_round, e.bytes_down_per_party_round)
     )
     per_round = "" if e.seconds_per_round is None else f"{duration(e.seconds_per_round)} per round"
+    compute = "computing" if e.simulated is None or not e.simulated.high else "devices"
     parts = (
-        f"computing {watt_hours(energy.compute_low, energy.compute_high)}, "
+        f"{compute} {watt_hours(energy.compute_low, energy.compute_high)}, "
         f"network {watt_hours(energy.network_low, energy.network_high)}; estimated"
     )
     lines = [
@@ -268,6 +270,18 @@ def _efficiency(e: Efficiency) -> Lines:
     if e.rounds_to_target is not None and e.bytes_to_target is not None:
         lines.append(("rounds to target", f"{e.rounds_to_target:.3g}", ""))
         lines.append(("bytes to target", size(e.bytes_to_target), "over the network"))
+    return lines + ([] if e.simulated is None else _simulated(e.simulated))
+
+
+def _simulated(s: Simulated) -> Lines:
+    """What the simulated clock says."""
+    waiting = f"{duration(s.waiting)} of it until enough were there" if s.waiting else ""
+    lines = [("simulated time", duration(s.seconds), waiting)]
+    if s.seconds_to_target is not None:
+        lines.append(("simulated time to target", duration(s.seconds_to_target), ""))
+    if s.low_to_target is not None and s.high_to_target:
+        spent = watt_hours(s.low_to_target / 3600, s.high_to_target / 3600)
+        lines.append(("devices' energy to target", spent, "estimated"))
     return lines
 
 
@@ -277,6 +291,9 @@ def _robustness(r: Robustness, e: Efficiency) -> Lines:
     lines += [(f"  {cause}", f"{count:,}", "") for cause, count in r.missing.items()]
     if r.spare:
         lines.append(("asked in excess, not needed", f"{r.spare:,}", ""))
+    if e.simulated is not None and e.simulated.slow_share is not None:
+        shared = _percent(e.simulated.slow_share)
+        lines.append(("from the slowest fifth", shared, "of the uploads; 20 % is an even share"))
     if r.longest_absence and r.longest_absent is not None:
         absence = plural(r.longest_absence, "round")
         lines.append(("longest absence", absence, f"party {r.longest_absent}"))

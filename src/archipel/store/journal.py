@@ -91,7 +91,9 @@ ROUNDS = sa.Table(
     sa.Column("round", sa.Integer, primary_key=True),
     sa.Column("sampled", sa.JSON, nullable=False),  # parties; "0-41, 43-99" where they are many
     sa.Column("missing", sa.JSON, nullable=False),  # party -> cause; "": its upload was in vain
-    sa.Column("late", _Json, nullable=False),  # party -> share of its work that it did
+    sa.Column(
+        "late", _Json, nullable=False
+    ),  # party -> share of its work; "stale" -> party -> steps
     sa.Column("counted", sa.Boolean, nullable=False),
     sa.Column("waited", sa.Integer, nullable=False),
     sa.Column("blocked", sa.JSON, nullable=False),  # who was missing while it was waited for

@@ -420,11 +420,7 @@ class Study(BaseModel):
         **where: Unpack[Where],
     ) -> Run:
         """Run the study in this folder, from where it is."""
-        if self.topology.asynchronous:
-            raise ArchipelError(
-                "topology.asynchronous = true: a simulation has its rounds in common; leave it "
-                "out, or run the study between processes with 'archipel rehearse --peers'."
-            )
+        self.refuse_asynchronous()
         options: Options = {**self.options(), **where}
         options["device"] = device
         if workers is not None:
@@ -438,6 +434,14 @@ class Study(BaseModel):
             checkpoint_seconds=checkpoint_seconds,
             **options,
         )
+
+    def refuse_asynchronous(self) -> None:
+        """Refuse what no simulation does."""
+        if self.topology.asynchronous:
+            raise ArchipelError(
+                "topology.asynchronous = true: a simulation has its rounds in common; leave it "
+                "out, or run the study between processes with 'archipel rehearse --peers'."
+            )
 
     def _begun(self, out: Path) -> Path | None:
         """The last run of this very study."""

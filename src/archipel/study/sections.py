@@ -304,6 +304,9 @@ class Device(Section):
     jitter: Annotated[
         Number | None, Field(description="the same of one party from round to round; 0")
     ] = None
+    setup: Annotated[
+        Number | None, Field(description="seconds to wake up, connect and load, the median; 0")
+    ] = None
     down: Annotated[
         Number | None, Field(description="Mbit/s, the median; downloads take no time")
     ] = None

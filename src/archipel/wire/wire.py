@@ -151,7 +151,13 @@ class Wire:
 
     def _check_peers(self, boxes: Boxes) -> None:
         """Refuse what a server alone could do."""
-        for key, value in (("rule", self.rule), ("sum", self.sum), ("down", self.down)):
+        if self.sum is not None:
+            raise ArchipelError(
+                f"wire.sum = {type(self.sum).__name__}: a peer of {boxes.name} weighs what each "
+                "neighbour tells it once, and nobody looks into a sum only where all agree in "
+                "several messages who is in it: take an algorithm with a server, or leave it out."
+            )
+        for key, value in (("rule", self.rule), ("down", self.down)):
             if value:
                 raise ArchipelError(
                     f"wire.{key}: {boxes.name} has no server, which alone needs it: leave it out."

@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from archipel.engines.engine import Cause
 from archipel.engines.network.bounds import LONGEST
@@ -44,6 +45,12 @@ class Bell:
         return len(self._waiting)
 
 
+class Named(NamedTuple):
+    """A letter that parties have had since an earlier round: what it is known by."""
+
+    name: bytes
+
+
 @dataclass
 class Opened:
     """A message of a round that some parties work on."""
@@ -51,7 +58,7 @@ class Opened:
     round: int
     number: int
     attempt: int
-    letters: Mapping[int, Sealed]  # by party
+    letters: Mapping[int, Sealed | Named]  # by party
     most: int = 1  # parties that the round began with
     given: set[int] = field(default_factory=set)  # who was sent its letter
     uploads: dict[int, Upload] = field(default_factory=dict)
@@ -75,6 +82,9 @@ class Patience:
     silence: float = 60.0  # seconds without progress after which a party counts as lost
     enough: int | None = None  # uploads after which the others are not needed
     needed: int = 1  # uploads without which the round changes nothing
+    # where nobody waits for anybody
+    buffer: int | None = None  # K, uploads of a step; all parties' unless given
+    at_once: int | None = None  # parties that train at a time; all unless given
 
     @property
     def limit(self) -> float:

@@ -55,8 +55,14 @@ class Turn:
     agreed: dict[int, frozenset[int]] = field(default_factory=dict)  # sums that were signed
     charged: bytes = b""  # the name under which what its noise costs is written down
     own: Own | None = None  # after the upload with which the round may count
+    name: bytes = b""  # of the letter that it began with, where nobody waits for anybody
+    joined: int | None = None  # the round that its upload is for, which may be a later one
     me: LocalParty | None = None
     talk: Talk | None = None
+
+    def is_of(self, t: int, number: int) -> bool:
+        """Whether message `number` of round t is of this one: later ones of that it has joined."""
+        return t == (self.round if number == 0 or self.joined is None else self.joined)
 
     def until(self, number: int) -> Turn:
         """The same round as it was before message `number`."""
@@ -90,6 +96,9 @@ class Turn:
     def tensors(self) -> dict[str, Tensor]:
         found = {"turn.round": torch.tensor([self.round])}
         found["turn.attempt"] = torch.tensor([self.attempt, int(self.hides)])
+        if self.joined is not None:
+            found["turn.joined"] = torch.tensor([self.joined])
+            found["turn.name"] = torch.tensor(list(self.name), dtype=torch.uint8)
         for number, parties in self.agreed.items():
             found[f"turn.agreed.{number}"] = torch.tensor(sorted(parties))
         found["turn.charged"] = torch.tensor(list(self.charged), dtype=torch.uint8)
@@ -114,6 +123,8 @@ class Turn:
         )  # not of an older version
         turn = cls(int(state["turn.round"]), attempt, [], [], state["turn.gradients"].tolist())
         turn.secrets, turn.hides = state.get("turn.secrets"), bool(hides)
+        if "turn.joined" in state:
+            turn.joined, turn.name = int(state["turn.joined"]), state["turn.name"].numpy().tobytes()
         for number in range(len(anatomy.messages)):
             if (parties := state.get(f"turn.agreed.{number}")) is not None:
                 turn.agreed[number] = frozenset(parties.tolist())

@@ -26,12 +26,15 @@ from archipel.engines.network.opened import Patience
 from archipel.engines.network.remote import Remote
 from archipel.engines.protection import Protection, protecting
 from archipel.errors import ArchipelError, BelowQuorum, BudgetSpent, unknown
+from archipel.exchange.boxes import Boxes, buffer_of, is_asynchronous
+from archipel.exchange.statistics import averages
 from archipel.federation.coordinator.sites import Sites
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
 from archipel.models.model import Model
 from archipel.privacy.promise import Kept, Privacy
 from archipel.runs.beginning import Beginning
+from archipel.runs.buffering import check_buffer
 from archipel.runs.loop import Loop
 from archipel.runs.participation import Cohort
 from archipel.runs.run import Run
@@ -61,6 +64,7 @@ class SiteAttendance:
             arrived, sampled = len(cohort.present), len(cohort.sampled)
             over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
             why = outcome.given_up or (_OTHER_SUM if over else why)
+            over = over or (bool(outcome.given_up) and is_asynchronous(self._run.algorithm))
             answer = f"{arrived} of {sampled} sites answer"
             needs = outcome.given_up.rstrip(".") or f"{answer}, {needed} are needed"
             word = "its sum was given up" if outcome.given_up else "below quorum"
@@ -102,6 +106,8 @@ class SiteAttendance:
         sites, presence = self._sites, self._sites.presence
         (who, needed), eligible = sites.policy(), sites.eligible
         sites.wait_for(min(needed, len(eligible)))
+        if is_asynchronous(self._run.algorithm):
+            return *self._step(t, who.count(len(eligible)), needed), needed
         awake = who.awake(eligible, self._run.participation)
         sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible), awake)
         missing = {int(k): presence.cause(int(k)) for k in sampled[~here]}
@@ -116,6 +122,19 @@ class SiteAttendance:
         effort = np.broadcast_to(1.0, outcome.arrived.shape)
         counted = len(outcome.arrived) >= max(1, needed)
         return Cohort(sampled, outcome.arrived, effort, missing, counted), outcome, needed
+
+    def _step(self, t: int, at_once: int, needed: int) -> tuple[Cohort, Outcome]:
+        """Have the server take a step, with uploads of whichever versions come first."""
+        sites, eligible = self._sites, self._sites.eligible
+        buffer = min(buffer_of(self._run.algorithm, at_once), len(eligible))
+        sites.waiting = ""
+        outcome = self._engine.take_step(t, eligible, buffer, at_once, needed)
+        missing = dict(outcome.missing)
+        sampled = np.array(sorted({*outcome.arrived.tolist(), *missing}), np.int64)
+        effort = np.broadcast_to(1.0, outcome.arrived.shape)
+        counted = len(outcome.arrived) >= max(1, needed)
+        cohort = Cohort(sampled, outcome.arrived, effort, missing, counted, stale=outcome.stale)
+        return cohort, outcome
 
     def before_evaluation(self) -> None:
         self._sites.wait_for(1)
@@ -140,14 +159,17 @@ class ServerStudy:
         self._study = study
         self.members: Callable[[], bytes] = bytes  # who the sites are, as sites are told
         begun = Beginning(algorithm, fed, model, options)
-        metric = _metric(fed, model, options)
+        metric, wire = _metric(fed, model, options), options.get("wire")
+        how, averaged = None if wire is None else wire.sum, averages(Boxes(algorithm), model)
+        averaged = averaged and len(model.running) > 0
+        check_buffer(algorithm, begun.who, how, fed.training, averaged)
         at = (algorithm, fed, model)
         kept_by = _protection(options.get("privacy"), *at, begun.seed, options)
-        wire = options.get("wire")
         boxes, anatomy = fitted(*at, 0, begun.seed, wire, fed.training, kept_by)
         network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
-        self.answers = Answers(network, self.judged, silence, patience.limit, metric)
+        limit = silence if boxes.asynchronous else patience.limit
+        self.answers = Answers(network, self.judged, silence, limit, metric)
         kept = _planned(options.get("privacy"), *at, begun.seed, options)
         self.engine = Remote(network, self.answers, events, metric, patience, kept)
         (self.run,) = begun.runs(self.engine, {})
@@ -157,9 +179,19 @@ class ServerStudy:
         self.loop = Loop(self.engine, attendance, [self.run], begun.every)
 
     def judged(self, t: int, party: int) -> bool | None:
-        """Whether a party counted in round t; None until that is on the disk."""
-        recorder = self.loop.recorder
-        if t >= (self.run.done if recorder is None else recorder.rounds):
+        """Whether a party counted in round t; None until that is on the disk.
+
+        Where nobody waits for anybody, whether what it made of version t did, in whichever round.
+        """
+        recorder, buffered = self.loop.recorder, self.engine.engine.buffered
+        done = self.run.done if recorder is None else recorder.rounds
+        if buffered is not None:
+            later = self.run.participation[max(0, t) : done]
+            if any(cohort.counted and party in cohort.present for cohort in later):
+                return True
+            over = self.answers.rounds_done is not None
+            return None if not over and buffered.holds(party, t) else False
+        if t >= done:
             return None
         cohort = self.run.participation[t]
         return bool(cohort.counted and party in cohort.present)

@@ -18,6 +18,7 @@ from torch import Tensor
 from archipel.data.schema import TEST, Column
 from archipel.errors import clean
 from archipel.exchange.anatomy import Anatomy, Message
+from archipel.exchange.boxes import is_asynchronous
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.dangers import dangers
 from archipel.federation.site.exposure import Exposure
@@ -142,11 +143,26 @@ class Review:
         below = {"wait": "it waits", "abort": "the study ends", "continue": "it is left out"}
         more = f" and {rules.over_select:.0%} more" if rules.over_select else ""
         rest = (rules.separation or 1) - 1
+        if is_asynchronous(self.study.algorithm_object):
+            return self._own_pace(below[rules.on_missing])
         return (
             f"a round asks {_share(rules.sample)}{more} and counts with {_share(rules.quorum)} or "
             f"more (quorum), else {below[rules.on_missing]}; "
             + (f"after one a site sits out {rest}; " if rest else "")
             + (f"{rules.deadline:g} s for a round; " if rules.deadline else "no time limit; ")
+            + ("sites may join later" if rules.late_joiners else "nobody joins later")
+        )
+
+    def _own_pace(self, below: str) -> str:
+        """The same where nobody waits for anybody."""
+        rules, buffer = self.study.round, getattr(self.study.algorithm_object, "buffer", None)
+        many = "half of the sites that train at once" if buffer is None else _share(buffer)
+        return (
+            f"{_share(rules.sample)} train at once, each at its own pace, and nobody waits for a "
+            f"slow one; a round is a step of the server with uploads of {many}, or with "
+            f"{_share(rules.quorum)} (quorum) where no more come, else {below}; a site is in a "
+            "round once at most; "
+            + (f"{rules.deadline:g} s for a site's work; " if rules.deadline else "")
             + ("sites may join later" if rules.late_joiners else "nobody joins later")
         )
 
@@ -160,9 +176,13 @@ class Review:
                 "training rows, for the common scale; the coordinator sees each site's. What an "
                 "earlier study got of a column is sent again as it was"
             )
+        own_pace = is_asynchronous(study.algorithm_object)
+        often = "once a round at most" if own_pace else "every round"
+        if own_pace:
+            yield "once a round at most: that you have trained, before the upload leaves"
         for number, message in enumerate(anatomy.messages, 1):
             which = f"upload {number}" if len(anatomy.messages) > 1 else "an upload"
-            yield f"every round: {which} of {_form(message, anatomy.wire.sum)}"
+            yield f"{often}: {which} of {_form(message, anatomy.wire.sum)}"
         if self.wire:
             hidden = "your numbers are masked, and no key to them leaves that would show them alone"
             shuffled = "your report has noise of its own, and leaves sealed for the shuffler"
