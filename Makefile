@@ -60,6 +60,7 @@ check: $(DEV)
 bench: $(DEV)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/wire.py

@@ -188,7 +188,7 @@ def fresh(folder: Path, parties: int) -> memory.Kept:
     kept._parties, kept._forms, kept._keeps_buffers = parties, FORMS, False
     kept._first_own = kept._form = tuple(torch.zeros(shape, dtype=d) for shape, d in FORMS)
     kept.visited = torch.zeros(parties, dtype=torch.uint8)
-    kept._place = torch.zeros(parties, dtype=torch.int64)
+    kept._place = torch.zeros(parties, dtype=torch.int32)
     kept._used, kept._free = 0, np.zeros(0, np.int64)
     kept._touched, kept._retired = [], []
     kept.keep_in(folder)

@@ -89,6 +89,11 @@ class Federation:
         return self.offsets[1:] - self.test_from
 
     @cached_property
+    def able(self) -> Ints:
+        """Parties that train, and have something to train on."""
+        return np.flatnonzero(self.n[: self.training].numpy() > 0)
+
+    @cached_property
     def virtual(self) -> Tensor:
         """Which parties are copies of others, to train with and no more: bool [K]."""
         if self.origin is None:

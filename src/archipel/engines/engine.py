@@ -95,6 +95,13 @@ class Outcome(NamedTuple):
         return np.array(sorted(found), np.int64)
 
 
+class Some(NamedTuple):
+    """Parties that a model is scored at, drawn for all."""
+
+    parties: Ints  # in ascending order
+    of: tuple[int, int]  # parties that train, and new ones, for which they stand
+
+
 class Evaluation(NamedTuple):
     """Metrics of each party that was scored (NaN where it has no such points) and over all."""
 
@@ -103,7 +110,9 @@ class Evaluation(NamedTuple):
     new: dict[str, float]  # new parties; empty where there are none
     costs: Costs | None = None  # of the models of their own that parties made
     over: str = ALL_POINTS  # what `pooled` is taken over
-    who: Ints | None = None  # who was scored, in ascending order; None: everybody
+    who: Some | None = None  # who was scored; None: everybody
+    intervals: Mapping[str, tuple[float, float]] = {}  # of `pooled`, 95 %, where a sample was
+    new_intervals: Mapping[str, tuple[float, float]] = {}  # of `new`
 
 
 class Engine(Protocol):
@@ -152,8 +161,13 @@ class Engine(Protocol):
         waited for. `unheard` parties are sent the round's work, too, and nothing comes of them.
         """
 
-    def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
-        """Score the shared model, or w, or with `own` every party's model, at every party."""
+    def evaluate(
+        self, w: Vector | None = None, *, own: bool = False, who: Some | None = None
+    ) -> Evaluation:
+        """Score the shared model, or w, or with `own` every party's model, at every party.
+
+        With `who` these are scored alone, where all parties are at hand.
+        """
 
     def vector(self, setting: int | None = None) -> Vector:
         """The model `[p]`, of one setting of a sweep."""

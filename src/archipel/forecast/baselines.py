@@ -59,6 +59,8 @@ def forecast_baselines(
         work_of(algorithm)
     except ArchipelError:
         return exactly(0.0, "s", "the algorithm has no lr to train a party alone with")
+    if data.lazy:
+        return exactly(0.0, "s", "nobody has all points of such a population at once")
     watch.say("measuring what the run is compared with")
     parts: dict[str, Any] = {"seed": seed, "plan": plan}
     return added(

@@ -17,6 +17,7 @@ from archipel.errors import ArchipelError
 from archipel.measures import SITES
 from archipel.report.tables import text_cell
 from archipel.runs.history import absent
+from archipel.runs.some import OfSome
 from archipel.store.files import write
 
 if TYPE_CHECKING:
@@ -62,15 +63,18 @@ def contents(run: Run) -> dict[str, bytes]:
 
 def _history(run: Run) -> Iterable[Sequence[Any]]:
     names = sorted({name for entry in run.history for name in entry["metrics"]})
+    sure = sorted({name for entry in run.history for name in entry.get("intervals", ())})
     between = run.between_sites
     who = ["over", "sites", "absent"] if between else []
     costs = ["sampled", "missing", "bytes_up", "bytes_down", "gradients", "seconds"]
+    ends = [f"{name}_{end}" for name in sure for end in ("low", "high")]  # of 95 % intervals
     timed = ["simulated_seconds", "joules_low", "joules_high"] if run.simulated else []
-    yield ["round", *names, *who, *costs, *timed]
+    yield ["round", *names, *ends, *who, *costs, *timed]
     for e, without in zip(run.history, absent(run.history), strict=True):
         yield [
             e["round"],
             *(e["metrics"].get(name) for name in names),
+            *(end for name in sure for end in e["intervals"].get(name, (None, None))),
             *([e.get("over", SITES), len(e.get("sites", ())), "; ".join(without)] * between),
             e["sampled"],
             e["missing"],
@@ -88,10 +92,14 @@ def _simulated(told: Mapping[str, Any]) -> list[float]:
 
 def _parties(run: Run) -> Iterable[Sequence[Any]]:
     data, names = run.data, sorted(run.parties)
+    columns = [run.parties[name] for name in names]
+    who = np.flatnonzero(np.asarray(data.stands))
+    if isinstance(run.parties, OfSome):  # the others have no row
+        who = run.parties.who
     told = ["told"] if run.between_sites else []
     yield ["party", "trains", "training_points", "test_points", *told, *names]
-    for k in np.flatnonzero(np.asarray(data.stands)).tolist():
-        values = [float(run.parties[name][k]) for name in names]
+    for k in who.tolist():
+        values = [float(column[k]) for column in columns]
         points = run.points(k)  # None, an empty cell, where a site does not tell
         said = [points.told] if run.between_sites else []
         yield [data.name(k), k < data.training, points.training, points.test, *said, *values]

@@ -79,6 +79,7 @@ def render(run: Run) -> str:
         lesson=words.lesson(run),
         before=words.before(run),
         over=words.over(run),
+        sampled=words.sampled(run, card),
         sent_in_all=_sent_in_all(run, card),
         some_tell=any(run.data.about.counts) and not all(run.data.about.counts),
         one=one,

@@ -62,6 +62,18 @@ def title(run: Run) -> str:
     return run.record.algorithm + ("" if name == "unnamed" else f" on {name}")
 
 
+def sampled(run: Run, card: Scorecard) -> str:
+    """Return who was scored where these were a sample, and how sure that is."""
+    e, (_, many) = card.efficacy, nouns(run)
+    if e.scored is None:
+        return ""
+    said = f"Measured at {e.scored[0]:,} {many}, drawn for all {e.scored[1]:,}."
+    for what, sure in (("all test points", e.interval), (f"{many}, the mean", e.parties_interval)):
+        if sure is not None:
+            said += f" Over {what}: {number(sure[0])} to {number(sure[1])} with 95 % confidence."
+    return said
+
+
 def result(run: Run, card: Scorecard) -> str:
     """Return the result in one sentence."""
     e, count = card.efficacy, run.data.real[0]

@@ -62,7 +62,8 @@ class DrawnAttendance:
         self._engine, self._who, self._eligible, self._seed = engine, who, eligible, seed
         self._past = past
         self._partial = Boxes(algorithm).keeps_partial_work
-        self._work = work_in_round(algorithm, fed, eligible)
+        timed = who.speed is not None  # nobody else asks
+        self._work = work_in_round(algorithm, fed, eligible) if timed else None
         self._clock = clock
 
     def take_part(self, t: int, clock: int) -> tuple[Cohort, Outcome]:

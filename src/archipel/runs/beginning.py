@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from archipel import rng
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.devices.build import check_ever, devices_of
-from archipel.engines.engine import Engine
+from archipel.engines.engine import Engine, Some
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes, buffer_of, is_asynchronous, is_peer
 from archipel.exchange.statistics import averages, notes_of
@@ -26,6 +27,8 @@ from archipel.runs.clock import Clock
 from archipel.runs.events import check_asynchronous
 from archipel.runs.participation import Participation, absences
 from archipel.runs.run import Run
+
+LEAST_SCORED = 30  # parties that a sample to score has, in a study
 
 
 class Beginning:
@@ -44,7 +47,7 @@ class Beginning:
             )
         away = {fed.index(name): absences(t) for name, t in (options.get("away") or {}).items()}
         self.who = Participation.of({**options, "away": away})
-        self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
+        self.eligible = fed.able
         self._notes = _empty(fed, len(self.eligible))
         self.asynchronous = is_asynchronous(algorithm) and not fed.about.elsewhere
         ticks = {"clock": True} if self.asynchronous and options.get("speed") is not None else {}
@@ -78,6 +81,37 @@ class Beginning:
         """How many uploads a round has, at most."""
         count = self.who.count(len(self.eligible))
         return buffer_of(self._algorithm, count) if self.asynchronous else count
+
+    @property
+    def scored(self) -> Some | None:
+        """Who the model is scored at, the same parties in every evaluation; None: everybody."""
+        wanted, fed = self._options.get("evaluate_sample"), self._fed
+        if wanted is None:
+            return None
+        if fed.about.elsewhere:
+            raise ArchipelError(
+                f"evaluate_sample = {wanted}: every site scores the model itself; leave it out."
+            )
+        if fed.origin is not None:
+            raise ArchipelError(
+                f"evaluate_sample = {wanted}: this federation has virtual parties or folds, which "
+                "are scored with the party they belong to; leave one of the two out."
+            )
+        if wanted < LEAST_SCORED:
+            raise ArchipelError(
+                f"evaluate_sample = {wanted}: from fewer than {LEAST_SCORED} parties nobody can "
+                "say how sure a metric is; score more, or leave it out for all."
+            )
+        able = np.flatnonzero(fed.n_test.numpy() > 0)
+        cut = int(np.searchsorted(able, fed.training))
+        drawn, draws = [], rng.generator(self.seed, 0, "evaluation")
+        for group in (able[:cut], able[cut:]):
+            count = min(wanted, len(group))
+            at = draws.choice(len(group), count, replace=False, shuffle=False) if count else []
+            drawn.append(np.sort(group[at]))
+        if sum(map(len, drawn)) == len(able):
+            return None
+        return Some(np.concatenate(drawn), (cut, len(able) - cut))
 
     @property
     def _as_likely(self) -> bool:
@@ -125,10 +159,9 @@ class Beginning:
             return -(-int(self.rounds) // who.separation)
         if not drawn or self._fed.about.elsewhere:
             return int(self.rounds)
-        here = np.ones(len(self.eligible), bool)
         counts = np.zeros(self._fed.parties, np.int64)
         for t in range(self.rounds):
-            counts[who.ask(self.eligible, self.seed, t, here)[0]] += 1
+            counts[who.ask(self.eligible, self.seed, t)[0]] += 1
         return int(counts.max())
 
     def runs(self, engine: Engine, settings: Mapping[str, Sequence[float]]) -> list[Run]:

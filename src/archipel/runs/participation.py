@@ -21,6 +21,7 @@ from archipel.rng import Ints
 Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
 
 _WAITS = 1000  # of one round, at most
+_MANY = 100_000  # parties: of more, nobody looks at each in every round
 
 
 class Cohort(NamedTuple):
@@ -170,10 +171,9 @@ class Participation:
         """
         clock = t if clock is None else clock
         waited, blocked = 0, dict[int, Cause]()
-        awake = self.awake(eligible, past)
         while True:
             at = (seed, t, clock + waited)
-            cohort = self._attempt(eligible, *at, keeps_partial_work, work, awake)
+            cohort = self._attempt(eligible, *at, keeps_partial_work, work, past)
             answers = self.answers(cohort.present, seed, clock + waited, messages)
             cohort = cohort._replace(waited=waited, blocked=blocked, answers=answers)
             if cohort.counted or self.on_missing == "continue":
@@ -208,10 +208,10 @@ class Participation:
         clock: int,
         keeps_partial_work: bool,
         work: Floats | None,
-        awake: NDArray[np.bool_] | None,
+        past: Sequence[Cohort],
     ) -> Cohort:
         count = self.count(len(eligible))
-        sampled, here = self.ask(eligible, seed, t, self.here(eligible, seed, clock), awake)
+        sampled, here = self.asked(eligible, seed, t, clock, past)
         missing = dict.fromkeys(sampled[~here].tolist(), Cause("away"))
         stays = here & (draws(seed, clock, "dropouts", sampled) >= self.dropouts)
         missing |= dict.fromkeys(sampled[here & ~stays].tolist(), Cause("dropped out"))
@@ -265,19 +265,59 @@ class Participation:
         resting = np.concatenate([cohort.sampled for cohort in past[1 - self.separation :]])
         return ~np.isin(eligible, resting)
 
+    def asked(
+        self, eligible: Ints, seed: int, t: int, clock: int, past: Sequence[Cohort] = ()
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        """The same as `ask`, at a cost that follows those who are asked where parties are many.
+
+        Of many parties that come and go, some are drawn one after the other, until enough of them
+        are there: every set of those who are is as likely.
+        """
+        resting = [cohort.sampled for cohort in past[1 - self.separation :]]
+        rests = self.separation > 1 and len(resting) > 0
+        if self._always and not rests:
+            return self.ask(eligible, seed, t)
+        count = ceil(self.count(len(eligible)) * (1 + self.over_select) - 1e-9)
+        drawn = 4 * count if len(eligible) > _MANY else len(eligible)
+        while drawn < len(eligible) // 4:
+            of = rng.generator(seed, t, "sample", clock).choice(len(eligible), drawn, replace=False)
+            parties = eligible[of]
+            may = self.here(parties, seed, clock)
+            if rests:
+                may &= ~np.isin(parties, np.concatenate(resting))
+            if may.sum() >= count:
+                return np.sort(parties[may][:count]), np.ones(count, bool)
+            drawn *= 4
+        here = self.here(eligible, seed, clock)
+        return self.ask(eligible, seed, t, here, self.awake(eligible, past))
+
+    @property
+    def _always(self) -> bool:
+        """Whether everybody is always there."""
+        return self.availability == 1 and not self.away
+
     def ask(
         self,
         eligible: Ints,
         seed: int,
         t: int,
-        here: NDArray[np.bool_],
+        here: NDArray[np.bool_] | None = None,
         awake: NDArray[np.bool_] | None = None,
     ) -> tuple[Ints, NDArray[np.bool_]]:
-        """Whom round t asks, those that are there first, and whether each is there.
+        """Whom round t asks, those that are there first (all, if None), and whether each is there.
 
         Who sits out, since it was asked just before, is not asked (`awake`).
         """
         count = self.count(len(eligible))
+        if here is None and awake is None:
+            asked = min(len(eligible), ceil(count * (1 + self.over_select) - 1e-9))
+            if asked == len(eligible):
+                return eligible, np.ones(asked, bool)
+            at = rng.generator(seed, t, "sample").choice(
+                len(eligible), asked, replace=False, shuffle=False
+            )
+            return eligible[np.sort(at)], np.ones(asked, bool)
+        here = np.ones(len(eligible), bool) if here is None else here
         may = np.ones(len(eligible), bool) if awake is None else awake
         asked = min(int(may.sum()), ceil(count * (1 + self.over_select) - 1e-9))
         if asked == len(eligible):

@@ -25,6 +25,7 @@ from archipel.rng import Ints
 from archipel.runs.participation import Cohort
 from archipel.runs.record import Record
 from archipel.runs.run import Joining, Run, Spent
+from archipel.runs.some import WHO, OfSome
 from archipel.scorecard.card import Scorecard
 from archipel.store.folder import MODEL, Folder
 
@@ -245,11 +246,18 @@ def restore(folder: Folder, run: Run, row: Mapping[str, Any]) -> None:
         *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
     )
     run.notes = [event.text for event in run.events if event.kind == "note"]
-    count, of_parties = run.data.parties, dict[str, Any]()
+    count, of_parties, who = run.data.parties, dict[str, Any](), None
     if run.history:
-        of_parties = _padded(journal.party_arrays(run.history[-1]["round"]), count)
-    run.parties = {name: v for name, v in of_parties.items() if not name.startswith(MAKING)}
-    run.making = _after(MAKING, of_parties)
+        of_parties = journal.party_arrays(run.history[-1]["round"])
+        who = of_parties.pop(WHO, None)
+        of_parties = of_parties if who is not None else _padded(of_parties, count)
+    parties = {name: v for name, v in of_parties.items() if not name.startswith(MAKING)}
+    making = _after(MAKING, of_parties)
+    if who is not None:
+        ids = who.astype(np.int64)
+        run.parties, run.making = OfSome(ids, count, parties), OfSome(ids, count, making)
+    else:
+        run.parties, run.making = parties, making
     levels = _padded(journal.party_arrays(0), count)
     for name, level in (row["baselines"] or {}).items():
         scores = Levels(_after(f"{name} ", levels), level["pooled"], level["new"])

@@ -30,14 +30,18 @@ from archipel.runs import past, processes
 from archipel.runs.participation import Cohort
 from archipel.runs.past import MAKING
 from archipel.runs.run import Description, Run, Spent
+from archipel.runs.some import WHO, OfSome
 from archipel.store.files import now
 from archipel.store.folder import Folder
+from archipel.store.journal import ROSTER_COLUMNS as ROSTER
+from archipel.store.journal import TEST, TRAINING
 
 State = Callable[[], Mapping[str, Tensor]]
 
 _LOOK = 5.0  # seconds between two looks at the memory in use
 ENGINE = ("engine", "ray_address", "ray_cpus", "ray_gpus")  # options: where it is computed
 _MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
+_CROWD = 50_000  # parties; with more, the roster has columns in place of rows
 SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
@@ -85,11 +89,16 @@ def create(
         "rounds": run.rounds,
         "summary": _summary(run),
     }
-    return Folder.create(path, row, _roster(run.data), files, database)
+    return Folder.create(path, row, _roster(run.data), files, database, _crowd(run.data))
 
 
 def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:
-    """What the journal says of the parties, from the first of these on."""
+    """What the journal says of the parties one by one, from the first of these on.
+
+    Of a crowd without names it has columns in place of rows (`_crowd`).
+    """
+    if is_crowd(data):
+        return
     sizes: Iterable[tuple[int, int]] = (told or (-1, -1) for told in data.about.counts[first:])
     if not data.about.elsewhere:
         sizes = zip(data.n[first:].tolist(), data.n_test[first:].tolist(), strict=True)
@@ -101,6 +110,18 @@ def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:
             "test_points": n_test,
             "trains": k < data.training,
         }
+
+
+def is_crowd(data: Federation) -> bool:
+    """Whether parties are so many that nobody reads of each."""
+    return data.parties > _CROWD and data.names is None and not data.about.elsewhere
+
+
+def _crowd(data: Federation) -> list[tuple[int, str, Tensor]]:
+    """What the journal says of such parties: their sizes, in two columns."""
+    if not is_crowd(data):
+        return []
+    return [(ROSTER, TRAINING, data.n), (ROSTER, TEST, data.n_test)]
 
 
 def plan_of(folder: Folder) -> Plan:
@@ -130,7 +151,7 @@ class Recorder:
         self._rounds: list[dict[str, Any]] = []
         self._metrics: list[tuple[int, str, Tensor]] = []
         self._clock: list[dict[str, Any]] = []
-        self._roster = folder.journal.parties()
+        self._roster = run.data.parties if is_crowd(run.data) else folder.journal.parties()
         self._entries = len(run.history)
         self._events = len(run.events)
         self._notes = sum(event.kind == "note" for event in run.events)
@@ -179,8 +200,12 @@ class Recorder:
         run = self._run
         if run.data.parties > _MANY:  # the last evaluation's are kept
             self._metrics = [each for each in self._metrics if each[0] == 0]
-        made = {f"{MAKING}{name}": values for name, values in run.making.items()}
-        by_party = {**run.parties, **made}
+        parties, making = run.parties, run.making
+        by_party: dict[str, Tensor] = {}
+        if isinstance(parties, OfSome):
+            by_party = {WHO: torch.from_numpy(parties.who)}
+            parties, making = parties.rows, making.rows if isinstance(making, OfSome) else {}
+        by_party |= {**parties, **{f"{MAKING}{name}": each for name, each in making.items()}}
         self._metrics += [(run.done, name, values) for name, values in by_party.items()]
 
     def save_in_time(self) -> None:
@@ -261,7 +286,10 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     """Put a run back to its last checkpoint; return that, empty before the first round."""
     row = folder.journal.row()
     past.restore(folder, run, row)
-    run.parties, run.making = _tensors(run.parties), _tensors(run.making)
+    for name in ("parties", "making"):
+        values = getattr(run, name)
+        some = isinstance(values, OfSome)
+        setattr(run, name, values.each(torch.from_numpy) if some else _tensors(values))
     run.elsewhere = _tensors(run.elsewhere)
     for name, found in run.baselines.items():
         run.baselines[name] = Evaluation(_tensors(found.parties), found.pooled, found.new)
@@ -284,6 +312,8 @@ def pad(run: Run) -> None:
         run.elsewhere,
         *(scores.parties for scores in run.baselines.values()),
     ):
+        if not isinstance(found, dict):  # of a sample, which is of a simulation
+            continue
         for name, values in found.items():
             missing = count - len(values)
             if missing > 0:
@@ -332,6 +362,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "algorithm": type(run.algorithm).__name__,
         "data": run.data.about.name,
         "parties": run.data.parties,
+        **({"training": run.data.training} if is_crowd(run.data) else {}),
         "seed": run.seed,
         "metric": run.metric,
         "value": run.metrics.get(run.metric),

@@ -26,6 +26,8 @@ from archipel.runs.record import Record
 from archipel.store.files import now
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pandas import DataFrame
     from torch import Tensor, nn
 
@@ -116,8 +118,8 @@ class Run:
     notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
     vector: Vector = field(default_factory=_no_vector)
     buffers: Tensor | None = None  # that go with `vector`, BatchNorm's statistics among them
-    parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
-    making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
+    parties: Mapping[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
+    making: Mapping[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
     baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
     elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
     study: Description | None = None  # None for a run of objects made in Python

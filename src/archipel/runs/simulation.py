@@ -62,6 +62,7 @@ class Options(Where, total=False):
     class_weights: ClassWeights  # in the loss: a number for each class, or "balanced"; all alike
     statistics: Statistics  # BatchNorm's: "averaged" with the model, or each party's "own"
     evaluate_every: int  # rounds; 1
+    evaluate_sample: int  # score at so many parties drawn by the seed, with intervals; all
     metric: str | Own  # by which the run is judged; the task's
     metrics: Sequence[str | Own]  # what is measured, also functions; the task's usual ones
     target: float  # of that metric
@@ -261,7 +262,7 @@ def build(
     )
     runs = begun.runs(engine, settings or {})
     attendance = attendance_of(begun, engine, algorithm, fed, lambda: runs[0].participation)
-    return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
+    return engine, Loop(engine, attendance, runs, begun.every, bool(settings), begun.scored)
 
 
 def attendance_of(

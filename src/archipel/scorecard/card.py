@@ -51,6 +51,9 @@ ON_DEVICES = (
 SHARES = (*measures.SHARES, "r2")  # differences are told in points: hundredths
 
 
+_OF_A_SAMPLE = ("scored", "interval", "parties_interval")  # what is told of one alone
+
+
 @dataclass(frozen=True)
 class Spread:
     """A metric over parties, each on its own test points."""
@@ -85,6 +88,9 @@ class Efficacy:
     target: float | None
     absent: tuple[str, ...] = ()  # sites that earlier evaluations had in their mean
     warnings: tuple[str, ...] = ()  # what went wrong though the run ended
+    scored: tuple[int, int] | None = None  # a sample of so many training parties, of how many
+    interval: tuple[float, float] | None = None  # 95 %, of the own models' points, or the common's
+    parties_interval: tuple[float, float] | None = None  # 95 %, of the mean over parties
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,9 @@ class Scorecard:
         energy = self.efficiency.energy
         card["efficiency"]["energy"] |= plain({"low": energy.low, "high": energy.high})
         card["robustness"]["share_arrived"] = self.robustness.share_arrived
+        if self.efficacy.scored is None:  # everybody was scored, and nothing is estimated
+            for name in _OF_A_SAMPLE:
+                del card["efficacy"][name]
         if self.efficiency.simulated is None:  # as before there was a clock
             del card["efficiency"]["simulated"]
         return card
@@ -240,6 +249,8 @@ class Scorecard:
             efficacy[name] = None if efficacy[name] is None else Spread(**efficacy[name])
         for name in ("absent", "warnings"):
             efficacy[name] = tuple(efficacy[name])
+        for name in _OF_A_SAMPLE:
+            efficacy[name] = tuple(efficacy[name]) if efficacy.get(name) else None
         energy = {k: v for k, v in efficiency["energy"].items() if k not in ("low", "high")}
         efficiency["energy"] = Energy(**{**energy, "assumptions": tuple(energy["assumptions"])})
         if simulated := efficiency.get("simulated"):

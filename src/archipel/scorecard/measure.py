@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -58,7 +58,7 @@ def _efficacy(run: Run) -> Efficacy:
     share = metric in SHARES
     scale = (100.0 if share else 1.0) * (1 if up else -1)
 
-    def over(parties: dict[str, Tensor], group: slice) -> Spread | None:
+    def over(parties: Mapping[str, Tensor], group: slice) -> Spread | None:
         return _spread(parties[metric][group], up) if metric in parties else None
 
     seen = slice(0, training)
@@ -89,7 +89,18 @@ def _efficacy(run: Run) -> Efficacy:
         run.target,
         tuple(absent(run.history)[-1]) if run.history else (),
         tuple(run.warnings),
+        _pair((last.get("scored") or {}).values(), 0),
+        _pair((last.get("own_intervals", last.get("intervals")) or {}).get(metric)),
+        _pair((last.get("seen_parties") or {}).get("interval")),
     )
+
+
+def _pair(found: Any, at: int | None = None) -> tuple[Any, Any] | None:
+    """Two values of a history's entry, or of two lists the ones at a place; None without."""
+    pair = tuple(found or ())
+    if len(pair) != 2:
+        return None
+    return pair if at is None else (pair[0][at], pair[1][at])
 
 
 def _spread(values: Tensor, larger_is_better: bool) -> Spread | None:

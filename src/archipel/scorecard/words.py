@@ -205,6 +205,8 @@ def _efficacy(e: Efficacy) -> Lines:
     name = f"{metric_name(e.metric)} over all test points"
     if e.over != ALL_POINTS:
         name = f"mean {metric_name(e.metric)} over {e.over}"
+    if e.scored is not None:
+        better = f"{between(e.interval)}from {sample(e.scored)}; {better}"
     lines = [(name, number(e.points), better)]
     warned = [("warning", "", said) for said in e.warnings]
     if e.own is not None:
@@ -214,7 +216,10 @@ def _efficacy(e: Efficacy) -> Lines:
     if e.central_points is not None:
         lines.append(("  data pooled, there", number(e.central_points), ""))
     alike = e.over == ALIKE  # the same number once more: only how sites differ is new
-    lines += _spread("  how sites differ" if alike else "mean over parties", e.parties, alike)
+    by_party = _spread("  how sites differ" if alike else "mean over parties", e.parties, alike)
+    if e.parties_interval is not None:
+        by_party = [(*each[:2], between(e.parties_interval) + each[2]) for each in by_party]
+    lines += by_party
     lines += _spread("each alone, mean", e.local)
     lines += _spread("data pooled, mean", e.central)
     if e.gain_over_local is not None and e.local is not None:
@@ -228,6 +233,24 @@ def _efficacy(e: Efficacy) -> Lines:
             ("new parties, all test points", number(e.new_points), "never seen in training")
         )
     return warned + lines + _spread("new parties, mean", e.new_parties)
+
+
+def between(interval: tuple[float, float] | None) -> str:
+    """A 95 % interval, before what else is said.
+
+    >>> between((0.71, 0.74))
+    '0.71 to 0.74 (95 %); '
+    """
+    return "" if interval is None else f"{number(interval[0])} to {number(interval[1])} (95 %); "
+
+
+def sample(scored: tuple[int, int]) -> str:
+    """Who was scored, for all.
+
+    >>> sample((1000, 1000000))
+    'a sample of 1,000 of 1,000,000 parties'
+    """
+    return f"a sample of {scored[0]:,} of {scored[1]:,} parties"
 
 
 def _spread(name: str, s: Spread | None, told: bool = False) -> Lines:

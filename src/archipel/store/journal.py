@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 METADATA = sa.MetaData()
 
+ROSTER_COLUMNS = -1  # in place of a round: sizes of very many parties, a column each
+TRAINING, TEST = "training points", "test points"
+
 
 class _Json(sa.types.TypeDecorator[Any]):
     """JSON with numbers that are not finite, as {"float": "nan"}: PostgreSQL takes no NaN."""
@@ -194,8 +197,13 @@ class Journal:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def begin(self, row: Mapping[str, Any], roster: Iterable[Mapping[str, Any]]) -> None:
-        """Enter a run that has done nothing yet."""
+    def begin(
+        self,
+        row: Mapping[str, Any],
+        roster: Iterable[Mapping[str, Any]],
+        columns: Sequence[tuple[int, str, Tensor]] = (),
+    ) -> None:
+        """Enter a run that has done nothing yet; `columns` stand for a roster of very many."""
         with self._transaction() as connection:
             self._make_tables(connection)
             connection.execute(
@@ -211,6 +219,7 @@ class Journal:
                 },
             )
             self._insert(connection, ROSTER, roster)
+            self._insert(connection, PARTY_METRICS, _by_party(columns))
 
     def _make_tables(self, connection: sa.Connection) -> None:
         if self._alone:
@@ -250,10 +259,7 @@ class Journal:
             (EVALUATIONS, [{"round": each["round"], "entry": each} for each in entries]),
             (
                 PARTY_METRICS,
-                [
-                    {"round": t, "metric": name, "values": _bytes(values)}
-                    for t, name, values in party_metrics
-                ],
+                _by_party(party_metrics),
             ),
             (EVENTS, [event._asdict() for event in events]),
             (CLOCK, clock),
@@ -298,7 +304,8 @@ class Journal:
 
     def roster(self) -> list[dict[str, Any]]:
         """The parties, by number."""
-        return self._all(ROSTER, ROSTER.c.party)
+        rows = self._all(ROSTER, ROSTER.c.party)
+        return rows or _rows(self.party_arrays(ROSTER_COLUMNS), self.row())
 
     def rounds(self) -> list[dict[str, Any]]:
         return self._all(ROUNDS, ROUNDS.c.round)
@@ -340,6 +347,22 @@ class Journal:
         query = sa.select(table).where(table.c.run == self.run).order_by(order)
         with self._transaction() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def _by_party(values: Iterable[tuple[int, str, Tensor]]) -> list[dict[str, Any]]:
+    return [{"round": t, "metric": name, "values": _bytes(each)} for t, name, each in values]
+
+
+def _rows(columns: Mapping[str, NDArray[np.float64]], row: Mapping[str, Any]) -> list[Any]:
+    """A roster of very many, from its columns."""
+    if TRAINING not in columns:
+        return []
+    trains = row["summary"].get("training", len(columns[TRAINING]))
+    return [
+        {"party": k, "name": str(k), "training_points": int(n), "test_points": int(m)}
+        | {"trains": k < trains}
+        for k, (n, m) in enumerate(zip(columns[TRAINING], columns[TEST], strict=True))
+    ]
 
 
 def _bytes(values: Tensor) -> bytes:

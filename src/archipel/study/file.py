@@ -246,6 +246,7 @@ class Study(BaseModel):
             "rounds": about.rounds,
             "seed": about.seed,
             "evaluate_every": about.evaluate_every,
+            "evaluate_sample": about.evaluate_sample,
             "metric": about.metric and metrics.name_of(self._metric(about.metric)),
             "target": about.target,
             "topology": self.topology.name,

@@ -75,6 +75,10 @@ class About(Section):
     rounds: Annotated[int, Field(ge=1, le=10_000_000, description="how many")] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="of all that a simulation draws")] = 0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds")] = 1
+    evaluate_sample: Annotated[
+        int | None,
+        Field(ge=30, description="score at so many parties, with 95 % intervals; at all"),
+    ] = None
     metric: Annotated[
         str | None, Field(description="by which the run is judged, or mine.py:score; the task's")
     ] = None

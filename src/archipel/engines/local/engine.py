@@ -25,7 +25,7 @@ from archipel.engines.checks import (
     check_stepping,
     check_sweep,
 )
-from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
+from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
 from archipel.engines.local.evaluation import chunk_of, evaluate
@@ -140,7 +140,7 @@ class LocalEngine:
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.form.x[:2]), planning.separable(model, data)
         self._joined = topology is not None
-        self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
+        self._eligible = data.able
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
@@ -274,6 +274,7 @@ class LocalEngine:
         if versions is not None:
             self._put_older(t, ids, versions)
         self._memory.kept.reserve(ids)
+        self._memory.kept.release()
         undo = needed > 1 or answers is not None or self._wire.sum is not None
         dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers, versions)]
         before, self._done = self._done, t + 1
@@ -491,8 +492,11 @@ class LocalEngine:
         own: bool = False,
         training: int | None = None,
         buffers: Tensor | None = None,
+        who: Some | None = None,
     ) -> Evaluation:
         """Metrics on every party's points: of one vector, or with `own` of each party's model.
+
+        With `who` on these parties' points alone, and how sure that is.
 
         The first `training` parties are pooled together, those that train unless given. `buffers`
         go with w; without them those that go with the shared vector, or that each party keeps.
@@ -512,7 +516,8 @@ class LocalEngine:
         with threads(1):
             count = self.data.training if training is None else training
             common = buffers is not None
-            return evaluate(self.pool, self._job, self._memory, split, own, count, server, common)
+            parts = (self.pool, self._job, self._memory)
+            return evaluate(*parts, split, own, count, server, common, who)
 
     @property
     def has_own(self) -> bool:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from archipel import metrics
 from archipel.data.federation import Federation
-from archipel.engines.engine import Evaluation
+from archipel.engines.engine import Evaluation, Some
 from archipel.engines.local import personal
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.pool import Json, Pool
 from archipel.engines.local.share import Job, points_of
+from archipel.metrics.intervals import Interval, of_all
 from archipel.rng import Ints
 
 _CHUNK_BYTES = 64 << 20  # outputs kept at a time
@@ -45,7 +46,7 @@ def evaluate(
     training: int,
     server: personal.Server | None = None,
     common: bool = True,
-    who: Ints | None = None,
+    who: Some | None = None,
 ) -> Evaluation:
     """Score the vector in `memory`, or with `own` each party's model, at every party or at `who`.
 
@@ -55,7 +56,7 @@ def evaluate(
     """
     data, loss, chosen = job.data, job.model.loss_function, job.model.metrics
     unit = data.features.target
-    ids = np.arange(data.parties) if who is None else who
+    ids = np.arange(data.parties) if who is None else who.parties
     sizes = (data.n if split == "train" else data.n_test).numpy()[ids]
     do = "own outputs" if own or (job.own_statistics and not common) else "outputs"
     scored: list[dict[str, Tensor]] = []
@@ -99,10 +100,24 @@ def evaluate(
             if name in metrics.MEANS
         }
 
+    def interval(group: slice, of: int, found: dict[str, float]) -> dict[str, Interval]:
+        before = int(sizes[: group.start].sum())
+
+        def score(rows: Ints) -> dict[str, float]:
+            at = torch.from_numpy(before + rows)
+            return metrics.pool(data.task, outputs[at], y[at], loss, chosen, unit)
+
+        values = {name: each[group].double().numpy() for name, each in parties.items()}
+        points = data.task != "survival"  # whose loss is no mean over points
+        return of_all(score if keep else None, found, values, sizes[group], of, points)
+
     trained = int(np.searchsorted(ids, training))
-    return Evaluation(
-        parties, pooled(slice(0, trained)), pooled(slice(trained, len(ids))), costs, who=who
-    )
+    groups = slice(0, trained), slice(trained, len(ids))
+    seen, new = (pooled(group) for group in groups)
+    if who is None:
+        return Evaluation(parties, seen, new, costs)
+    sure = [interval(*each) for each in zip(groups, who.of, (seen, new), strict=True)]
+    return Evaluation(parties, seen, new, costs, who=who, intervals=sure[0], new_intervals=sure[1])
 
 
 def _outputs(pool: Pool, do: str, split: str, own: bool, ids: Ints, ends: Ints) -> None:

@@ -149,7 +149,7 @@ class Kept:
         if size:
             self._forms.append(((*lead, size), job.model.dtype))
         self.visited = arena.zeros((parties,), torch.uint8)
-        self._place = arena.zeros((parties,), torch.int64)  # 1 + the row of each; 0: none
+        self._place = arena.zeros((parties,), torch.int32)  # 1 + the row of each; 0: none
         self._stores = [arena.zeros((parties, *shape), dtype) for shape, dtype in self._forms]
         self._used, self._free = 0, np.zeros(0, np.int64)  # rows
         self._slots: Slots | None = None
@@ -178,6 +178,11 @@ class Kept:
         if self._slots is not None:
             self._slots.close()
 
+    def release(self) -> None:
+        """Have this process hold no more of the files than it uses now."""
+        if self._slots is not None:
+            self._slots.release()
+
     # -- rows ------------------------------------------------------------------------------------
 
     def reserve(self, parties: Sequence[int] | Ints) -> None:
@@ -195,7 +200,7 @@ class Kept:
         if not len(new) and not len(old):
             return
         rows = self._more(len(new) + len(old))
-        before, after = place[old] - 1, rows[len(new) :]
+        before, after = place[old].astype(np.int64) - 1, rows[len(new) :]
         for store in self._stores:
             store[rows[: len(new)]] = 0
             store[after] = store[before]
@@ -212,7 +217,7 @@ class Kept:
         return np.concatenate([again, np.arange(first, self._used)])
 
     def _rows(self, store: Tensor, ids: Ints) -> Tensor:
-        at = self._place[ids] - 1
+        at = self._place[ids].long() - 1
         rows = store[at.clamp(min=0)] if len(store) else store.new_zeros(len(ids), *store.shape[1:])
         rows[at < 0] = 0
         return rows
@@ -231,14 +236,14 @@ class Kept:
         """Write what `take` gave, here or elsewhere."""
         ids = np.asarray(parties, np.int64)
         self.reserve(ids)
-        at = self._place[ids] - 1
+        at = self._place[ids].long() - 1
         for store, found in zip(self._stores, rows, strict=False):
             store[at] = found
         self.visited[ids] = rows[-1]
 
     def write(self, ids: Ints, own: Sequence[Tensor], buffers: Tensor | None = None) -> None:
         """Write new own states, and statistics, of parties that took part."""
-        at = self._place[ids] - 1
+        at = self._place[ids].long() - 1
         for store, found in zip(self._stores, own, strict=False):
             store[at] = found
         if buffers is not None and self._keeps_buffers:
@@ -268,7 +273,7 @@ class Kept:
         if self._slots is not None:
             ids = np.unique(np.concatenate([np.zeros(0, np.int64), *self._touched]))
             ids = ids[self.visited.numpy()[ids] > 0]
-            rows = self._place.numpy()[ids] - 1
+            rows = self._place.numpy()[ids].astype(np.int64) - 1
             return {"slots": self._slots.save(ids, rows, self._used, self._everybody)}
         return self.rows_of(np.flatnonzero(self.visited.numpy()))
 
@@ -282,7 +287,7 @@ class Kept:
     def _everybody(self) -> tuple[Ints, Ints]:
         """All that took part, and their rows."""
         ids = np.flatnonzero(self.visited.numpy())
-        return ids, self._place.numpy()[ids] - 1
+        return ids, self._place.numpy()[ids].astype(np.int64) - 1
 
     def committed(self) -> None:
         """The last state counts from now on, and rows that only the one before names are free."""
@@ -306,7 +311,7 @@ class Kept:
                 )
             ids, rows = self._slots.read(kept["slots"], self._parties)
             self.visited[ids] = 1
-            self._place[ids] = torch.from_numpy(rows + 1)
+            self._place[ids] = torch.from_numpy(rows + 1).int()
             self._used = int(rows.max(initial=-1)) + 1
             self._free = np.setdiff1d(np.arange(self._used), rows)
             self._changes.zero_()

@@ -164,6 +164,7 @@ class Share:
                 self._keep(block, own if last else block.me.after)
             total["gradients"] += block.me.gradients - before
             total["bad"] += block.ids[block.diverged.numpy()].tolist()
+        self._memory.kept.release()
         return total
 
     def cut(self, message: Json) -> list[Block]:
@@ -478,13 +479,6 @@ def _by_version(message: Json) -> list[tuple[int, int | None, list[int]]]:
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:
     """`[..., m, 1] -> [m]`: sizes do not depend on a sweep's setting."""
     return n.reshape(-1, lead[-1])[0]
-
-
-def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
-    """First row and end of each party's training or test points, `[K]` each."""
-    if split == "train":
-        return data.offsets[:-1].numpy(), data.test_from.numpy()
-    return data.test_from.numpy(), data.offsets[1:].numpy()
 
 
 def named(message: Json) -> Ints:

@@ -66,10 +66,11 @@ class Slots:
         elif size and row:
             memory = mmap.mmap(handle, size, access=mmap.ACCESS_COPY)
         rows = self._most if self._writes else size // row if row else 0
-        store = torch.zeros((rows, *shape), dtype=dtype)
-        if memory is not None:
-            store = torch.frombuffer(memory, dtype=dtype)[: rows * prod(shape)].view(rows, *shape)
-        self.stores.append(store)
+        if memory is None:
+            self.stores.append(torch.zeros((rows, *shape), dtype=dtype))
+        else:
+            flat = torch.frombuffer(memory, dtype=dtype)[: rows * prod(shape)]
+            self.stores.append(flat.view(rows, *shape))
         self._files.append((handle, memory, row))
 
     def close(self) -> None:
@@ -92,6 +93,12 @@ class Slots:
                     _extend(handle, size, self._rows * row)
         except OSError as error:
             raise _full(self.folder, error) from error
+
+    def release(self) -> None:
+        """Take pages out of this process that the system has anyway, in memory or on the disk."""
+        for _, memory, _ in self._files:
+            if memory is not None and self._writes and hasattr(mmap, "MADV_DONTNEED"):
+                memory.madvise(mmap.MADV_DONTNEED)
 
     # -- what a checkpoint says ------------------------------------------------------------------
 

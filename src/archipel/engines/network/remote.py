@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Vector
-from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
+from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter
@@ -158,7 +158,9 @@ class Remote:
         """Leave round t out, for which too few are there: what is scored next is after it."""
         self._done = t + 1
 
-    def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
+    def evaluate(
+        self, w: Vector | None = None, *, own: bool = False, who: Some | None = None
+    ) -> Evaluation:
         """Have the parties that are there score the shared model, and with `own` their own ones."""
         if not own:
             there = [k for k in list(self.presence.asked) if self.presence.here([k])[0]]
