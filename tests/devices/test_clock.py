@@ -132,7 +132,7 @@ def test_equal_speeds_are_rounds_without_a_clock(eligible, policy, seed, partial
 
     timed = clock.draw(t, t, [], Messages(), partial)
 
-    for one, other in zip(plain[:-1], timed[:-1], strict=True):
+    for one, other in zip(plain, timed._replace(timing=None), strict=True):
         assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
     assert plain.timing is None and timed.timing.end <= 2.0 * (1 + plain.waited) + 1e-9
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import sqrt
@@ -22,6 +23,7 @@ from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.coordinator.relay import Relay
 from archipel.federation.numbers import NumbersFile, Seat
+from archipel.federation.peer import average as peer
 from archipel.federation.site import ledger, relayed, statement
 from archipel.federation.site.averages import NUMBERS, Asked, account_named, release_of
 from archipel.federation.site.policy import Overspent, Policy, Withheld
@@ -151,6 +153,43 @@ def test_the_account_is_what_the_plan_says():
         plan = question.plan(n)
         ideal = plan.independent * sqrt(plan.honest) / question.moved
         assert release.mechanism.noise == pytest.approx(ideal, rel=1e-3)
+
+
+def test_one_that_comes_late_finds_the_others_of_the_next_attempt(federation):
+    """What sites told in an attempt that came to nothing is not taken for their word in another."""
+
+    async def main():
+        async with federation.up():
+            parts = {name: federation.asked(name) for name in NAMES}
+            early = [relayed.take_part(parts[name], 2.0, 2.0) for name in ("bonn", "lyon")]
+            assert all(
+                isinstance(each, BelowQuorum)
+                for each in await asyncio.gather(*early, return_exceptions=True)
+            )
+            first = asyncio.create_task(relayed.take_part(parts["bonn"], 60.0, 30.0))
+            await asyncio.sleep(0.5)  # it would hear what lyon told before
+            rest = [relayed.take_part(parts[name], 60.0, 30.0) for name in ("lyon", "oslo")]
+            return await asyncio.gather(first, *rest)
+
+    found = asyncio.run(main())
+    assert len({each.estimate.tobytes() for each in found}) == 1
+    assert all(len(ledger.entries(site)) == 1 for site in federation.sites.values())
+
+
+def test_one_that_begins_anew_is_not_mixed_up_and_nothing_is_spent(federation):
+    async def main():
+        async with federation.up():
+            parts = {name: federation.asked(name) for name in NAMES}
+            lyon = asyncio.create_task(relayed.take_part(parts["lyon"], 30.0, 3.0))
+            gone = asyncio.create_task(relayed.take_part(parts["bonn"], 30.0, 3.0))
+            await asyncio.sleep(2.0)  # they have heard each other
+            gone.cancel()
+            rest = [relayed.take_part(parts[name], 10.0, 3.0) for name in ("bonn", "oslo")]
+            return await asyncio.gather(lyon, *rest, return_exceptions=True)
+
+    found = asyncio.run(main())
+    assert all(isinstance(each, BelowQuorum) for each in found), found
+    assert not any(ledger.entries(site) for site in federation.sites.values())
 
 
 # -- a site's own rules ----------------------------------------------------------------------------
@@ -325,6 +364,41 @@ def test_what_the_coordinator_hears_is_uniform_and_no_number(federation):
     assert all(abs(each - total / 2) < 5 * sqrt(total) / 2 for each in bits)
 
 
+# -- peers that are sites --------------------------------------------------------------------------
+
+
+def test_a_peer_in_a_sites_folder_is_asked_and_charged(federation, tmp_path):
+    site = federation.sites["bonn"]
+    cards = [peer.card(site.home, "bonn", f"localhost:{free()}")]
+    cards += [peer.card(tmp_path / name, name, f"localhost:{free()}") for name in NAMES[1:]]
+    path = tmp_path / "numbers.toml"
+    path.write_text(
+        '[average]\nnames = ["deaths"]\nlow = 0\nhigh = 100\ncontribution = 1\nepsilon = 2.0\n'
+        f"honest = 1.0\n[values]\nbonn = 10\n{''.join(card.text() for card in cards)}"
+    )
+    words = ["average", str(path), "--me", "bonn", "--home", str(site.home), "--wait", "1"]
+    refused = CliRunner().invoke(app, words, input="n\n")
+    assert refused.exit_code == 1 and "everybody learns the mean and no more" in refused.output
+    Policy().changed(["epsilon=1"]).write(site.home)
+    spent = CliRunner().invoke(app, [*words, "--yes"])
+    assert isinstance(spent.exception, Overspent)
+    Policy().changed(["epsilon=3"]).write(site.home)
+    file = NumbersFile.read(path)
+    this = Asked(site, file, tuple(NAMES))
+
+    async def meet():
+        others = {name: replace(file, values={name: (5.0,)}) for name in NAMES[1:]}
+        return await asyncio.gather(
+            peer.take_part(file, "bonn", site.home, 60.0, 30.0, charge=this.charge),
+            *(peer.take_part(each, name, tmp_path / name, 60.0, 30.0)
+              for name, each in others.items()),
+        )  # fmt: skip
+
+    assert len({each.estimate.tobytes() for each in asyncio.run(meet())}) == 1
+    (entry,) = ledger.entries(site)
+    assert entry.study == file.session and epsilon(entry.by_record, 1e-5) == pytest.approx(2.0)
+
+
 # -- the relay -------------------------------------------------------------------------------------
 
 
@@ -340,6 +414,14 @@ def test_a_relay_keeps_the_first_word_and_has_limits():
         await relay.answer("bonn", letter([2]))
         answer = await relay.answer("lyon", letter([3], wanted=["bonn", "lyon"]))
         assert [each.tolist() for each in answer.arrays] == [[1]]
+        await relay.answer("eve", letter([1]))
+        await relay.answer("eve", letter([2]))  # whom nobody asked for begins nothing anew
+        await relay.answer("bonn", letter([4], number=1))
+        await relay.answer("bonn", letter([5], number=1))
+        answer = await relay.answer("lyon", letter([3], number=1, wanted=["bonn"]))
+        assert [each.tolist() for each in answer.arrays] == [[4]]
+        await relay.answer("bonn", letter([6]))
+        assert [*relay._sessions["s"].said] == [0] and [*relay._sessions["s"].said[0]] == ["bonn"]
         for wrong in (
             letter([1], number=-1),
             letter([1], number=1 << 20),
@@ -409,3 +491,38 @@ def test_the_ledger_shows_a_mean(federation):
         app, ["privacy", "ledger", "--home", str(federation.sites["bonn"].home), "--json"]
     )
     assert json.loads(plain.output)["tables"][0]["tables"] == ["numbers"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifiable", [False, True])
+def test_sites_are_processes(federation, tmp_path, verifiable):
+    """The command of every site, as institutions run it, while the coordinator is up."""
+    seats = "".join(relayed.seat(site).text() for site in federation.sites.values())
+    flags = ["--yes", "--json", "--wait", "200", *(["--verifiable"] if verifiable else [])]
+
+    async def main():
+        async with federation.up():
+            started = []
+            for name, site in federation.sites.items():
+                (site.home / averages.BULLETIN).unlink(missing_ok=True)
+                path = tmp_path / f"{name}.toml"
+                path.write_text(
+                    '[average]\nnames = ["deaths", "births"]\nlow = 0\nhigh = [100, 10]\n'
+                    f"contribution = 1\nepsilon = 2.0\nhonest = 1.0\n[values]\n"
+                    f"{name} = {list(VALUES[name])}\n{seats}"
+                )
+                words = ["average", str(path), "--site", str(site.home), *flags]
+                started.append(await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "archipel", *words, stdout=asyncio.subprocess.PIPE,
+                ))  # fmt: skip
+            told = [(await each.communicate())[0] for each in started]
+            assert not any(each.returncode for each in started)
+            return [json.loads(each) for each in told]
+
+    found = asyncio.run(main())
+    assert len({json.dumps(each["estimate"]) for each in found}) == 1
+    assert abs(found[0]["estimate"]["deaths"] - 30) < 6 * found[0]["deviation"]["deaths"]
+    assert all(len(ledger.entries(Site(site.home))) == 1 for site in federation.sites.values())
+    if verifiable:
+        kept = {(site.home / averages.BULLETIN).read_bytes() for site in federation.sites.values()}
+        assert len(kept) == 1 and verify(federation.sites["bonn"].home / averages.BULLETIN).right

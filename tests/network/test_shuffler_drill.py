@@ -90,7 +90,7 @@ def test_a_round_goes_on_where_shuffler_and_coordinator_were_killed(mix):
         few = await federation.round(1, range(3))
         return found, few
 
-    found, few = asyncio.run(asyncio.wait_for(play(), 120))
+    found, few = asyncio.run(asyncio.wait_for(play(), 600))
     assert not torch.equal(found, before) and not torch.equal(federation.engine.vector(), before)
     assert few.given_up.startswith("wire.sum: 3 parties are there, and 4 is the fewest")
 

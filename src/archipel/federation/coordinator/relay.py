@@ -3,6 +3,9 @@
 
 The coordinator understands nothing of it and can change nothing of it. It may keep something back:
 then sites end without a result, and what they told hides what it hid before.
+
+A site's first word in a step counts. One that says another at the very beginning has begun anew, so
+all that was told is forgotten: those who still wait tell it again when they ask.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class _Session:
 
     by: str  # who began it
     said: dict[int, dict[str, tuple[Tensor, bytes]]] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=set)  # whom anybody else asked for
     news: asyncio.Event = field(default_factory=asyncio.Event)
     size: int = 0
     last: float = 0.0
@@ -49,13 +53,16 @@ class Relay:
         """Keep what a site tells, the first time, and pass on what those it names told."""
         session = self._session(letter["study"], sender)
         self._keep(session, sender, letter)
-        wanted = {str(each) for each in letter["wanted"]}
+        wanted = {str(each) for each in letter["wanted"]} - {sender}
+        session.wanted |= wanted
         heard = session.said.setdefault(letter["number"], {})
         with suppress(TimeoutError):
             async with asyncio.timeout(POLL):
                 while not wanted <= heard.keys():
                     await session.news.wait()
-        there = [name for name in sorted(wanted & heard.keys()) if name != sender]
+                    if session.said.get(letter["number"]) is not heard:
+                        break  # somebody has begun anew
+        there = sorted(wanted & heard.keys())
         return Letter(
             "heard",
             {"signatures": {name: heard[name][1] for name in there}},
@@ -81,10 +88,17 @@ class Relay:
         (content,) = letter.arrays
         told = session.said.setdefault(letter["number"], {})
         if sender in told:
-            return
+            if letter["number"] or sender not in session.wanted or _same(told[sender][0], content):
+                return
+            session.said, session.size = {letter["number"]: {}}, 0
+            told = session.said[letter["number"]]
         session.size += content.numel() * content.element_size()
         if session.size > _BYTES:
             raise Refused(f"more than {_BYTES} bytes were told in this conversation.")
         told[sender] = content, letter["signature"]
         session.news.set()
         session.news = asyncio.Event()
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.numpy().tobytes() == b.numpy().tobytes()

@@ -6,6 +6,9 @@ change nothing and speak for nobody. It can keep something back. Of a mean that 
 from each to each, neighbours open their terms with one that has not published; here that would be
 in the coordinator's hand, who has the value. So nobody opens any (`opens`): all that are in
 publish, or there is no mean and all that was published stays hidden.
+
+A site that begins anew says so: every word has the names of the attempts that its sender has heard
+of, its own among them, and those who have heard others stop before they publish.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from archipel.aggregation.averaging import PUBLISHED, Said
 from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
-from archipel.errors import ArchipelError, RunFailed
+from archipel.errors import ArchipelError, BelowQuorum, RunFailed
 from archipel.federation.averages import (
     PATIENCE,
     Average,
@@ -44,6 +47,7 @@ from archipel.verifiable.party import Party
 from archipel.verifiable.verification import Verdict, checked
 
 _SILENCE = Letter("heard", {"signatures": {}})
+_ATTEMPT = 16  # bytes
 _LETTER = 1 << 20  # bytes that a coordinator takes from a site at once
 _MOST = 64 << 20  # bytes that it passes on of all others
 
@@ -123,6 +127,8 @@ class _Relayed:
     def __init__(self, this: Asked, session: str) -> None:
         self._site, self._session = this.site, session
         self._others = {j: each for j, each in enumerate(this.parties) if each != this.site.name}
+        self._attempts = dict.fromkeys(this.parties, bytes(_ATTEMPT))  # of each; none so far
+        self._attempts[this.site.name] = os.urandom(_ATTEMPT)
         self._keys = {each.name: bytes.fromhex(each.identity) for each in this.file.sites}
         self._link = GrpcLink(this.site.address, COORDINATOR, this.site.credentials(), _MOST)
 
@@ -145,6 +151,7 @@ class _Relayed:
     ) -> dict[int, bytes]:
         """Tell the coordinator, and ask until all that are there were heard."""
         numbers = {self._others[j]: j for j in alive}
+        content = b"".join(self._attempts.values()) + content
         signature = self._site.identity.sign(self._statement(self._site.name, step, content))
         heard: dict[int, bytes] = {}
         ends, pause = time.monotonic() + patience, 0.05
@@ -178,8 +185,18 @@ class _Relayed:
                     f"the coordinator passed on something that {name} did not sign: compare the "
                     f"identity of {name} in your file with it, and tell the coordinator's operator."
                 )
-            found.append((name, told))
+            found.append((name, self._of_this_attempt(name, told)))
         return found
+
+    def _of_this_attempt(self, name: str, told: bytes) -> bytes:
+        """What a site tells, unless it has heard of other attempts than this one."""
+        for i, (each, known) in enumerate(self._attempts.items()):
+            theirs = told[i * _ATTEMPT : (i + 1) * _ATTEMPT]
+            if each == name and known == bytes(_ATTEMPT):
+                self._attempts[name] = theirs
+            elif theirs != known and bytes(_ATTEMPT) not in (theirs, known):
+                raise BelowQuorum(f"{each} has begun anew meanwhile: run it again with all others.")
+        return told[len(self._attempts) * _ATTEMPT :]
 
     def _statement(self, name: str, step: int, content: bytes) -> bytes:
         head = f"archipel relayed\0{self._session}\0{step}\0{len(name)}\0{name}\0"
