@@ -115,7 +115,8 @@ def run(parties: int, source: str, rounds: int) -> dict[str, Any]:
 def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the median of a population's runs."""
     numbers = [key for key, value in rows[0].items() if isinstance(value, int | float)]
-    return rows[0] | {key: statistics.median(row[key] for row in rows) for key in numbers}
+    found = {key: statistics.median(row[key] for row in rows) for key in numbers}
+    return rows[0] | found | {"parties": rows[0]["parties"]}
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import SteppingEngine
 from archipel.engines.local.engine import LocalEngine
+from archipel.engines.local.pool import give_back
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import Topology
@@ -162,6 +163,7 @@ def simulate(
             run.folder, run.state = path, "running"
             loop.recorder = Recorder(folder, run, loop.state, checkpoint_seconds, engine.committed)
             run.event(*begins)
+            give_back()
         try:
             if baselines:
                 sample = options.get("sample")

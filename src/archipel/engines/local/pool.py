@@ -71,6 +71,7 @@ class ForkedPool:
         if workers == 1 or not hasattr(os, "fork"):
             self._here = make(0, lambda *_: None)
             return
+        give_back()
         for index in range(workers):
             ours, theirs = Pipe()
             pid = os.fork()
@@ -176,6 +177,14 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
         pass
     finally:
         os._exit(0)
+
+
+def give_back() -> None:
+    """Have malloc return what is free: arrays of all parties that were needed for a moment."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # not glibc
+        return
 
 
 def keep_memory() -> None:
