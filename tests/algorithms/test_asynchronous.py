@@ -270,3 +270,20 @@ class Asks(Counted):
 def test_what_cannot_be_is_said(algorithm, options, sentence):
     with pytest.raises(ar.ArchipelError, match=sentence):
         simulated(algorithm, **options)
+
+
+def test_rounds_and_events_in_one_table():
+    found = ar.compare(
+        ["fedavg", "fedbuff:buffer=2"],
+        data="heart_disease",
+        rounds=6,
+        seeds=1,
+        out=None,
+        workers=1,
+        sections={"simulate": {"speed": 50.0, "speed_spread": 1.0, "clock": True}},
+        baselines=False,
+    )
+
+    times = [row.figures["simulated_to_target"].mean for row in found.rows]
+    assert all(row.figures["rounds_to_target"].known for row in found.rows) and any(times)
+    assert "simulated time to" in found.table()

@@ -145,12 +145,13 @@ def test_ctrl_c_ends_after_the_round_with_all_processes(folder):
 @pytest.mark.slow
 def test_an_error_ends_all_processes(folder):
     (folder / "mine.py").write_text(MINE.replace("g = me", "me.round == 4 and 1 / 0; g = me"))
-    process = started(folder, *RUN)
-    await_rounds(folder, process, 1)
-    theirs = descendants(process.pid)
-    out, err = process.communicate(timeout=600)
+    process, theirs = started(folder, *RUN), set()
+    while process.poll() is None:
+        theirs |= descendants(process.pid)
+        time.sleep(0.1)
+    out, err = process.communicate()
 
-    assert process.returncode == 3 and out == ""
+    assert process.returncode == 1 and out == "" and len(theirs) > 5
     assert err.count("\n") == 1 and "round 5, party" in err and "ZeroDivisionError" in err, err
     gone(theirs)
 

@@ -1,6 +1,7 @@
 """The Ray engine gives the vectors of the local one, whatever it runs and whoever is lost."""
 
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ import archipel as ar
 from archipel.aggregation.secure import SecureSum
 from archipel.algorithms import ALGORITHMS
 from archipel.algorithms.fedbuff import FedBuff
+from archipel.data import shards
 from archipel.engines.local.engine import LocalEngine
 from archipel.engines.plan import Plan
 from archipel.errors import RunFailed
@@ -23,17 +25,20 @@ from archipel.exchange.boxes import is_peer
 from archipel.exchange.uploads import Chosen
 from archipel.graphs import topology
 from archipel.privacy.promise import Privacy
+from archipel.report.frame import Pace, Still, cost
 from archipel.tree import tree_map
 from archipel.wire.quantise import Quantise
 from archipel.wire.rotate import Rotate
 from problems import classification, network
 
 ray = pytest.importorskip("ray")
+from archipel.engines.ray.parcels import packed  # noqa: E402
 
 FEW = {"local_steps": 3, "tune_steps": 2}
 DATA = classification(6, 3, 3, seed=1)
 NET = network(3, 3)
 PLAN = Plan("one", 2, 2)
+SAID = []  # while Ray starts
 MAIN = os.getpid()
 SGD = ar.FedAvg(local_steps=3, batch_size=2)
 
@@ -43,7 +48,7 @@ def cluster():
     """One Ray for all tests of this file."""
     from archipel.engines.ray.cluster import connected
 
-    with connected(workers=2) as found:
+    with connected(workers=2, say=SAID.append) as found:
         yield found
 
 
@@ -168,6 +173,16 @@ def test_parties_that_began_from_older_states(cluster):
     assert all(torch.equal(tensor, found[name]) for name, tensor in state.items())
 
 
+def test_points_that_are_mapped_are_read_where_they_are(cluster, tmp_path):
+    shards.write(DATA, tmp_path / "shards", size=200)
+    data = ar.Federation.open(tmp_path / "shards")
+
+    found = played(ar.Scaffold(batch_size=2), cluster.pool, data=data)
+
+    same(played(ar.Scaffold(batch_size=2)), found)
+    assert data.lazy and len(packed(data)[0]) < 20_000  # a path travels, and no point
+
+
 @pytest.mark.parametrize("statistics", ["averaged", "own"])
 def test_statistics_of_batchnorm(cluster, statistics):
     torch.manual_seed(0)
@@ -283,6 +298,22 @@ def test_a_run_with_its_baselines_recorded_and_opened(cluster, tmp_path):
     assert run.to_json()["engine"] == "ray" and here.to_json()["engine"] == "local"
     again = ar.simulate(ar.Scaffold(), baselines=True, out=tmp_path / "run", **HOW)
     assert again.done == 3 and torch.equal(again.vector, run.vector)  # it is the same run
+
+
+def test_the_picture_tells_of_workers_and_memory(cluster):
+    seen = []
+
+    class Watch:
+        def __call__(self, run):
+            seen.append("".join(text for text, _ in cost(Still.of(run, Pace(0.0, 0.0)))))
+
+        def say(self, text):
+            SAID.append(text)
+
+    ar.simulate(ar.FedAvg(), engine="ray", watch=Watch(), **HOW)
+
+    assert all(re.search(r"Ray: [12] of 2 workers, \d\.\d GB", line) for line in seen[1:])
+    assert SAID[0] == "Ray starts"
 
 
 def test_sweeps_and_comparisons(cluster):

@@ -369,7 +369,7 @@ def _share(cohort: Cohort) -> str:
 
 
 def cost(still: Still) -> Line:
-    """Bytes, speed and privacy."""
+    """Bytes, speed, workers that are elsewhere, and privacy."""
     phrases = [(f"{decimal(still.spent.up)} up", ""), (f"{decimal(still.spent.down)} down", "")]
     timing = still.participation[still.done - 1].timing if still.done else None
     if timing is not None:
@@ -379,6 +379,8 @@ def cost(still: Still) -> Line:
             phrases.insert(1, (f"{spent} of devices", ""))
     if still.pace.per_second is not None:
         phrases.append((f"{still.pace.per_second:,.0f} gradients/s", ""))
+    if said := still.run.said():
+        phrases.append((clean(said), ""))
     return [*phrases, (spending(still.run), "")]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -133,6 +133,7 @@ class Run:
     memory: int | None = None  # bytes of its processes, at most; None where that is not known
     events: list[Event] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    said: Callable[[], str] = str  # how workers that are elsewhere are doing, in words
 
     def __post_init__(self) -> None:
         self.metric = self.metric or PRIMARY[self.data.task]

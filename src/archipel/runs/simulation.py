@@ -141,6 +141,7 @@ def simulate(
         run.environment = recording.environment(study, options.get("device", "cpu"), options)
         side = None if out is None else _keep(engine, path, folder is not None, stack)
         stack.enter_context(engine)
+        run.said = lambda: engine.said
         if out is not None:
             if folder is None:
                 files = {} if study is None else study.files()

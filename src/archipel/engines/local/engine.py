@@ -220,6 +220,11 @@ class LocalEngine:
             )
         return self._pool
 
+    @property
+    def said(self) -> str:
+        """How workers that are elsewhere are doing, in words."""
+        return "" if self._pool is None else self._pool.said
+
     # -- one round -------------------------------------------------------------------------------
 
     def round(

@@ -53,6 +53,10 @@ class Pool(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    @property
+    def said(self) -> str:
+        """How workers that are elsewhere are doing, in words."""
+
 
 class ForkedPool:
     """`make(index, call)` builds each worker; `call` asks the main process something meanwhile.
@@ -125,6 +129,10 @@ class ForkedPool:
     @property
     def closed(self) -> bool:
         return self._here is None and not self._pids
+
+    @property
+    def said(self) -> str:
+        return ""
 
     def _send(self, index: int, message: Json) -> None:
         try:

@@ -114,13 +114,13 @@ def connected(
 @contextmanager
 def _running(address: str | None, workers: int | None, puts: int, say: Say) -> Iterator[Any]:
     """Ray, begun for as long as this lasts, unless it was before."""
-    say("Ray starts" if address is None else f"joining the Ray cluster at {address}")
     with ExitStack() as stack:
         stack.enter_context(_environment(address is None))
         ray = _imported(address is None)
         if ray.is_initialized():
             yield ray
             return
+        say("Ray starts" if address is None else f"joining the Ray cluster at {address}")
         if address is not None:
             _check_address(address)
         stack.enter_context(quiet())
