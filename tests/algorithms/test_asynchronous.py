@@ -14,7 +14,7 @@ import archipel as ar
 from archipel.aggregation.gopa import Gopa
 from archipel.aggregation.secure import SecureSum
 from archipel.algorithms import FedAsync, FedBuff, FedOpt
-from archipel.conformance import check_algorithm
+from archipel.conformance import check_older_versions, check_own_models
 from archipel.tree import leaves
 from archipel.wire import PowerSGD, Quantise, RandomMask
 from problems import classification, linear, network, regression
@@ -167,7 +167,8 @@ class Counted:
 
 
 def test_own_states_go_on_with_every_contribution():
-    check_algorithm(Counted())
+    check_older_versions(Counted())
+    check_own_models(Counted())
     run = simulated(Counted(), rounds=10)
     data, model = regression(9, 3, 0), linear(3)
     with ar.LocalEngine(Counted(), data, model, plan=ONE) as engine:
@@ -270,3 +271,20 @@ class Asks(Counted):
 def test_what_cannot_be_is_said(algorithm, options, sentence):
     with pytest.raises(ar.ArchipelError, match=sentence):
         simulated(algorithm, **options)
+
+
+def test_rounds_and_events_in_one_table():
+    found = ar.compare(
+        ["fedavg", "fedbuff:buffer=2"],
+        data="heart_disease",
+        rounds=6,
+        seeds=1,
+        out=None,
+        workers=1,
+        sections={"simulate": {"speed": 50.0, "speed_spread": 1.0, "clock": True}},
+        baselines=False,
+    )
+
+    times = [row.figures["simulated_to_target"].mean for row in found.rows]
+    assert all(row.figures["rounds_to_target"].known for row in found.rows) and any(times)
+    assert "simulated time to" in found.table()

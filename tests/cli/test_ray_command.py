@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from archipel.runs.listing import list_runs
 
 pytest.importorskip("ray")
+from archipel.engines.ray.cluster import folder_of_ray
 
 # as long as a file "slow" lies beside it, a round takes a while
 MINE = '''\
@@ -154,6 +156,23 @@ def test_an_error_ends_all_processes(folder):
     assert process.returncode == 1 and out == "" and len(theirs) > 5
     assert err.count("\n") == 1 and "round 5, party" in err and "ZeroDivisionError" in err, err
     gone(theirs)
+
+
+def test_folders_of_killed_processes_are_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = tmp_path if len(str(tmp_path)) <= 13 else Path("/tmp")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    killed = place / f"archipel-ray-{ended.pid}-test"
+    running = place / f"archipel-ray-{os.getpid()}-test"
+    for each in (killed, running):
+        (each / "session").mkdir(parents=True)
+
+    with folder_of_ray() as folder:
+        assert Path(folder).is_dir() and running.is_dir() and not killed.exists()
+
+    assert not Path(folder).exists()
+    shutil.rmtree(running)
 
 
 # -- what cannot be --------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
 from archipel.engines.network.letters import Letter, Sealed, decode
 from archipel.engines.network.opened import Patience
+from archipel.engines.network.party_loop import CalledBack
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.transport import Refused
+from archipel.privacy.promise import Privacy
 
 DATA = ar.load("heart_disease").standardised()
 EVERYBODY = list(range(DATA.training))
@@ -363,3 +365,44 @@ async def test_who_has_the_newest_version_from_before_a_restart_goes_on(hand):
         made = await again.trained(1, work)
         await again.ask(1, "upload", made[0], **made[1])
         assert (await again.done(task)).arrived.tolist() == [1]
+
+
+def test_what_a_version_costs_is_charged_once_before_it_is_computed_and_each_by_itself():
+    """Also of a version that was called back: its noise was drawn, and something may have left."""
+    charged = []
+    promise = Privacy(unit="record", noise=1.0, clip=1.0, delta=1e-3)
+    state = PartyState(
+        FedBuff(lr=0.1, batch_size=16), DATA.select(np.array([0])), model(), party=0, rounds=6,
+        privacy=promise, charge=lambda t, _, noise: charged.append((t, noise)),
+    )  # fmt: skip
+    shared = [torch.zeros(28)]
+
+    def admission(joined):
+        def asked(version, _):
+            assert charged[-1][0] == version
+            if joined is None:
+                raise CalledBack("not waited for any more.")
+            return joined, 0
+
+        return asked
+
+    state.admission = admission(2)
+    first, _ = state.work(0, 0, shared, 0, bytes(32))
+    again, _ = state.work(0, 0, shared, 0, bytes(32))
+    state.verdict(0, True)
+    assert torch.equal(first[0], again[0])
+    with pytest.raises(Refused, match="round 3 is not one that this party may still take part in"):
+        state.work(2, 0, shared)  # it was in round 3 already
+    state.admission = admission(None)
+    with pytest.raises(CalledBack):
+        state.work(3, 0, shared)
+    state.verdict(3, False)
+    state.admission = admission(5)
+    state.work(4, 0, shared)
+
+    assert [t for t, _ in charged] == [0, 3, 4]
+    assert len({noise for _, noise in charged}) == 3
+    state.verdict(4, True)
+    state.admission = admission(9)
+    with pytest.raises(Refused):
+        state.work(5, 0, shared)  # beyond the study

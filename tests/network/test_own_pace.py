@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.cli.rehearse import _paces
 from archipel.engines.network.fitting import fitted
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.server import Steps, Upload
@@ -105,6 +106,13 @@ def test_what_cannot_be_is_refused_before_the_first_round(tmp_path, what):
 
     with pytest.raises(ar.ArchipelError, match=re.escape(why)):
         asyncio.run(play())
+
+
+@pytest.mark.parametrize("said", ["4=1", "-1=1", "1=-2", "1=inf", "1=nan", "va=5", "1", "=", ""])
+def test_a_slow_site_of_a_rehearsal_is_a_number_and_seconds(said):
+    with pytest.raises(ar.ArchipelError, match="give a site's number from 0 to 3, and seconds"):
+        _paces([said], 4)
+    assert _paces(["3=5", "0=0.5"], 4) == {3: 5.0, 0: 0.5}
 
 
 # -- killed ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ class Contribution(NamedTuple):
 
     def __str__(self) -> str:
         many = "upload" if self.uploads == 1 else "uploads"
-        late = f", {self.stale:.1f} steps late on average, {self.most} at most"
+        late = f", {self.stale:.2g} steps late on average, {self.most} at most"
         return f"{self.uploads} {many}" + (late if self.most else "")
 
 

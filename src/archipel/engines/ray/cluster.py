@@ -131,7 +131,7 @@ def _running(address: str | None, workers: int | None, puts: int, say: Say) -> I
                 "num_cpus": max(cores(), workers or 1),
                 "object_store_memory": min(_STORE + puts, memory // 3),
                 "include_dashboard": False,
-                "_temp_dir": stack.enter_context(_folder()),
+                "_temp_dir": stack.enter_context(folder_of_ray()),
             }
         stack.callback(ray.shutdown)
         _begin(ray, address, how)
@@ -174,15 +174,33 @@ def _environment(own: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
-    """Where Ray's sockets and logs are; sockets have paths of a hundred characters, at most."""
-    place = tempfile.gettempdir()
-    short = place if len(place) < 24 or not Path("/tmp").is_dir() else "/tmp"
-    folder = tempfile.mkdtemp(prefix="archipel-ray-", dir=short)
+def folder_of_ray() -> Iterator[str]:
+    """Where Ray's sockets and logs are; those of processes that were killed are taken away.
+
+    A socket's path has a hundred characters, at most.
+    """
+    place = Path(tempfile.gettempdir())
+    if len(str(place)) > 13 and Path("/tmp").is_dir():
+        place = Path("/tmp")
+    for left in place.glob("archipel-ray-*-*"):
+        process = left.name.split("-")[2]
+        if process.isdecimal() and not _runs(int(process)):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"archipel-ray-{os.getpid()}-", dir=place)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 @contextmanager
