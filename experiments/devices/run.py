@@ -226,8 +226,11 @@ def plot(cells: list[dict[str, Any]]) -> Figure:
     left.legend(loc="lower right")
     for zone, line in first["phones"]["by_hour"].items():
         colour, name = ZONES[zone]
-        middle.stairs(line, np.arange(25), color=colour, label=name, lw=2)
-    middle.set(title="participation over the day", xlabel="hour, UTC", ylabel="uploads")
+        seen = np.clip(first["phones"]["hours"] - np.arange(24), 0, 1)  # of the first day
+        again = np.clip(first["phones"]["hours"] - 24 - np.arange(24), 0, 1)
+        rate = np.array(line) / np.maximum(seen + again, 1e-9)
+        middle.stairs(rate, np.arange(25), color=colour, label=name, lw=2, baseline=None)
+    middle.set(title="participation over the day", xlabel="hour, UTC", ylabel="uploads per hour")
     middle.set_xticks(range(0, 25, 6))
     middle.legend()
     for (name, one), colour in zip(tailed.items(), (GREY, BLUE), strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 import archipel as ar
 from archipel.report.clock import by_hour
-from archipel.report.export import export
+from archipel.report.export import events, export
 from archipel.report.figures import figures
 from archipel.report.frame import Pace, Still, cost
 from archipel.scorecard.card import Scorecard
@@ -85,7 +85,22 @@ def test_tables_have_the_clock_beside_the_rounds(run, tmp_path):
     assert frame["simulated_seconds"].iloc[-1] == last["seconds"]
     assert frame["joules_high"].iloc[-1] == last["energy"]["high"]
     head = (tmp_path / "exported" / "history.csv").read_text().splitlines()[0]
-    assert head.endswith("simulated_seconds,joules_low,joules_high") and "history.csv" in files
+    assert head.endswith("simulated_seconds,joules_low,joules_high") and "events.csv" in files
+
+
+def test_every_event_has_its_second_its_bytes_and_its_joules(run):
+    _, *rows = events(run)
+
+    seconds = [row[1] for row in rows]
+    assert seconds == sorted(seconds)
+    uploads = [row for row in rows if row[2] == "upload"]
+    arrived = sum(len(one.present) for one in run.participation)
+    assert len(uploads) == arrived and sum(row[4] for row in uploads) == run.spent.up
+    joules = sum(row[6] for row in rows if row[6] != "")
+    assert joules == pytest.approx(run.participation[-1].timing.high)
+    kinds = {row[2] for row in rows}
+    assert {"selection", "download", "training", "upload", "aggregation"} <= kinds
+    assert "not needed" in kinds and "dropped out (no longer there)" in kinds
 
 
 def test_the_live_picture_says_what_time_it_is_for_the_devices(run):

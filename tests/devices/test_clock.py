@@ -185,7 +185,7 @@ def test_the_clock_jumps_to_when_enough_are_there():
     hasty = clock_of(Devices(alike(1.0), presence), {"quorum": 2}, np.arange(3), patience=60)
     most = clock_of(Devices(alike(1.0), presence), {"sample": 2}, np.arange(3), patience=1e5)
 
-    assert rounds_of(most, 1)[0].timing == (0.0, 1000.0, 1001.0, 0.0, 0.0, {}, None, ())
+    assert rounds_of(most, 1)[0].timing[:7] == (0.0, 1000.0, 1001.0, 0.0, 0.0, {}, None)
     assert rounds_of(hasty, 1)[0].timing.start == 1000.0  # patience ended, a quorum came
     assert rounds_of(patient, 1)[0].timing.start == 1e6  # all three are never there at once
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import archipel as ar
 from archipel.algorithms.fedbuff import FedBuff
 from archipel.errors import ArchipelError
+from archipel.forecast import measuring
 from archipel.forecast import warnings as warned
 from archipel.forecast.ahead import Ahead, look_ahead
 from archipel.forecast.cluster import Cluster, amount, on_cluster
@@ -230,6 +231,13 @@ def test_a_study_shorter_than_what_is_measured_is_measured_whole(tmp_path):
 
     assert forecast.measured["whole"] and forecast.measured["rounds"] == 2
     assert forecast.figures["rounds.counted"].value == 2
+
+
+def test_of_rounds_that_take_long_few_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "LONG", 0.0)
+    study = Study.parse({**STUDY, "study": {"rounds": 9}})
+
+    assert forecast_of(study, tmp_path).measured["rounds"] == measuring.FEW
 
 
 class Stops(Quiet):

@@ -31,7 +31,10 @@ What = Annotated[
     ),
 ]
 Seconds = Annotated[
-    float, typer.Option("--seconds", min=0, help="How long rounds are measured, at least four.")
+    float,
+    typer.Option(
+        "--seconds", min=0, help="How long rounds are measured: at least four of them, or two."
+    ),
 ]
 Nodes = Annotated[int | None, typer.Option(min=1, help="Of a cluster: machines.")]
 Cores = Annotated[int | None, typer.Option(min=1, help="Of each of them.")]

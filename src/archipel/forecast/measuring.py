@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from archipel.engines.ray.cluster import Ray
 
 LEAST, MOST = 4, 1000  # rounds that are measured, unless the study has fewer
+LONG, FEW = 60.0, 2  # seconds after which so few of them are enough
 _EVALUATED = 3  # rounds from one evaluation to the next, at most, while they are measured
 _CALIBRATED = 0.5  # seconds: what takes longer to build is built again, as the run will
 
@@ -115,13 +116,16 @@ class _Enough:
 
     def __init__(self, stopwatch: Stopwatch, laps: Laps, seconds: float, watch: Watch) -> None:
         self._stopwatch, self._laps, self._watch = stopwatch, laps, watch
-        self._until = time.perf_counter() + seconds
+        self._began = time.perf_counter()
+        self._until = self._began + seconds
 
     def __call__(self, run: Run) -> bool:
         if self._watch(run):
             raise KeyboardInterrupt
-        enough = run.done >= LEAST and bool(self._laps.evaluations)
-        over = time.perf_counter() > self._until or run.done >= MOST
+        now = time.perf_counter()
+        least = LEAST if now - self._began < LONG else FEW
+        enough = run.done >= least and bool(self._laps.evaluations)
+        over = now > self._until or run.done >= MOST
         self._stopwatch.lap()  # whoever looks on costs the run nothing
         return enough and over
 

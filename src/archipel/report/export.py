@@ -58,6 +58,8 @@ def contents(run: Run) -> dict[str, bytes]:
     files["history.csv"] = _csv(_history(run))
     files["parties.csv"] = _csv(_parties(run))
     files["participation.csv"] = _csv(_participation(run))
+    if run.simulated is not None:
+        files["events.csv"] = _csv(events(run))
     return files
 
 
@@ -113,6 +115,30 @@ def _participation(run: Run) -> Iterable[Sequence[Any]]:
             cause = str(cohort.missing.get(k, ""))
             stale = [cohort.stale.get(k, 0)] if late else []
             yield [t, run.data.name(k), not cause, cause, cohort.counted, *stale]
+
+
+def events(run: Run) -> Iterable[Sequence[Any]]:
+    """What happened when, by the simulated clock; of each party where a round asks few."""
+    yield ["round", "second", "event", "party", "bytes", "joules_low", "joules_high"]
+    for t, cohort in enumerate(run.participation, 1):
+        timing = cohort.timing
+        if timing is None:
+            continue
+        yield [t, timing.start, "selection", "", "", "", ""]
+        rows: list[list[Any]] = []
+        down, up = timing.bytes
+        for told in timing.told:
+            name, at = run.data.name(told.party), timing.start
+            ends = [at + sum(told.seconds[: part + 2]) for part in range(3)]
+            if told.party in cohort.missing:
+                why = str(cohort.missing[told.party])
+                rows.append([t, ends[-1], why, name, "", sum(told.low), sum(told.high)])
+                continue
+            parts = zip(ends, ("download", "training", "upload"), (down, 0, up), strict=True)
+            for (end, what, sent), low, high in zip(parts, told.low, told.high, strict=True):
+                rows.append([t, end, what, name, sent, low, high])
+        yield from sorted(rows, key=lambda row: row[1])
+        yield [t, timing.end, "aggregation", "", "", "", ""]
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:

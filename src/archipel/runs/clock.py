@@ -18,7 +18,7 @@ import numpy as np
 
 from archipel import rng
 from archipel.devices.device import DAY, Bools, Devices, Floats, Job, Trip
-from archipel.devices.timing import FIFTH, Timing
+from archipel.devices.timing import FIFTH, TOLD, Timing, Told
 from archipel.engines.engine import Cause
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy
@@ -150,15 +150,17 @@ class Clock:
                 f"round {t + 1}: waits for a party that never finishes; give round.deadline, or "
                 "devices with a speed."
             )
-        spent = self.devices.speeds.joules(
-            sampled[here], trip.within(np.minimum(stops, seconds)).of(here), t
-        )
+        asks, job = sampled[here], self.job(anatomy, len(sampled))
+        did = trip.within(np.minimum(stops, seconds)).of(here)
+        spent = self.devices.speeds.joules(asks, did, t)
         timing = Timing(
             now.began,
             start,
             start + seconds,
             now.low + float(spent.low.sum()),
             now.high + float(spent.high.sum()),
+            bytes=(int(job.down), int(job.up)),
+            told=self._told(asks, did, t) if len(asks) <= TOLD else (),
         )
         counted = int(stays.sum()) >= who.needed(len(eligible))
         present = sampled[stays]
@@ -166,6 +168,23 @@ class Clock:
         return Cohort(
             sampled, present, whole(effort[stays]), missing, counted, answers=answers, timing=timing
         )
+
+    def _told(self, parties: Ints, did: Trip, t: int) -> tuple[Told, ...]:
+        """When each did what, and what each part cost."""
+        none = np.zeros(len(parties))
+        parts = [
+            Trip(did.download, none, none),
+            Trip(none, did.training, none),
+            Trip(none, none, did.upload),
+        ]
+        costs = [self.devices.speeds.joules(parties, part, t) for part in parts]
+        columns = (
+            np.stack([np.broadcast_to(did.setup, none.shape), *did[:3]], axis=1).tolist(),
+            np.stack([cost.low for cost in costs], axis=1).tolist(),
+            np.stack([cost.high for cost in costs], axis=1).tolist(),
+        )
+        rows = zip(parties.tolist(), *columns, strict=True)
+        return tuple(Told(k, *map(tuple, each)) for k, *each in rows)
 
     # -- who is asked, and when --------------------------------------------------------------------
 

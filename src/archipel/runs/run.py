@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from archipel.core import Algorithm, Vector
     from archipel.data.federation import Federation
+    from archipel.devices.timing import Timing
     from archipel.engines.engine import Evaluation
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
@@ -382,7 +383,7 @@ class Run:
                 "missing": {self.data.name(k): str(cause) for k, cause in cohort.missing.items()},
                 "counted": cohort.counted,
                 "waited": cohort.waited,
-                **({} if cohort.timing is None else {"simulated": cohort.timing.to_json()}),
+                **({} if cohort.timing is None else {"simulated": _brief(cohort.timing)}),
                 **({"stale": self._named(cohort.stale)} if cohort.stale else {}),
             }
             for t, cohort in enumerate(self.participation, 1)
@@ -459,6 +460,11 @@ class Run:
         return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
             f"{self.done} rounds, {shown}"
         )
+
+
+def _brief(timing: Timing) -> dict[str, Any]:
+    """What the clock says of a round, without each party's part in it."""
+    return {name: value for name, value in timing.to_json().items() if name != "told"}
 
 
 def _mean(values: Tensor) -> float:
