@@ -173,8 +173,8 @@ workers. Wanted: at most {LIMIT} times the time and memory of the smallest, and 
 
 {table(rows)}
 
-Made by `python benchmarks/population.py --sources {options.sources} --rounds {options.rounds} --repeats
-{options.repeats}`.
+Made by `python benchmarks/population.py --sources {options.sources} --rounds
+{options.rounds} --repeats {options.repeats}`.
 """
     options.output.mkdir(parents=True, exist_ok=True)
     report = {"machine": host, "rounds": options.rounds, "rows": rows}
