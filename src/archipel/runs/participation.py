@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a round: the study's policy, and the drop-outs of a simulation."""
+"""Who takes part in a round: the study's policy, and the drop-outs of a simulation.
+
+One file, since a cohort comes of all of the policy's fields, in one order of draws.
+"""
 
 from __future__ import annotations
 

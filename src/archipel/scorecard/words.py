@@ -239,7 +239,7 @@ def between(interval: tuple[float, float] | None) -> str:
     """A 95 % interval, before what else is said.
 
     >>> between((0.71, 0.74))
-    '0.71 to 0.74 (95 %); '
+    '0.710 to 0.740 (95 %); '
     """
     return "" if interval is None else f"{number(interval[0])} to {number(interval[1])} (95 %); "
 
