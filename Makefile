@@ -60,12 +60,15 @@ check: $(DEV)
 bench: $(DEV)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/privacy.py
 	$(BIN)/python benchmarks/secure.py
 	$(BIN)/python benchmarks/proofs.py --keep
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/on_ray.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py

@@ -33,7 +33,7 @@ LAYERS = [
         "models.losses",
     },
     {"core", "graphs", "data", "models"},
-    {"training", "exchange", "models.model", "models.networks", "models.units"},
+    {"training", "exchange", "models.model", "models.flops", "models.networks", "models.units"},
     {"algorithms", "aggregation", "rules"},
     {
         "models.stacked",
@@ -48,7 +48,7 @@ LAYERS = [
     },
     {"engines", "store"},
     {"conformance"},
-    {"runs", "scorecard", "report"},
+    {"runs", "scorecard", "report", "forecast"},
     {"study", "runs.listing", "estimators", "bundle"},
     {"comparison", "demo", "federation", "verifiable"},
     {"cli", "__main__"},

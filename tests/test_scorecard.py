@@ -12,10 +12,11 @@ from torch import nn
 
 import archipel as ar
 from archipel.engines.engine import Cause, Evaluation
+from archipel.models.flops import flops_of_one_gradient
 from archipel.runs.participation import Cohort
 from archipel.scorecard import scorecard
 from archipel.scorecard.card import KWH_PER_GB
-from archipel.scorecard.measure import energy, flops_of_one_gradient
+from archipel.scorecard.measure import energy
 from problems import classification, linear, network, regression
 
 PLAN = ar.Plan("one", 4, 1)

@@ -34,7 +34,7 @@ from archipel.models.losses import LOSSES
 from archipel.runs.simulation import Options
 from archipel.study import fields
 from archipel.study.file import _NOT_OPTIONS
-from archipel.study.sections import SECTIONS
+from archipel.study.sections import SECTIONS, Device, Section
 from archipel.training.optimisers import SGD, Adam
 from archipel.training.schedules import Cosine, Decay, Inverse
 from archipel.tree import leaves
@@ -91,14 +91,19 @@ def study() -> str:
         "",
     ]
     for section, kind in SECTIONS.items():
-        lines += [f"## [{section}]", "", "| key | kind | default | |", "|---|---|---|---|"]
-        for key, info in kind.model_fields.items():
-            wanted = re.sub("a whole number(,| or) a number", "a number", _wanted(info.annotation))
-            default = "" if info.default is None else f"`{_toml(info.default)}`"
-            about = _escaped(info.description or "")
-            lines.append(f"| `{key}` | {_escaped(wanted)}{_limits(info)} | {default} | {about} |")
-        lines += ["", *_further(section)]
+        lines += [f"## [{section}]", "", *_keys(kind), "", *_further(section)]
     return "\n".join(lines)
+
+
+def _keys(kind: type[Section]) -> Iterator[str]:
+    """The keys of a section as a table."""
+    yield from ["| key | kind | default | |", "|---|---|---|---|"]
+    for key, info in kind.model_fields.items():
+        wanted = re.sub("a whole number(,| or) a number", "a number", _wanted(info.annotation))
+        plain = not info.is_required() and info.default is not None
+        default = f"`{_toml(info.default)}`" if plain else ""
+        about = _escaped(info.description or "")
+        yield f"| `{key}` | {_escaped(wanted)}{_limits(info)} | {default} | {about} |"
 
 
 def _wanted(hint: Any) -> str:
@@ -127,6 +132,8 @@ def _further(section: str) -> Iterator[str]:
     elif section == "model":
         yield from _options_of("model", MODELS)
         yield f"`loss` is one of {', '.join(f'`{name}`' for name in LOSSES)}."
+    elif section == "simulate":
+        yield from ["### [simulate.devices.NAME]", "", "A class of devices.", "", *_keys(Device)]
     elif section == "algorithm":
         yield "The other keys are the fields of the algorithm that `name` names."
         for name, cls in ALGORITHMS.items():

@@ -24,7 +24,7 @@ from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
 from archipel.engines.probe import probe
 from archipel.errors import ArchipelError
-from archipel.exchange.boxes import Boxes, has_personal, is_peer
+from archipel.exchange.boxes import Boxes, has_personal, is_asynchronous, is_peer
 from archipel.graphs import topology
 from archipel.models.model import Model
 from archipel.tree import Tree, leaves, tree_map
@@ -51,6 +51,7 @@ def check_algorithm(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
         (check_sweep_equals_separate_runs, (wire,)),
         (check_states_are_plain_tensors, ()),
         (check_own_models, (wire,)),
+        (check_older_versions, (wire,)),
         (check_over_the_wire, (wire,)),
     )
     for check, on in checks:
@@ -162,6 +163,23 @@ def check_own_models(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
         assert times == 0 or _equal(scores, again), "own models differ once they were made before"
 
 
+def check_older_versions(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
+    """Where parties do not wait for each other: those of several versions, stacked or one by one.
+
+    Where all begin from the last one, a step is a round.
+    """
+    if not is_asynchronous(algorithm):
+        return
+    late = [([0, 1], [0, 0], [0]), ([2, 0], [0, 1], [0, 1]), ([3, 1, 4], [0, 1, 2], [])]
+    one = _stepped(algorithm, wire, _ONE, late)
+    for plan in (Plan("stacked", 3, 1), Plan("vmapped", 2, 2)):
+        _close(one, _stepped(algorithm, wire, plan, late), f"older versions, {plan}")
+    everybody, nobody = list(range(5)), list[int]()
+    fresh = [(everybody, [t] * 5, nobody) for t in range(ROUNDS)]
+    stepped, rounds = _stepped(algorithm, wire, _ONE, fresh), _learn(algorithm, wire, _ONE)
+    assert _equal(stepped, rounds), "a step from the last version is no round"
+
+
 def check_over_the_wire(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Between parties that send letters, rounds give what they give in one process."""
     if is_peer(algorithm):
@@ -182,6 +200,20 @@ def check_over_the_wire(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     for k, party_state in enumerate(played.party_states):
         mine = [leaf[k] for leaf in own]
         _close(mine, leaves(party_state.own.state), f"own state of party {k} over the wire")
+
+
+def _stepped(
+    algorithm: Algorithm,
+    wire: Wire,
+    plan: Plan,
+    steps: list[tuple[list[int], list[int], list[int]]],
+) -> list[Tensor]:
+    """The shared state after these server steps: parties, versions they began from, and held."""
+    data, model = _problem()
+    with LocalEngine(algorithm, data, model, plan=plan, wire=wire) as engine:
+        for t, (parties, versions, held) in enumerate(steps):
+            engine.step(t, parties, versions, held)
+        return [leaf.clone() for leaf in leaves(engine.shared)]
 
 
 def _evaluated(

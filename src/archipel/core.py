@@ -103,7 +103,14 @@ class Party(Protocol):
 
     n: Tensor  # [..., 1] number of local training examples
     number: Tensor  # [..., 1] of the party among all: what `uploads.present` knows it by
-    round: int  # t, from 0
+    round: int  # t, from 0: the version of the shared state that the party was sent
+
+    @property
+    def staleness(self) -> Tensor:
+        """tau `[..., 1]`: server steps since the party was sent the shared state; 0 in rounds.
+
+        It is known when the party has trained: ask for it after `descend`, before the upload.
+        """
 
     @property
     def others(self) -> Others: ...
@@ -227,7 +234,10 @@ class ServerAlgorithm(Protocol):
     `broadcast(shared)`, where there is one, is what parties get of the shared state; the rest never
     leaves the server. `init(w, blueprint)` may ask for the second argument, too. A class attribute
     `keeps_partial_work = True` has stragglers send what they have; without it the round goes on
-    without them.
+    without them. With `asynchronous = True` nobody waits for anybody: parties send when they are
+    done, whichever version of the shared state they began from, and `server` is called once there
+    are `buffer` uploads, a field. What an upload is worth that comes late is the party's to say, by
+    `me.staleness`, before it leaves: a server that sees sums alone could not.
     """
 
     def init(self, w: Vector) -> tuple[Tree, Tree]: ...  # shared, own

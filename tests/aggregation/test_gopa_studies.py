@@ -95,3 +95,12 @@ def test_a_party_that_is_lost_in_mid_round_is_rolled_back_with_a_promise_too():
             found.append(engine.vector().clone())
 
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("graph", ["complete", "ring"])
+def test_peers_mix_with_each_other_and_not_in_a_sum(graph):
+    data, model = problem()
+    with pytest.raises(ArchipelError, match=r"wire\.sum = Gopa: a peer of DSGD weighs what each"):
+        ar.LocalEngine(
+            ar.DSGD(0.1), data, model, wire=Wire(sum=Gopa()), topology=ar.topology(graph, PARTIES)
+        )

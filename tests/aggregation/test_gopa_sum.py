@@ -31,14 +31,12 @@ BOLD = {"colluding": 0.0, "dropouts": 0.5, "bits": 64}
 class Somebody:
     """A party as a sum sees it, whose secrets follow from a seed."""
 
-    round = 0
-
-    def __init__(self, number, seed=0):
-        self.number, self._seed = torch.tensor(number), seed
-        self.others = Acquainted(number, seed)
+    def __init__(self, number, seed=0, t=0, least=0):
+        self.number, self._seed, self.round = torch.tensor(number), seed, t
+        self.others = Acquainted(number, seed, least)
 
     def secret(self, purpose):
-        words = Simulated(self._seed, 0, [int(self.number)], purpose).words(np.array([4]))
+        words = Simulated(self._seed, self.round, [int(self.number)], purpose).words(np.array([4]))
         return torch.frombuffer(bytearray(words.tobytes()), dtype=torch.uint8)
 
     def source(self, purpose):
@@ -58,13 +56,16 @@ class Got:
         return self.stack().sum(dim=0)
 
 
-def together(how, values, stays=None, seed=0, relayed=lambda message, j, reply: reply):
-    """The sum, and all that the server is sent; party j answers `stays[j]` of four messages."""
+def together(
+    how, values, stays=None, seed=0, relayed=lambda message, j, reply: reply, mes=None, t=0
+):
+    """The sum, and all that the server is sent; party j answers `stays[j]` of five messages."""
     stays = stays or {}
-    parties = {j: Talk(how.party(Somebody(j, seed), Terms((x,)), 0)) for j, x in enumerate(values)}
+    mes = mes or [Somebody(j, seed, t) for j in range(len(values))]
+    parties = {j: Talk(how.party(mes[j], Terms((x,)), 0)) for j, x in enumerate(values)}
     server, sent = None, []
-    for message in range(4):
-        here = {j: talk.said for j, talk in parties.items() if stays.get(j, 4) > message}
+    for message in range(5):
+        here = {j: talk.said for j, talk in parties.items() if stays.get(j, 5) > message}
         sent.append(here)
         if server is None:
             server = Talk(how.server(Got(here), Terms((values[0],)), 0))
@@ -78,7 +79,7 @@ def together(how, values, stays=None, seed=0, relayed=lambda message, j, reply: 
         for at, j in enumerate(order):
             mine = tuple(x[at] for x in reply.rows) if isinstance(reply, Each) else reply
             parties[j].send(relayed(message, j, mine))
-    raise AssertionError("a sum has four messages")
+    raise AssertionError("a sum has five messages")
 
 
 # -- integers cancel -------------------------------------------------------------------------------
@@ -89,11 +90,11 @@ def together(how, values, stays=None, seed=0, relayed=lambda message, j, reply: 
 def test_what_is_left_of_drop_outs_is_nothing(n, data):
     """Whoever vanishes before it has published: the sum of the others, to the last bit."""
     kind = data.draw(st.sampled_from(["modular", "gaussian"]))
-    gone = data.draw(st.sets(st.integers(0, n - 1), max_size=n // 2))
+    gone = data.draw(st.sets(st.integers(0, n - 1), max_size=(n - 1) // 2))
     stays = {j: data.draw(st.integers(1, 2), label=f"party {j}") for j in gone}
     draw = np.random.default_rng(n)
     values = [torch.from_numpy(draw.standard_normal(3)) for _ in range(n)]
-    there = [j for j in range(n) if stays.get(j, 4) > 2]
+    there = [j for j in range(n) if stays.get(j, 5) > 2]
     if kind == "modular":
         how = Gopa(**BOLD)
         integers = [how.coding(n).encode(Terms((values[j],)), ()) for j in there]
@@ -115,15 +116,16 @@ def test_a_party_that_vanishes_after_it_published_spoils_a_round_only_where_it_i
     values = [torch.ones(2, dtype=torch.float64)] * 6
     total, _ = together(Gopa(**BOLD), values, {2: 3})  # nobody else is gone: it is not needed
     assert total.sums[0].tolist() == pytest.approx([6.0, 6.0])
-    with pytest.raises(BelowQuorum, match="party 2 vanished after it had published"):
-        together(Gopa(**BOLD), values, {2: 3, 4: 2})
+    for after in (3, 4):
+        with pytest.raises(BelowQuorum, match="party 2 vanished after it had published"):
+            together(Gopa(**BOLD), values, {2: after, 4: 2})
 
 
 def test_a_party_tells_keys_of_those_alone_who_are_gone():
     values = [torch.ones(2, dtype=torch.float64)] * 6
     _, sent = together(Gopa(**BOLD), values, {4: 2})
 
-    told = torch.stack([sent[3][j] for j in (0, 1, 2, 3, 5)]).any(dim=-1)
+    told = torch.stack([sent[4][j] for j in (0, 1, 2, 3, 5)]).any(dim=-1)
     assert told[:, 4].all()
     assert not told[:, [0, 1, 2, 3, 5]].any()
 
@@ -180,14 +182,126 @@ def test_a_server_that_lies_is_refused_with_the_reason(lies, says):
         together(Gopa(**BOLD), values, relayed=lies)
 
 
-def test_who_is_said_not_to_have_published_tells_nothing():
+ONES = [torch.ones(2, dtype=torch.float64)] * 6
+
+
+def refused(lies, says, how=None, **options):
+    """All that is refused says so, and whatever keys are told show nobody's upload."""
+    with pytest.raises(ArchipelError, match=says) as no:
+        together(how or Gopa(**BOLD), ONES, relayed=lies, **options)
+    assert str(no.value).count("\n") == 0
+
+
+def test_who_is_said_not_to_have_published_refuses():
     def not_you(message, j, reply):
         return reply[reply != j] if message == 2 else reply
 
-    values = [torch.ones(2, dtype=torch.float64)] * 6
-    _, sent = together(Gopa(**BOLD), values, relayed=not_you)
+    refused(not_you, "this party has not published, and it has")
 
-    assert not any(bool(told.any()) for told in sent[3].values())
+
+def test_lists_that_differ_from_party_to_party_are_refused():
+    """Overlapping sets: to half of them 0 is gone, to the others 1; each is left out of one list.
+
+    Keys of both would show what these two published.
+    """
+
+    def two_lists(message, j, reply):
+        return reply[reply != (j + 1) % 2] if message == 2 and j > 1 else reply
+
+    refused(two_lists, r"\d parties signed the same list .* the server may have told others")
+
+
+def test_survivors_that_change_after_they_were_signed_are_not_acted_on():
+    """The server shows each list to as many as it takes, and passes on the signatures of all."""
+    passed = {}
+
+    def replayed(message, j, reply):
+        if message == 2 and j in (0, 1, 2):
+            return reply[reply != 5]
+        if message == 3:
+            passed[j] = reply
+        return reply
+
+    with pytest.raises(ArchipelError, match="signed the same list"):
+        together(Gopa(**BOLD), ONES, relayed=replayed)
+    assert len(passed) == 1  # the first to be told refuses already
+
+
+def test_two_rosters_are_found_out_by_who_signs():
+    """Half of the parties are told another key for party 5, which it signed, too."""
+    other = Somebody(5, seed=0)
+    other.others = Acquainted(5, 0)
+    other.secret = lambda purpose: torch.full((32,), 7, dtype=torch.uint8)
+    second = Talk(Gopa(**BOLD).party(other, Terms((ONES[0],)), 0)).said
+
+    def two_rosters(message, j, reply):
+        if message == 0 and j < 3:
+            keys = reply[1].clone()
+            keys[5] = second
+            return reply[0], keys
+        return reply
+
+    refused(two_rosters, "signed the same list")
+
+
+@pytest.mark.parametrize("before", [{"t": 1}, {"seed": 1}])
+def test_keys_of_another_round_or_study_are_refused(before):
+    """Replayed keys, whose secrets may be out."""
+    old = Talk(Gopa(**BOLD).party(Somebody(3, **before), Terms((ONES[0],)), 0)).said
+
+    def replayed(message, j, reply):
+        if message or j == 3:
+            return reply
+        keys = reply[1].clone()
+        keys[3] = old
+        return reply[0], keys
+
+    refused(replayed, "the key of party 3 is not signed by it for this round")
+
+
+def test_signatures_are_counted_once_each_and_forged_ones_not_at_all():
+    def of_one(message, j, reply):
+        if message != 3:
+            return reply
+        return reply[0], reply[1][:1].expand_as(reply[1])
+
+    def many_times(message, j, reply):
+        return (reply[0][:1].expand(6), reply[1]) if message == 3 else reply
+
+    refused(of_one, "1 parties signed the same list of those who have published, and 4 are needed")
+    refused(many_times, "names a party twice among those who signed")
+
+
+def test_a_low_threshold_cannot_be_told():
+    """How many have to be there follows from the study, whatever the server says."""
+
+    def few(message, j, reply):
+        return reply[:3] if message == 2 else reply
+
+    refused(few, "3 of 6 parties are there, and 5 are needed", Gopa(colluding=0.0))
+    for dropouts in (0.2, 0.5, 0.9):
+        for colluding in (0.0, 0.3, 0.6):
+            how = Gopa(colluding=colluding, dropouts=dropouts)
+            for n in range(2, 40):
+                assert 2 * how.fewest(n) > n + how.colluders(n)
+
+
+def test_a_site_that_wants_more_in_a_sum_refuses_fewer():
+    mes = [Somebody(j, least=9 if j == 2 else 0) for j in range(6)]
+    refused(lambda message, j, reply: reply, "6 parties .* at least 9", mes=mes)
+
+
+def test_a_round_that_was_signed_gives_no_sum_of_other_parties():
+    """The difference of the two would be what one party sent."""
+    mes = [Somebody(j) for j in range(6)]
+    total, _ = together(Gopa(**BOLD), ONES, mes=mes)
+    assert total.present.tolist() == [*range(6)]
+    again, _ = together(Gopa(**BOLD), ONES, mes=mes)  # the same sum, once more
+    assert torch.equal(again.sums[0], total.sums[0])
+    with pytest.raises(ArchipelError, match="signed a sum of 6 parties in this round before"):
+        together(Gopa(**BOLD), ONES[:5], mes=mes[:5])
+    with pytest.raises(ArchipelError, match="signed a sum of 6 parties in this round before"):
+        together(Gopa(**BOLD), ONES, {4: 2}, mes=mes)
 
 
 def test_a_server_that_hides_picks_takes_nothing_away_from_what_hides_a_party():
@@ -318,7 +432,7 @@ def learn(algorithm, wire=None, plan=ONE, rounds=1, parties=range(5), protocols=
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("message", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("message", [0, 1, 2, 3, 4, 5])
 def test_every_algorithm_gets_the_mean_of_those_who_published(algorithm, message):
     answers = np.array([9, 9, message, 9, 9])
     there = range(5) if message >= 3 else [0, 1, 3, 4]
@@ -329,7 +443,7 @@ def test_every_algorithm_gets_the_mean_of_those_who_published(algorithm, message
         found, outcome, anatomy = learn(algorithm, wire, plan, answers=answers)
         torch.testing.assert_close(found["shared.0"], plain, rtol=0, atol=1e-8)
         assert anatomy.sums_only
-        assert outcome.arrived.tolist() == ([0, 1, 2, 3, 4] if message == 4 else [0, 1, 3, 4])
+        assert outcome.arrived.tolist() == [*there]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)

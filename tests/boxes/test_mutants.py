@@ -4,6 +4,7 @@ import pytest
 
 from archipel.algorithms import ALGORITHMS
 from boxes import (
+    test_box_asynchronous,
     test_box_averaging,
     test_box_decentralised,
     test_box_drawn_to_the_mean,
@@ -14,6 +15,7 @@ from boxes import (
 from boxes.mutants import calls, mutants, survives
 
 FILES = (
+    test_box_asynchronous,
     test_box_averaging,
     test_box_decentralised,
     test_box_drawn_to_the_mean,

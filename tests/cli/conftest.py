@@ -61,11 +61,13 @@ def archipel(tmp_path, monkeypatch, capsys):
 
 def leftovers(folder):
     """Files on their way, and folders of runs without a journal."""
-    hidden = [path for path in folder.rglob(".*") if path.name != ".cache"]
+    hidden = [path for path in folder.rglob(".*") if path.name not in (".cache", ".forecasts")]
     empty = [
         path
         for path in (folder / "runs").glob("*")
-        if path.is_dir() and not [*path.glob(JOURNAL), *path.glob(f"*/{JOURNAL}")]
+        if path.is_dir()
+        and path.name != ".forecasts"
+        and not [*path.glob(JOURNAL), *path.glob(f"*/{JOURNAL}")]
     ]
     return [str(path) for path in hidden + empty]
 

@@ -116,6 +116,27 @@ def test_flags_that_exclude_each_other_are_refused(numbers):
         assert isinstance(found.exception, ArchipelError) and says in str(found.exception)
 
 
+def test_who_is_trusted_is_simulated(numbers):
+    found = {
+        trust: told(numbers, "--parties", "200", "--trust", trust)
+        for trust in ("server", "sum", "shuffler", "nobody")
+    }
+    errors = [each["deviation"]["deaths"] for each in found.values()]
+
+    assert [each["trust"] for each in found.values()] == list(found)
+    assert errors == sorted(errors)
+    assert found["shuffler"] == told(numbers, "--parties", "200", "--trust", "shuffled")
+    assert found["shuffler"]["epsilon0"] > 1 and "whose is which" in found["shuffler"]["revealed"]
+    assert "neighbours" in found["sum"] and "neighbours" not in found["nobody"]
+    for words, says in (
+        (["--trust", "me"], "--trust"),
+        (["--trust", "shuffler", "--whole"], "--trust shuffler: is simulated, to compare"),
+        (["--trust", "nobody", "--peers"], "--trust nobody: is simulated, to compare"),
+    ):
+        no = RUNNER.invoke(app, ["average", str(numbers), *words])
+        assert isinstance(no.exception, ArchipelError) and says in str(no.exception)
+
+
 def test_cards_are_read_back_and_sessions_name_all_that_is_agreed_on(tmp_path):
     cards = [card(tmp_path / name, name, f"localhost:{port}") for name, port in
              (("bonn", 9001), ("lyon", 9002))]  # fmt: skip

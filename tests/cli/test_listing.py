@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from archipel.aggregation import RULES, SUMS
+from archipel.aggregation import SUMS
 from archipel.algorithms import ALGORITHMS, scaffold
 from archipel.data import DATASETS
 from archipel.graphs import TOPOLOGIES
 from archipel.models import MODELS
+from archipel.rules import RULES
 from archipel.study.file import Study
 from archipel.wire import STEPS, float16
 

@@ -77,8 +77,8 @@ def test_wrong_usage_is_one_sentence(archipel, bulletin, tmp_path):
         in archipel("average", "numbers.toml", "--bulletin", "b.jsonl").sentence
     )
     assert (
-        "--verifiable: is simulated"
-        in archipel("average", "numbers.toml", "--verifiable", "--peers").sentence
+        "--verifiable: has every message"
+        in archipel("average", "numbers.toml", "--verifiable", "--whole").sentence
     )
     done = archipel("verify", "nothing.jsonl")
     assert done.code == 2 and "cannot be read" in done.sentence

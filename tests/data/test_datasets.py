@@ -21,7 +21,7 @@ def sorted_rows(x: Tensor) -> Tensor:
 
 
 def test_listing_has_provenance() -> None:
-    assert len(datasets()) == 13
+    assert len(datasets()) == 14
     for name, about in datasets().items():
         assert about.name == name and about.source and about.licence
 

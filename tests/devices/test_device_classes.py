@@ -50,7 +50,7 @@ def test_time_is_flops_over_gflops_and_bytes_over_the_link():
     trip = speeds.trip(one, np.array([10.0]), Job(1e9, up=1e6, down=2e6))
     joules = speeds.joules(one, trip)
 
-    assert [float(part[0]) for part in trip] == pytest.approx([2.0, 5.0, 2.0])
+    assert [float(part[0]) for part in trip] == pytest.approx([2.0, 5.0, 2.0, 0.0])
     radio = 2 * (BASE + 8 * RATE_DOWN) + 2 * (BASE + 4 * RATE_UP)
     assert joules.high[0] == pytest.approx(10 + radio)
     assert joules.low[0] == pytest.approx(5 + radio / 10)

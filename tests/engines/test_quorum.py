@@ -10,8 +10,8 @@ import torch
 
 import archipel as ar
 from archipel.engines.engine import Cause
-from archipel.engines.network.engine import Patience
 from archipel.engines.network.in_process import play
+from archipel.engines.network.opened import Patience
 from archipel.errors import BelowQuorum
 from problems import linear
 

@@ -49,7 +49,7 @@ def test_an_interrupted_engine_is_closed_rather_than_wrong():
     data = ar.Federation.from_arrays(xs, [torch.tensor([0, 1] * 6)] * 2, test=0.0)
     model = ar.Model(Interrupting())
     with ar.LocalEngine(ar.FedAvg(), data, model, plan=Plan("one", 1, 2)) as engine:
-        with pytest.raises(ar.ArchipelError, match="in the middle"):
+        with pytest.raises(ar.ArchipelError, match="round 1, party 1: KeyError: 'in the middle'"):
             engine.round(0, [0, 1])
         with pytest.raises(ar.ArchipelError, match="interrupted"):
             engine.round(0, [0])

@@ -287,6 +287,12 @@ class Drill:
         log = Site(self.path(k)).audit
         return [entry.detail for entry in log.entries() if entry.what == what]
 
+    async def until_sent(self, k: int, t: int, messages: int) -> None:
+        """Wait until a site has signed so many uploads of round t, from 1, in whatever attempt."""
+        while self.sent(k).count(t) < messages:
+            self.check()
+            await asyncio.sleep(0.003)
+
     def sent(self, k: int) -> list[int]:
         """The rounds, from 1, for which a site has signed an upload."""
         return [each["round"] for each in self.entries(k, "sent") if each["kind"] == "upload"]

@@ -101,6 +101,48 @@ def test_secure_sums_survive_killed_sites_and_a_killed_coordinator(tmp_path, alg
     torch.testing.assert_close(drill.vector(), simulated, rtol=0, atol=5e-5)
 
 
+STAGES = {1: "keys", 2: "shares", 3: "masked upload", 4: "signature", 5: "unmasking"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_secure_sums_survive_kills_at_every_stage_of_the_protocol(tmp_path, algorithm):
+    """A site is killed when it has signed its first, second, ... message, and then the coordinator.
+
+    What was learnt, at the server and at the sites, is what plain sums give, to steps of the grid.
+    """
+    sites, draws = 4, random.Random(3)
+
+    async def play(drill):
+        await drill.enrol()
+        await drill.start()
+        for stage, what in STAGES.items():
+            t, k = 2 * stage - 1, draws.randrange(sites)
+            await drill.until_sent(k, t, stage)
+            await drill.processes[k].kill()
+            print(f"site {k} killed in round {t}, after its {what}")
+            if stage % 2:  # away for so long that the others go on without it, where they can
+                await asyncio.sleep(8)
+            await drill.processes[k].start()
+            await drill.until_sent(0, t + 1, stage)
+            await drill.restart()
+            print(f"coordinator killed in round {t + 1}, after site 0's {what}")
+        await drill.finished()
+
+    rounds = 2 * len(STAGES) + 1
+    changes = {
+        **WAIT, "study.rounds": rounds, "study.evaluate_every": rounds,
+        "algorithm.name": algorithm, "wire.sum": "secure",
+    }  # fmt: skip
+    drill, _ = with_drill(tmp_path, sites, changes, play, 1500, silence=5.0)
+    for row in drill.rows:
+        print(row["round"], row["counted"], row["missing"], row["waited"])
+    assert [row["round"] for row in drill.rows] == list(range(1, rounds + 1))
+    assert all(row["counted"] and not row["missing"] for row in drill.rows)
+    print("difference:", drill.difference())
+    assert drill.difference() <= 5e-5  # of the plain rounds, down to what sites keep
+
+
 def test_a_site_that_was_away_when_the_study_ended_hears_what_became_of_its_last_round(tmp_path):
     async def until_last_verdict(site, drill):
         """Take part, and be gone when the verdict on the last round is due."""

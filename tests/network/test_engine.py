@@ -11,9 +11,10 @@ import archipel as ar
 from archipel.algorithms import FedAvg, FedRep, PeFLL, Scaffold
 from archipel.engines.engine import Cause
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_process import play
+from archipel.engines.network.opened import Patience
 from archipel.engines.plan import Plan
 from archipel.tree import leaves
 

@@ -21,12 +21,13 @@ import torch
 from archipel.algorithms import ALGORITHMS, DSGD, Alone, PeFLL, PerFedAvg, PFedHN
 from archipel.data.shadow import Facts, shadow
 from archipel.engines.engine import Cause
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.in_process import Circle
 from archipel.engines.network.letters import Letter, decode
 from archipel.engines.network.liveness import Words
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.transport import Partials, Refused
 from archipel.errors import ArchipelError

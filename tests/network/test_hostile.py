@@ -30,11 +30,12 @@ from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause
 from archipel.engines.network import party_loop as attend
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
 from archipel.engines.network.grpc import Credentials, GrpcLink, GrpcServer
 from archipel.engines.network.letters import MAGIC, BadLetter, Letter, decode
 from archipel.engines.network.liveness import Liveness, Words
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peer_rounds import Rounds
@@ -708,6 +709,7 @@ def study_text(**sections):
         ({"wire": {"up": ["float16", "evil.py:Step"]}}, "wire.up"),
         ({"wire": {"down": ["evil.py"]}}, "wire.down"),
         ({"wire": {"rule": "evil.py:Rule:1"}}, "wire.rule"),
+        ({"wire": {"rule": ["median", "evil.py:Rule:1"]}}, "wire.rule"),
         ({"wire": {"sum": "evil.py"}}, "wire.sum"),
     ],
     ids=str,
@@ -814,7 +816,7 @@ SAID = "trains, 7 gradients"
 
 def test_no_count_of_gradients_leaves_in_a_pause(monkeypatch):
     """Low: a site that trained on while it was paused said how far it was."""
-    monkeypatch.setattr(attend, "_BEAT", 0.01)
+    monkeypatch.setattr(attend, "BEAT", 0.01)
     sent, asked, resumed = [], [], asyncio.Event()
 
     class Line:

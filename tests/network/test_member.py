@@ -24,10 +24,11 @@ from archipel.data.shadow import MOST_ROWS, Facts, shadow
 from archipel.engines.engine import Cause
 from archipel.engines.network.answers import Answers
 from archipel.engines.network.bounds import LARGEST, LONGEST, MOST_GRADIENTS
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.server import Steps, Upload

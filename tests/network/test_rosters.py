@@ -64,7 +64,7 @@ def begun(tmp_path_factory):
 def study(begun):
     """The same for every test: the first peer knows nobody yet."""
     digest, sites, home, signed = begun
-    for name in ("peers.json", f"studies/{digest}/offered.json"):
+    for name in ("peers.json", "confirmed.json", f"studies/{digest}/offered.json"):
         (sites[0].home / name).unlink(missing_ok=True)
     (sites[0].site_studies.folder(digest) / "roster.json").write_bytes(signed.to_json())
     return digest, sites, home, signed.read(home.authority.pem)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import archipel as ar
+from archipel.aggregation.gopa import Gopa
 from archipel.aggregation.others import Stranger
 from archipel.aggregation.roster import SIGNED, Refusal
 from archipel.aggregation.secure import SecureSum
@@ -18,10 +19,12 @@ from archipel.engines.network.letters import decode
 from archipel.engines.network.transport import Refused
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import Identity
+from archipel.federation.confirmed import Confirmed, read_words
 from archipel.federation.coordinator.server_study import SiteAttendance
 from archipel.federation.peer.known_keys import KnownKeys
+from archipel.federation.roster import fingerprint
 from archipel.federation.site.acquaintances import Acquaintances, Member, _read
-from archipel.federation.site.policy import Policy, Standing
+from archipel.federation.site.policy import Policy, Standing, Withheld
 from archipel.runs.participation import Cohort
 from archipel.tree import leaves
 from network.test_wire import DATA, PARTIES, Federation, party_of
@@ -41,6 +44,10 @@ class Folder:
         self.audit = self
         self._party = party
         self.folder(STUDY).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def policy(self):
+        return Policy.read(self.home)
 
     def folder(self, study):
         return self.home / study
@@ -153,6 +160,92 @@ def test_a_key_that_an_operator_forgot_signs_nothing_any_more(site, tmp_path):
     assert here.signed(1, there.sign(b"this"), b"this")
 
 
+# -- keys that somebody has confirmed --------------------------------------------------------------
+
+
+def words(of):
+    return fingerprint(of.identity)
+
+
+def test_a_key_confirmed_beforehand_is_the_only_one_that_a_name_may_have(site):
+    """A coordinator that gives a false key at the first meeting is refused."""
+    bonn = member("bonn")
+    Confirmed(site.home).confirm("bonn", words(bonn))
+
+    with pytest.raises(ArchipelError, match=r"another key for bonn than was confirmed .* anew"):
+        Acquaintances(site, STUDY).take({0: me(site), 1: member("bonn")})
+    assert not (site.home / "peers.json").exists() and not site.said
+    Acquaintances(site, STUDY).take({0: me(site), 1: bonn})
+
+
+def test_where_the_policy_wants_it_nobody_is_met_whose_key_is_not_confirmed(site):
+    bonn, celle = member("bonn"), member("celle")
+    Policy(confirmed=True).write(site.home)
+    Confirmed(site.home).confirm("bonn", words(bonn))
+    everybody = {0: me(site), 1: bonn, 2: celle}
+
+    with pytest.raises(Withheld, match=r"nobody here has confirmed the key of celle; telephone"):
+        Acquaintances(site, STUDY).take(everybody)
+    assert not (site.home / "peers.json").exists()
+    Confirmed(site.home).confirm("celle", words(celle))
+    Acquaintances(site, STUDY).take(everybody)
+    assert {*KnownKeys(site.home / "peers.json").known()} == {"bonn", "celle"}
+
+
+def test_a_policy_that_comes_later_holds_at_once_for_those_met_before(site, tmp_path):
+    other = Folder(tmp_path / "other", "bonn", 1)
+    here, there = Acquaintances(site, STUDY), Acquaintances(other, STUDY)
+    here.take({0: me(site), 1: me(other)})
+    signed = there.sign(b"this")
+    assert here.signed(1, signed, b"this")
+
+    Policy(confirmed=True).write(site.home)
+    with pytest.raises(Withheld, match="nobody here has confirmed the key of bonn"):
+        here.signed(1, signed, b"this")
+    assert here.signed(0, here.sign(b"this"), b"this")  # itself
+    Confirmed(site.home).confirm("bonn", words(me(other)))
+    assert here.signed(1, signed, b"this")
+
+
+@pytest.mark.parametrize("how", [SecureSum(), Gopa()], ids=lambda each: type(each).__name__)
+def test_a_sum_is_not_made_with_a_site_that_is_not_confirmed(site, tmp_path, how):
+    """The party refuses before anything of its upload leaves."""
+    others = [site, *(Folder(tmp_path / str(k), f"site-{k}", k) for k in range(1, 5))]
+    everybody = {k: me(each) for k, each in enumerate(others)}
+    for each in others:
+        Acquaintances(each, STUDY).take(everybody)
+    known = [Acquaintances(each, STUDY) for each in others]
+    wire = ar.Wire(sum=how)
+    federation = Federation(wire)
+    federation.parties = [party_of(k, wire, identities=known[k]) for k in range(PARTIES)]
+    for name in ("site-1", "site-2", "site-3"):
+        Confirmed(site.home).confirm(name, words(everybody[int(name[-1])]))
+
+    async def play():
+        assert len((await federation.round(0, range(PARTIES))).arrived) == PARTIES
+        Policy(confirmed=True, least_sites=2).write(site.home)
+        with pytest.raises(Withheld, match="nobody here has confirmed the key of site-4"):
+            await federation.round(1, range(PARTIES))
+        return federation.parties[0].turn
+
+    turn = asyncio.run(asyncio.wait_for(play(), 60))
+    assert len(turn.outbox) <= 2  # no upload
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "these are 0"),
+        ("acorn", "these are 1"),
+        ("acorn " * 13, "these are 13"),
+        ("acorn " * 11 + "xyzzy", "'xyzzy' is none of them"),
+    ],
+)
+def test_what_is_no_fingerprint_is_not_confirmed(text, says):
+    with pytest.raises(ArchipelError, match=f"give the 12 words .*; {says}"):
+        read_words(text)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[1]", b'[[0, "a", "zz"]]', b'[["0", "a", "00"]]', b'[[0, 1, "00"]]']
 )
@@ -202,7 +295,9 @@ def test_a_change_of_the_policy_holds_at_once(tmp_path):
 # -- a party that lies -----------------------------------------------------------------------------
 
 
-def test_a_wrong_share_is_found_its_sender_left_out_and_the_sum_is_right():
+def test_a_wrong_share_is_found_what_its_sender_told_left_out_and_the_sum_is_right():
+    """The upload of who told it is in the sum, and it is named."""
+
     class Lying(Federation):
         def answer(self, k, letter, restarts=False):
             upload = super().answer(k, letter, restarts)
@@ -217,7 +312,7 @@ def test_a_wrong_share_is_found_its_sender_left_out_and_the_sum_is_right():
 
     outcome, _ = asyncio.run(asyncio.wait_for(play(), 60))
 
-    assert outcome.missing == {2: Cause("diverged")}
+    assert outcome.left == {2: Cause("diverged")} and len(outcome.arrived) == PARTIES
     assert torch.equal(lying.engine.vector(), honest.engine.vector())
 
 

@@ -24,7 +24,7 @@ def run(total, **privacy):
 @pytest.mark.parametrize(
     ("total", "privacy", "says"),
     [
-        ("gopa", {}, "made by GOPA, Gopa(.*noise that cancels.*does not lie about who"),
+        ("gopa", {}, "made by GOPA, Gopa(.*noise that cancels.*keeps nobody who has published"),
         ("gopa-gaussian:1:100", {}, "made by GOPA, GaussianGopa("),
         ("secure", {}, "made by secure aggregation, SecureSum(.*also where it lies"),
         ("shuffled:least=30", PARTY | {"trust": "shuffler"}, "shuffler does not work with it"),

@@ -1,7 +1,8 @@
 """Rules for the mean: their papers' formulas, order, and what arbitrary liars can do."""
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import archipel as ar
 from archipel import rules
+from archipel.aggregation.rule import InTurn
 from archipel.errors import ArchipelError
 from archipel.exchange.uploads import Received
+from archipel.study.file import Study
+from archipel.study.wiring import wire_of, written
 
 RULES = {
     "median": rules.Median(),
@@ -203,8 +208,58 @@ def test_all_tensors_of_an_upload_are_one_row_and_counts_have_no_say():
     assert found.sampled == 11 and found.parties == 50
     assert torch.allclose(found.mean(by_examples=True)[0], x[kept].mean(dim=0))
     assert torch.allclose(found.mean()[1], y[kept].mean(dim=0))
-    with pytest.raises(ArchipelError, match=r"calls uploads.stack\(\), and round.rule has made"):
+    with pytest.raises(ArchipelError, match=r"calls uploads.stack\(\), and wire.rule has made"):
         found.stack()
+
+
+def test_one_rule_after_another():
+    x, y = rows(15, 6), rows(15, 3, 1)
+    x[[2, 9]] = 1e6
+    found = InTurn((rules.NNM(2), rules.TrimmedMean(2)))(received(x, y))
+    wanted = rules.TrimmedMean(2).rows(rules.NNM(2).rows(torch.cat([x, y], dim=1)))[0]
+
+    assert torch.allclose(torch.cat(found.mean()), wanted)
+
+
+def test_a_study_names_rules_one_or_several():
+    one = Study.of(data={"name": "heart_disease"}, wire={"rule": "krum:1:3"})
+    both = Study.of(data={"name": "heart_disease"}, wire={"rule": ["nnm:1", "median"]})
+
+    assert wire_of(one.wire, Path()).rule == rules.Krum(1, 3)
+    assert wire_of(both.wire, Path()).rule == InTurn((rules.NNM(1), rules.Median()))
+    assert written(both.wire, Path())["rule"] == ["nnm:f=1", "median"]
+
+
+@dataclass(frozen=True)
+class Lied:
+    """FedAvg in which the first two parties send thirty times the opposite."""
+
+    lr: float = 0.1
+    local_steps: int = 5
+    batch_size: int = 10
+
+    def init(self, w):
+        return w, None
+
+    def party(self, me, w, _):
+        lies = torch.where(me.number < 2, -30.0, 1.0)
+        return lies * (me.descend(w, self).w - w), None
+
+    def server(self, w, uploads):
+        return w + uploads.mean()
+
+
+def test_two_liars_of_twelve_spoil_the_mean_and_no_rule():
+    def accuracy(rule=None):
+        options = {} if rule is None else {"wire": ar.Wire(rule=rule)}
+        run = ar.simulate(
+            Lied(), "mnist", "logistic", partition="iid", parties=12, rounds=6, workers=1, **options
+        )
+        return run.history[-1]["metrics"]["accuracy"]
+
+    assert accuracy() < 0.5
+    assert accuracy(InTurn((rules.NNM(2), rules.TrimmedMean(2)))) > 0.75
+    assert accuracy(rules.GeometricMedian()) > 0.75
 
 
 @pytest.mark.parametrize(
@@ -220,7 +275,7 @@ def test_all_tensors_of_an_upload_are_one_row_and_counts_have_no_say():
     ],
 )
 def test_what_cannot_be_told_apart_is_refused(rule, m, said):
-    with pytest.raises(ArchipelError, match=r"^round\.rule: ") as error:
+    with pytest.raises(ArchipelError, match=r"^wire\.rule: ") as error:
         rule.rows(rows(m, 4))
     assert said in str(error.value)
 

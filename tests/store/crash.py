@@ -11,13 +11,25 @@ from pathlib import Path
 import torch
 
 import archipel as ar
+from archipel.engines.local import memory
+from archipel.engines.local.slots import Slots
 from archipel.store.folder import Folder
 from archipel.store.journal import Journal
 from archipel.study.file import Study
 
 
 def study(algorithm):
+    if algorithm == "scaffold-on-disk":  # what parties keep lies in files beside the checkpoint
+        algorithm, memory.LARGE = "scaffold", 0
     topology = {"name": "ring"} if algorithm == "dsgd" else {}
+    if algorithm == "fedbuff":  # parties in flight, from several versions
+        return Study.of(
+            algorithm,
+            study={"name": "crash", "rounds": 25, "evaluate_every": 2, "metric": "auc"},
+            data={"name": "heart_disease"},
+            round={"sample": 3},
+            simulate={"dropouts": 0.3, "away": {"va": "3-6"}, "speed": 100, "speed_spread": 1.0},
+        )
     return Study.of(
         algorithm,
         study={"name": "crash", "rounds": 25, "evaluate_every": 2, "metric": "auc"},
@@ -47,7 +59,7 @@ def die_at(place, count):
     """Kill this process at the count-th call of something that writes."""
 
     def prepare():
-        owner, name, when = PLACES[place]
+        owner, name, when = (PLACES | ON_DISK)[place]
         original, calls = getattr(owner, name), [0]
 
         def call(*arguments, **named):
@@ -72,6 +84,16 @@ PLACES = {
     "journal written, old checkpoint there": (Journal, "commit", "after"),
     "old checkpoint half gone": (Path, "unlink", "before"),
     "folder made, not in place": (Path, "rename", "before"),
+}
+
+ON_DISK = {
+    "rows in place, not in the index": (Slots, "save", "before"),
+    "rows and index written, no checkpoint": (Slots, "save", "after"),
+    "index cut, not written": (os, "pwrite", "before"),
+    "index written, not synced": (os, "pwrite", "after"),
+    "committed, rows not yet free": (Slots, "forget", "before"),
+    "files about to grow": (Slots, "grow", "before"),
+    "rows not yet in the folder": (memory.Kept, "moved", "before"),
 }
 
 
@@ -108,10 +130,11 @@ def main(algorithm, out, seed):
         kills += 1
         if Folder.exists(folder):
             progress.append(Folder.open(folder).journal.row()["done"])
-    places = []
-    for place in PLACES:
+    places, at_places = [], PLACES | (ON_DISK if algorithm == "scaffold-on-disk" else {})
+    for place in at_places:
         at = out / f"place-{len(places)}"
-        count = draw.randint(1, 5) if place != "folder made, not in place" else 1
+        once = ("folder made, not in place", "rows not yet in the folder")
+        count = 1 if place in once else draw.randint(1, 5)
         pid = start(algorithm, at, die_at(place, count))
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), place

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", pytest.param("dsgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "scaffold-on-disk",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "dsgd", "fedbuff")),
+    ],
+)
 def test_a_killed_run_ends_as_if_nothing_had_happened(algorithm, tmp_path):
     script = Path(__file__).with_name("crash.py")
     done = subprocess.run(

@@ -112,7 +112,7 @@ def test_steps_that_are_refused(folder, text):
 @pytest.mark.parametrize(
     ("wire", "said"),
     [
-        ({"rule": "krum"}, 'wire.rule = "krum": no rule has a name yet: give a Python file'),
+        ({"rule": "krumm"}, 'wire.rule = "krumm": unknown rule'),
         ({"sum": "plian"}, "unknown sum 'plian': did you mean 'plain'?"),
         ({"sum": "krum.py"}, "one class with methods party and server is wanted"),
         ({"rule": "krum.py:x"}, 'wire.rule: krum.py.f = "x": give a whole number.'),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a mean is made: robust rules over single uploads, and sums that nobody can look into.
+"""How a mean is made: what a rule is, and sums that nobody can look into.
 
-Files of one's own and installed packages add others. No rule is bundled yet.
+Files of one's own and installed packages add others; rules are in `archipel.rules`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from archipel.aggregation.gopa import GaussianGopa, Gopa
 from archipel.aggregation.secure import SecureSum
 from archipel.aggregation.shuffled import ShuffledSum
 
-RULES: dict[str, type] = {}
 SUMS: dict[str, type] = {  # besides "plain", which adds up what arrives
     "gopa": Gopa,
     "gopa-gaussian": GaussianGopa,

@@ -145,11 +145,19 @@ class Sum(NamedTuple):
 
 
 def member(
-    question: Question, plan: gopa.Plan, mine: int, x: Numbers, secret: bytes, source: Source
+    question: Question,
+    plan: gopa.Plan,
+    mine: int,
+    x: Numbers,
+    secret: bytes,
+    source: Source,
+    opens: bool = True,
 ) -> Member:
     """One of n parties, with its numbers in units.
 
-    `secret` is 32 bytes that are used for this run alone; `source` has its noise.
+    `secret` is 32 bytes that are used for this run alone; `source` has its noise. Where somebody
+    between the parties could keep back what one has published, nobody `opens` a term: then all that
+    are in publish, or there is no mean.
     """
     n, size = plan.parties, len(x)
     terms = NoiseTerms(plan.form, plan.independent, plan.pairwise)
@@ -190,6 +198,14 @@ def member(
         if ready[j]:
             published[j] = _words(said[len(among) :])
 
+    if not opens:
+        if len(published) < int(ready.sum()):
+            raise BelowQuorum(
+                f"{len(published)} of {int(ready.sum())} parties have published, and no mean is "
+                "without the others: run it again, which costs another epsilon."
+            )
+        whole: Steps = np.stack(list(published.values())).sum(axis=0, dtype=np.uint64)
+        return Sum(whole, tuple(sorted(published)))
     there = _flags(n, published)
     echo = np.stack([published.get(j, np.zeros(size, np.uint64)) for j in range(n)])
     told = yield _packed(there) + echo.tobytes()  # 4

@@ -6,8 +6,9 @@ Sabater, Bellet, Ramon, Machine Learning 111, 2022, https://arxiv.org/abs/2006.0
 1. Every party picks k others. Two that are joined agree on a key, which nobody else has, and draw
    the same pairwise term from it: one adds it, the other takes it away.
 2. It adds noise of its own, and publishes the sum. In the sum over all the pairwise terms are gone.
-3. Who was joined to a party that has not published tells the key of that pair, so that what is
-   left of its terms can be taken away: nothing is left, to the last bit.
+3. It signs who has published. Where enough have signed the same, who was joined to a party that
+   has not published tells the key of that pair, so that what is left of its terms can be taken
+   away: nothing is left, to the last bit.
 
 `Gopa` (`sum = "gopa"`) has terms that are uniform modulo 2^b: the server sees the sum alone, where
 the honest are connected, but for a chance of 2^-40. Noise in shares comes from a study's [privacy].
@@ -15,8 +16,12 @@ the honest are connected, but for a chance of 2^-40. Noise in shares comes from 
 say. What is told of whom: `privacy/gopa.py`.
 
 Nobody can choose the graph for another, nor its keys: a party's own picks hide it whatever the
-server says, and keys are signed. The server may collude with parties. It is believed in one thing,
-who has published, which secure aggregation does not take on trust.
+server says, and keys are signed. The server may collude with parties. Who takes part, and who has
+published, is what more than half of the honest have signed alike, so that no two of them act on
+different lists, and in one round a party signs one list (`roster.check_agreed`). A server that
+leaves a party out which has published is refused by that party; one that also keeps it from being
+heard is believed by the others, and then sees what that party published without the terms of its
+pairs. Secure aggregation has a second mask against that.
 
 Departures: values, noise and terms are integers, of the rounded numbers on a grid. The paper's
 parties exchange a term, ours a key that it is drawn from. A party that vanishes between 2 and 3 is
@@ -29,7 +34,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, floor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,7 +44,15 @@ from torch import Tensor
 from archipel.aggregation.coding import Coding, Grid, Terms
 from archipel.aggregation.keys import KEY, KeyPair, Session, digest
 from archipel.aggregation.masks import Words, mask
-from archipel.aggregation.roster import check_count, read_ids, refuse, rows_of
+from archipel.aggregation.roster import (
+    check_agreed,
+    check_count,
+    count_signed,
+    read_ids,
+    refuse,
+    rows_of,
+    survivors_of,
+)
 from archipel.aggregation.summation import Total
 from archipel.core import Each, places
 from archipel.errors import ArchipelError, BelowQuorum
@@ -125,6 +138,9 @@ class _How(Protocol):
     def fewest(self, parties: int) -> int:
         """Of so many, those that have to publish."""
 
+    def colluders(self, parties: int) -> int:
+        """Of so many, the most that are on the server's side."""
+
     def join(self, words: Any, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:
         """Add and take away terms."""
 
@@ -153,7 +169,8 @@ def _party(
     told, picked_me = yield picks  # phase 1
     ready = read_ids(told, "are ready", ids)
     _assure(how, len(ready), len(ids), others.trial)
-    session = bare._replace(among=digest(b"gopa", *keys))
+    check_agreed(ready, number, others, all_stayed=False)
+    session = bare._replace(among=digest(b"gopa", str(ids).encode(), *keys))
     at = {j: place for place, j in enumerate(ids)}
     joined = dict[int, bytes]()
     for j in ready:
@@ -172,7 +189,20 @@ def _party(
     told = yield integers  # phase 2
     there = read_ids(told, "have published", ready)
     _assure(how, len(there), len(ids), others.trial)
-    gone = joined.keys() - {*there} if mine in there else set[int]()
+    if mine not in there:
+        raise refuse("the server says that this party has not published, and it has")
+    check_agreed(there, number, others, all_stayed=True)
+    others.agreed[number] = frozenset(there)
+    statement = survivors_of(session, ready, there)
+    told = yield rows_of([others.sign(statement)], SIGNATURE)[0]
+    needed = quorum(how, len(ids))
+    agreeing = count_signed(told, "signed who has published", statement, there, needed, others)
+    if agreeing < needed and not others.trial:
+        raise refuse(
+            f"{agreeing} parties signed the same list of those who have published, and {needed} "
+            "are needed: the server may have told others something else"
+        )
+    gone = joined.keys() - {*there}
     return rows_of([joined[j] if j in gone else b"" for j in ids], KEY)  # the roll-back
 
 
@@ -190,6 +220,10 @@ def _server(how: _How, uploads: Any) -> Generator[Any, Any, _Collected]:
     there, total = uploads.present, uploads.total().clone()
     _assure(how, len(there), len(ids), trial, BelowQuorum)
     uploads = yield there
+    signers, signatures = uploads.present, uploads.stack()
+    if (signed := len(signers)) < (needed := quorum(how, len(ids))) and not trial:
+        raise BelowQuorum(f"wire.sum: {signed} parties signed who published, {needed} are needed.")
+    uploads = yield signers, signatures
     told = dict(zip(uploads.present.tolist(), uploads.stack(), strict=True))
     published = {*there.tolist()}
     both = list(zip(ready.tolist(), at.tolist(), strict=True))
@@ -207,6 +241,11 @@ def _server(how: _How, uploads: Any) -> Generator[Any, Any, _Collected]:
             minus=[_bytes(told[u][i]) for j, i in left if j > u],
         )
     return _Collected(total, there, len(ids))
+
+
+def quorum(how: _How, parties: int) -> int:
+    """How many have to sign the same list: of two such lots, an honest party is in both."""
+    return (parties + how.colluders(parties)) // 2 + 1
 
 
 def _signed(session: Session, party: int, public: bytes) -> bytes:
@@ -232,7 +271,7 @@ def _check_shares(colluding: float, dropouts: float) -> None:
 
 @dataclass(frozen=True)
 class Gopa:
-    """A sum of uploads hidden by noise that cancels; it trusts the server on who has published.
+    """A sum of uploads hidden by noise that cancels; parties sign who has published.
 
     `[wire] sum = "gopa"`: the modular form.
     """
@@ -244,6 +283,7 @@ class Gopa:
     colluding: float = 0.3  # 1 - rho: share of a round's parties on the server's side
     dropouts: float = 0.2  # share of a round's parties that may vanish
     least: int = 2  # parties of a sum, at the fewest
+    counted: ClassVar[int] = -3  # the message that is published, from the last
 
     def __post_init__(self) -> None:
         _check_shares(self.colluding, self.dropouts)
@@ -253,7 +293,8 @@ class Gopa:
         return Grid(self.range, self.examples, parties, self.bits)
 
     def fewest(self, parties: int) -> int:
-        return max(2, self.least, ceil((1 - self.dropouts) * parties - 1e-9))
+        stay = ceil((1 - self.dropouts) * parties - 1e-9)
+        return max(2, self.least, quorum(self, parties), stay)
 
     def colluders(self, parties: int) -> int:
         return floor(self.colluding * parties + 1e-9)
@@ -284,6 +325,7 @@ class GaussianGopa:
     neighbours: int | None = None  # k, or as many as are enough
     colluding: float = 0.3  # 1 - rho: share of a round's parties on the server's side
     dropouts: float = 0.2  # share of a round's parties that may vanish
+    counted: ClassVar[int] = -3
 
     def __post_init__(self) -> None:
         _check_shares(self.colluding, self.dropouts)
@@ -299,7 +341,10 @@ class GaussianGopa:
         return NoiseTerms("gaussian", self.independent, self.pairwise)
 
     def fewest(self, parties: int) -> int:
-        return max(2, ceil((1 - self.dropouts) * parties - 1e-9))
+        return max(2, quorum(self, parties), ceil((1 - self.dropouts) * parties - 1e-9))
+
+    def colluders(self, parties: int) -> int:
+        return floor(self.colluding * parties + 1e-9)
 
     def degree(self, parties: int) -> int:
         return _degree(parties, 1 - self.colluding, self.dropouts, "gaussian", self.neighbours)

@@ -6,7 +6,7 @@ All that the server relays is checked here before a party goes on, and each refu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -239,6 +239,18 @@ def check_survivors(
             f"{left} of the {len(held_by)} neighbours that this party has drawn stayed, and "
             f"{threshold} are needed"
         )
+
+
+def count_signed(
+    told: tuple[Tensor, Tensor], what: str, statement: bytes, among: Collection[int], enough: int,
+    others: Others,
+) -> int:  # fmt: skip
+    """How many of these parties signed a statement, each counted once; `enough` at the most."""
+    signers, found = read_ids(told[0], what), 0
+    for v, signature in zip(signers, told[1], strict=False):
+        if found < enough and v in among:
+            found += others.signed(v, signature.numpy().tobytes(), statement)
+    return found
 
 
 def rows_of(contents: Sequence[bytes], size: int) -> Tensor:

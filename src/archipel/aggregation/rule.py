@@ -8,6 +8,7 @@ itself. What it returns is `Chosen`: some of the rows, or rows made of them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from archipel.core import Uploads
@@ -20,6 +21,21 @@ class Rule(Protocol):
     """What the server gets in place of the uploads that arrived."""
 
     def __call__(self, uploads: Uploads) -> Uploads: ...
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Several rules, each given what the one before it makes."""
+
+    rules: tuple[Rule, ...]
+
+    def __call__(self, uploads: Uploads) -> Uploads:
+        for rule in self.rules:
+            uploads = rule(uploads)
+        return uploads
+
+    def __repr__(self) -> str:
+        return ", then ".join(map(repr, self.rules))
 
 
 class Ruled(Around):

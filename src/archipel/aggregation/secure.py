@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ from archipel.aggregation.roster import (
     check_agreed,
     check_sharing,
     check_survivors,
+    count_signed,
     read_ids,
     refuse,
     rows_of,
@@ -85,6 +86,7 @@ class SecureSum:
     colluding: float = 0.1  # share of the parties that may be on the server's side
     dropouts: float = 0.1  # share of the parties that a round of many may lose
     least: int = 2  # parties of a sum, at the fewest: with fewer nothing is unmasked
+    counted: ClassVar[int] = -3  # the message with the masked input, from the last
 
     def __post_init__(self) -> None:
         if self.degree is not None and self.degree < 2:
@@ -195,11 +197,8 @@ class SecureSum:
         others.agreed[number] = frozenset(survivors)
         statement = survivors_of(session, shared, survivors)
         reply = yield rows_of([others.sign(statement)], SIGNATURE)[0]
-        signers = read_ids(reply[0], "signed who stayed")
-        agreeing = 0
-        for v, signature in zip(signers, reply[1], strict=False):
-            if agreeing < t and v in held_by and v in survivors:
-                agreeing += others.signed(v, _bytes(signature), statement)
+        among = {*held_by} & {*survivors}
+        agreeing = count_signed(reply, "signed who stayed", statement, among, t, others)
         if agreeing < t:
             raise refuse(
                 f"{agreeing} of this party's neighbours signed the same set of those who stayed, "

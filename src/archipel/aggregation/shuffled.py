@@ -9,7 +9,8 @@ the shuffler around a layer for the server (`onion.py`); and signs it. The serve
 to the shuffler (`shuffler.py`), which returns them in no order. From bits of coordinates the server
 estimates the sum; it is right on average, and its error falls with the number of parties.
 
-1. A party says that it is there, and is told the server's public key for this round.
+1. A party says that it is there, and is told the server's public key for this round: where enough
+   are there and the shuffler answers, so that no report is made in vain.
 2. It sends its sealed report.
 
 In a simulation reports are not sealed, and drawn from the seed: shuffling changes no sum.
@@ -124,15 +125,14 @@ class ShuffledSum:
     # -- the server --------------------------------------------------------------------------------
 
     def server(self, uploads: Any, form: Terms, number: int) -> Generator[Any, Any, Total]:
-        private = X25519PrivateKey.generate()
+        trial, private = isinstance(uploads, Probe), X25519PrivateKey.generate()
+        if not trial:  # before anybody makes a report, which costs of its privacy
+            self._enough(uploads.present, "are there")
+            self._reach()
         uploads = yield _tensor(private.public_key().public_bytes_raw())
         rows, present = uploads.stack().numpy(), uploads.present
-        trial = isinstance(uploads, Probe)
-        if len(present) < self.least and not trial:
-            raise BelowQuorum(
-                f"wire.sum: {len(present)} parties sent a report, and {self.least} is the fewest "
-                "that hide each other."
-            )
+        if not trial:
+            self._enough(present, "sent a report")
         contents = [row.tobytes() for row in rows]
         if self.shuffler and not trial:
             about = Session(uploads.session, uploads.round, number).named("report")
@@ -145,6 +145,21 @@ class ShuffledSum:
             raise BelowQuorum("wire.sum: no report could be read.")
         total = way.estimate(np.stack(right)) * (len(present) / len(right))
         return Total(_split(total, form.uploads), present)
+
+    def _enough(self, present: Tensor, what: str) -> None:
+        if (there := len(present)) < self.least:
+            raise BelowQuorum(
+                f"wire.sum: {there} parties {what}, and {self.least} is the fewest that hide each "
+                "other."
+            )
+
+    def _reach(self) -> None:
+        """Give the round up where nobody would shuffle it."""
+        if self.shuffler:
+            try:
+                Place.read(self.shuffler).reach()
+            except ArchipelError as error:
+                raise BelowQuorum(f"wire.sum: {error}") from None
 
     def _shuffled(self, rows: list[bytes], about: bytes, private: X25519PrivateKey) -> list[bytes]:
         """What was in the reports, in an order that the shuffler alone drew."""

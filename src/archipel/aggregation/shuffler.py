@@ -25,7 +25,8 @@ import hashlib
 import hmac
 import socket
 import ssl
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgpack
@@ -169,12 +170,32 @@ class Place(NamedTuple):
     def text(self) -> str:
         return f"{self.host}/{self.port}/{self.certificate.hex()}/{self.key.hex()}"
 
+    def reach(self) -> None:
+        """Refuse to go on where nobody with this certificate answers."""
+        with self._connected():
+            pass
+
     def ask(self, batch: Batch) -> list[bytes]:
         """Have a batch shuffled, over TLS, by whoever has this certificate."""
+        with self._connected() as stream:
+            content = written(batch)
+            stream.sendall(len(content).to_bytes(8, "big") + content)
+            found = _unpacked(_received(stream))
+        if isinstance(found, str):
+            raise ArchipelError(f"{self._where} refuses: {found}")
+        if not (isinstance(found, list) and all(isinstance(each, bytes) for each in found)):
+            raise ArchipelError(f"{self._where} answers with something else than reports.")
+        return found
+
+    @property
+    def _where(self) -> str:
+        return f"the shuffler at {self.host}:{self.port}"
+
+    @contextmanager
+    def _connected(self) -> Iterator[ssl.SSLSocket]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is pinned instead
-        where = f"the shuffler at {self.host}:{self.port}"
         try:
             with (
                 socket.create_connection((self.host, self.port), _PATIENCE) as plain,
@@ -182,17 +203,13 @@ class Place(NamedTuple):
             ):
                 shown = hashlib.sha256(stream.getpeercert(binary_form=True) or b"").digest()
                 if not hmac.compare_digest(shown, self.certificate):
-                    raise ArchipelError(f"{where} has another certificate than the study names.")
-                content = written(batch)
-                stream.sendall(len(content).to_bytes(8, "big") + content)
-                found = _unpacked(_received(stream))
+                    raise ArchipelError(
+                        f"{self._where} has another certificate than the study names."
+                    )
+                yield stream
         except OSError as error:
-            raise ArchipelError(f"{where} is not reached: {error.strerror or error}.") from None
-        if isinstance(found, str):
-            raise ArchipelError(f"{where} refuses: {found}")
-        if not (isinstance(found, list) and all(isinstance(each, bytes) for each in found)):
-            raise ArchipelError(f"{where} answers with something else than reports.")
-        return found
+            why = error.strerror or error
+            raise ArchipelError(f"{self._where} is not reached: {why}.") from None
 
 
 def _received(stream: ssl.SSLSocket) -> bytes:

@@ -75,6 +75,14 @@ def check_parties(how: Summation, parties: int) -> None:
         )
 
 
+def counted_of(how: Summation | Exact) -> int:
+    """Which of a protocol's messages has what is added up, counted from its last one, -1.
+
+    Whose came is in the sum, also where it is lost later; a protocol says it by `counted`.
+    """
+    return int(getattr(how, "counted", -1))
+
+
 class Exact:
     """The sum of the integers that a protocol would add up, made without it: one message.
 
@@ -150,6 +158,7 @@ class Summed(Around):
             last, upload, own = talk.ended, talk.said, None
             if last:
                 upload, own = pair(f"{self.name}.party", "upload, own", talk.said)
+                me.after = own
             x = self._terms(me, message.asks, upload, message.sent)
             how = Talk(self._said(me, x, number))
             while not how.ended:
@@ -218,7 +227,8 @@ class _One:
     """One party of a stack, in one setting of a sweep, as a protocol written for one sees it."""
 
     def __init__(self, me: Any, at: tuple[int, ...]) -> None:
-        self._me, self._at, self.round, self.lead = me, at, me.round, ()
+        step = getattr(me, "step", None)  # of those that began from several versions, the same
+        self._me, self._at, self.round, self.lead = me, at, me.round if step is None else step, ()
         self.n, self.number = me.n[at], me.number[at]
         self.others: Others = me.acquainted(int(self.number))
 
@@ -229,7 +239,7 @@ class _One:
 
     def source(self, purpose: str) -> Source:
         """Noise of one party; alike across a sweep in a simulation, as all noise is."""
-        found: Source = self._me.source(purpose, self._at[-1])
+        found: Source = self._me.source(purpose, self._at[-1] if self._at else None)
         return found
 
 
@@ -241,7 +251,7 @@ def one_by_one(
     Who was lost on the way (`me.left`) says nothing more, for which zeros stand.
     """
     if me.lead == ():
-        return (yield from box(me, x))
+        return (yield from box(me if me.step is None else _One(me, ()), x))
     places = list(np.ndindex(*me.lead))
     talks = [Talk(box(_One(me, at), tree_map(lambda leaf, at=at: leaf[at], x))) for at in places]
     there = [*range(len(talks))]

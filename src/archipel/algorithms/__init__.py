@@ -7,8 +7,10 @@ from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
+from archipel.algorithms.fedasync import FedAsync
 from archipel.algorithms.fedavg import FedAvg
 from archipel.algorithms.fedbn import FedBN
+from archipel.algorithms.fedbuff import FedBuff
 from archipel.algorithms.feddyn import FedDyn
 from archipel.algorithms.fednova import FedNova
 from archipel.algorithms.fedopt import FedOpt
@@ -31,8 +33,10 @@ ALGORITHMS = {
     "apgd2": APGD2,
     "ditto": Ditto,
     "dsgd": DSGD,
+    "fedasync": FedAsync,
     "fedavg": FedAvg,
     "fedbn": FedBN,
+    "fedbuff": FedBuff,
     "feddyn": FedDyn,
     "fednova": FedNova,
     "fedopt": FedOpt,
@@ -58,8 +62,10 @@ __all__ = [
     "L2GD",
     "Alone",
     "Ditto",
+    "FedAsync",
     "FedAvg",
     "FedBN",
+    "FedBuff",
     "FedDyn",
     "FedNova",
     "FedOpt",

@@ -19,6 +19,7 @@ from archipel.cli.data import data
 from archipel.cli.demo import demo
 from archipel.cli.listing import list_, show
 from archipel.cli.new import new
+from archipel.cli.plan import plan
 from archipel.cli.predict import predict
 from archipel.cli.rehearse import rehearse
 from archipel.cli.run import resume, run
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(new)
 app.command()(run)
+app.command()(plan)
 app.command()(compare)
 app.command("tune-bytes")(tune_bytes)
 app.command("list")(list_)

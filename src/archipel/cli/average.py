@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from archipel.cli import options as o
-from archipel.cli.logs import say
-from archipel.errors import ArchipelError
+from archipel.cli.averaged import exact, proved, show, told_of, trusted
+from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from archipel.aggregation.averaging import Numbers, Question
+    from archipel.aggregation.averaging import Numbers
     from archipel.federation.numbers import NumbersFile
+
+_TRUST = {  # as in [privacy] of a study; reports are also called by what is done to them
+    "sum": "sum", "server": "server", "shuffler": "shuffler", "nobody": "nobody",
+    "shuffled": "shuffler",
+}  # fmt: skip
 
 File = Annotated[
     Path | None,
@@ -35,6 +38,10 @@ def average(
     whole: Annotated[
         bool, typer.Option("--whole", help="Simulate every message, not the sum alone.")
     ] = False,
+    trust: Annotated[
+        str,
+        typer.Option(help="Simulate who is trusted: sum (GOPA), server, shuffler or nobody."),
+    ] = "sum",
     peers: Annotated[
         bool, typer.Option("--peers", help="Rehearse: every party a process, with real TLS.")
     ] = False,
@@ -42,6 +49,14 @@ def average(
         str | None, typer.Option(help="Take part as this one of the file's [[peers]].")
     ] = None,
     home: Annotated[Path, typer.Option(help="The folder with this party's key.")] = Path("average"),
+    site: Annotated[
+        Path | None,
+        typer.Option(help="Take part as the site of this folder, through its coordinator."),
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="The table that a site's numbers come from: it is charged.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to it without being asked.")] = False,
     card: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Print what the others need of --me.")
     ] = None,
@@ -52,7 +67,7 @@ def average(
         float, typer.Option(min=1.0, help="Seconds that one is waited for later on.")
     ] = 60.0,
     verifiable: Annotated[
-        bool, typer.Option("--verifiable", help="Simulate with proofs that anybody can verify.")
+        bool, typer.Option("--verifiable", help="With proofs that anybody can verify.")
     ] = False,
     bulletin: Annotated[
         Path | None, typer.Option(help="With --verifiable: the file for all that is said.")
@@ -63,85 +78,86 @@ def average(
     """Find the mean of numbers that nobody shows to anybody, with a promise of privacy.
 
     \b
-    Every party adds noise that cancels with its neighbours', and a little of its own (GOPA). There
-    is no coordinator. With [values] of all parties in the file, or --parties, it is a simulation.
+    Every party adds noise that cancels with its neighbours', and a little of its own (GOPA). With
+    [values] of all parties in the file, or --parties, it is a simulation. Peers (--me) talk to each
+    other; sites (--site) talk through their coordinator, and their policy and ledger hold.
 
     \b
     Examples:
       archipel average numbers.toml --epsilon 1
       archipel average numbers.toml --epsilon 1 --parties 1000
+      archipel average numbers.toml --epsilon 1 --parties 1000 --trust shuffler
       archipel average numbers.toml --verifiable --bulletin bulletin.jsonl
       archipel average numbers.toml --peers
       archipel average --me bonn --card bonn.example.org:9001
       archipel average numbers.toml --me bonn
+      archipel average numbers.toml --me bonn --verifiable --bulletin bulletin.jsonl
+      archipel average --site bonn
+      archipel average numbers.toml --site bonn --table admissions.csv
     """
-    if card is not None:
-        _print_card(home, me, card, as_json)
+    if file is None and (card is not None or site is not None):
+        from archipel.cli import averaging
+
+        if site is not None:
+            averaging.print_seat(site, as_json)
+        else:
+            averaging.print_card(home, me, str(card), as_json)
         return
     if file is None:
         raise ArchipelError("NUMBERS.toml: is missing; give the file that says what is averaged.")
     from archipel.federation.numbers import NumbersFile
 
     read = NumbersFile.read(file, epsilon)
-    if [me is not None, peers, parties is not None].count(True) > 1:
-        raise ArchipelError("--me, --peers, --parties: give one of them, or none.")
-    if verifiable and (me is not None or peers or whole):
-        raise ArchipelError("--verifiable: is simulated; leave out --me, --peers and --whole.")
+    if [me is not None, peers, parties is not None, site is not None].count(True) > 1:
+        raise ArchipelError("--me, --site, --peers, --parties: give one of them, or none.")
+    if verifiable and whole:
+        raise ArchipelError("--verifiable: has every message; leave out --whole.")
     if bulletin is not None and not verifiable:
         raise ArchipelError(f"--bulletin {bulletin}: is written with --verifiable; say both.")
-    if verifiable:
+    if table is not None and me is None and site is None:
+        raise ArchipelError(f"--table {table}: is charged in a site's ledger; give --site.")
+    trust = _TRUST.get(trust, trust)
+    if trust not in _TRUST.values():
+        raise unknown("--trust", trust, sorted({*_TRUST.values()}))
+    real = me is not None or site is not None or peers
+    if trust != "sum" and (real or verifiable or whole):
+        raise ArchipelError(
+            f"--trust {trust}: is simulated, to compare; leave out --me, --site, --peers, --whole "
+            "and --verifiable."
+        )
+    if real:
+        given = {"bulletin": bulletin, "verifiable": verifiable, "table": table, "yes": yes}
+        told = _between(read, me, site, home, wait, patience, given)
+    elif verifiable:
         told = _verifiable(read, parties, bulletin, seed)
-    elif me is not None:
-        told = _taking_part(read, me, home, wait, patience)
-    elif peers:
-        told = _rehearsed(read, patience)
-    else:
+    elif trust == "sum":
         told = _simulated(read, parties, whole, seed)
+    else:
+        told = _trusting(read, parties, trust, seed)
     if as_json:
         o.print_json(told)
         return
-    _show(told)
+    show(told)
 
 
-def _print_card(home: Path, me: str | None, address: str, as_json: bool) -> None:
-    from archipel.federation.peer import average as peer
-
-    if me is None:
-        raise ArchipelError("--card: give --me as well, the name of this party.")
-    made = peer.card(home, me, address)
-    if as_json:
-        o.print_json(made._asdict())
-    else:
-        typer.echo(made.text(), nl=False)  # as a file has it: lines stay lines
-
-
-def _taking_part(
-    file: NumbersFile, me: str, home: Path, wait: float, patience: float
+def _between(
+    file: NumbersFile,
+    me: str | None,
+    site: Path | None,
+    home: Path,
+    wait: float,
+    patience: float,
+    given: dict[str, Any],
 ) -> dict[str, Any]:
-    import asyncio
+    """Institutions, or processes that stand for them."""
+    from archipel.cli import averaging
 
-    from archipel.federation.peer import average as peer
-
-    def tell(text: str) -> None:
-        say(text, err=True)
-
-    found = asyncio.run(peer.take_part(file, me, home, wait, patience, tell))
-    spent = [each["epsilon"] for each in peer.published(home)]
-    told = _told(file.question, found.estimate, found.parties, len(file.peers), "peers")
-    return told | {"published": {"times": len(spent), "epsilon": sum(spent)}}
-
-
-def _rehearsed(file: NumbersFile, patience: float) -> dict[str, Any]:
-    import asyncio
-    from tempfile import TemporaryDirectory
-
-    from archipel.federation.peer import average as peer
-
+    if site is not None:
+        return averaging.through_coordinator(file, site, wait, patience, **given)
+    if me is not None:
+        return averaging.taking_part(file, me, home, wait, patience, **given)
     _assure_values(file)
-    with TemporaryDirectory() as folder:
-        found = asyncio.run(peer.rehearse(file, Path(folder), patience))
-    told = _told(file.question, found.estimate, found.parties, len(file.values), "processes")
-    return told | {"exact": _exact(file.question, [file.values[each] for each in found.parties])}
+    return averaging.rehearsed(file, patience, given["verifiable"], given["bulletin"])
 
 
 def _numbers(file: NumbersFile, parties: int | None, seed: int) -> tuple[list[str], Numbers]:
@@ -175,15 +191,9 @@ def _verifiable(
         contribution=question.contribution, epsilon=question.epsilon, delta=question.delta,
         honest=question.honest, dropouts=question.dropouts, neighbours=question.neighbours,
     )  # fmt: skip
-    outcome = verdict.outcomes[-1]
-    assert outcome.mean is not None, outcome.faults  # whoever is simulated keeps to the protocol
-    told = _told(question, outcome.mean, tuple(names), len(names), "verifiable")
-    deviation = dict(zip(question.names, outcome.deviation, strict=True))
-    told |= {"deviation": deviation, "exact": _exact(question, values), "form": "modular"}
-    told |= {"neighbours": outcome.neighbours, "failure": outcome.alone, "spent": outcome.epsilon}
-    if bulletin is not None:
-        told |= {"bulletin": str(bulletin), "head": verdict.head}
-    return told
+    assert verdict.right, verdict.told  # whoever is simulated keeps to the protocol
+    told = proved(question, verdict, len(names), "verifiable", bulletin)
+    return told | {"exact": exact(question, values)}
 
 
 def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -> dict[str, Any]:
@@ -208,9 +218,21 @@ def _simulated(file: NumbersFile, parties: int | None, whole: bool, seed: int) -
     else:
         source = Simulated(seed, 0, range(len(names)), "average")
         estimate = averaging.simulated(question, plan, x, source)[0]
-    told = _told(question, estimate, tuple(names), len(names), "simulation")
+    told = told_of(question, estimate, tuple(names), len(names), "simulation")
     values = np.array(question.low) + question.unit * x
-    return told | {"exact": _exact(question, values)}
+    return told | {"exact": exact(question, values)}
+
+
+def _trusting(file: NumbersFile, parties: int | None, trust: str, seed: int) -> dict[str, Any]:
+    from typing import cast
+
+    from archipel.aggregation import trusting
+
+    question = file.question
+    names, x = _numbers(file, parties, seed)
+    values = question.low + question.unit * x
+    found = trusting.mean(cast("trusting.Trusted", trust), question, values, seed)
+    return trusted(question, found, trust, len(names)) | {"exact": exact(question, values)}
 
 
 def _assure_values(file: NumbersFile) -> None:
@@ -219,85 +241,3 @@ def _assure_values(file: NumbersFile) -> None:
             "values: give the numbers of two parties or more to simulate, --parties to draw some, "
             "or --me to take part."
         )
-
-
-def _exact(question: Question, values: Any) -> dict[str, float]:
-    import numpy as np
-
-    return dict(zip(question.names, np.mean(np.array(values), axis=0).tolist(), strict=True))
-
-
-def _told(
-    question: Question,
-    estimate: Sequence[float] | Numbers,
-    there: tuple[str, ...],
-    asked: int,
-    how: str,
-) -> dict[str, Any]:
-    """What came of it, as plain values."""
-    from archipel.privacy import gopa
-
-    plan, names, n = question.plan(asked), question.names, len(there)
-    aside = question.epsilon, question.delta, n, question.moved
-    deviation = question.deviation(plan, n)
-
-    def by_name(values: Any) -> dict[str, float]:
-        return dict(zip(names, [float(each) for each in values], strict=True))
-
-    return {
-        "how": how,
-        "estimate": by_name(estimate),
-        "deviation": by_name(deviation),
-        "deviation_by_a_trusted_curator": by_name(question.unit * gopa.curator_error(*aside)),
-        "deviation_by_everybody_alone": by_name(question.unit * gopa.local_error(*aside)),
-        "parties": n,
-        "vanished": asked - n,
-        "protected": "party" if question.contribution is None else "person",
-        "epsilon": question.epsilon,
-        "delta": question.delta,
-        "honest": question.honest,
-        "dropouts": question.dropouts,
-        "form": plan.form,
-        "neighbours": plan.neighbours,
-        "failure": plan.failure,
-        "revealed": _revealed(question, plan.neighbours, plan.form, asked),
-    }
-
-
-def _revealed(question: Question, neighbours: int, form: str, parties: int) -> str:
-    """What every party has shown of its numbers, in a sentence."""
-    share = f"{1 - question.honest:.0%}"
-    hidden = "which are uniform by themselves" if form == "modular" else "hidden by pairwise noise"
-    return (
-        f"every party showed {len(question.names)} number(s), {hidden}: with all others' they tell "
-        f"the noisy sum, and no more, as long as at most {share} of the {parties} collude"
-    )
-
-
-def _show(told: dict[str, Any]) -> None:
-    how = {
-        "simulation": "simulated",
-        "verifiable": "simulated, with all proofs",
-        "peers": "between peers",
-        "processes": "between processes of this machine",
-    }[told["how"]]
-    say(f"Mean of {told['parties']} parties, {how}")
-    for name, value in told["estimate"].items():
-        exact = f"; exactly {told['exact'][name]:.6g}" if "exact" in told else ""
-        say(f"  {name}: {value:.6g} ± {told['deviation'][name]:.3g}{exact}")
-    first = next(iter(told["estimate"]))
-    say(
-        f"  ± is one deviation of the noise; a trusted curator has "
-        f"{told['deviation_by_a_trusted_curator'][first]:.3g} of {first}, everybody alone "
-        f"{told['deviation_by_everybody_alone'][first]:.3g}"
-    )
-    promised = f"epsilon {told['epsilon']:g}, delta {told['delta']:g}"
-    say(f"Promised: {promised}, to every {told['protected']}")
-    say(f"Revealed: {told['revealed']}")
-    if told["vanished"]:
-        say(f"Vanished: {told['vanished']} parties, whose numbers are not in the mean")
-    if "bulletin" in told:
-        say(f"Written: {told['bulletin']}, whose last line has the hash {told['head']}")
-    if "published" in told:
-        spent = told["published"]
-        say(f"This party has published {spent['times']} times, epsilon {spent['epsilon']:g} in all")

@@ -67,7 +67,8 @@ def compare(
     seed: First = None,
     seeds: Seeds = 3,
     grid: Grid = None,
-    engine: o.Engine = "local",
+    engine: o.Engine = None,
+    ray_address: o.RayAddress = None,
     name: Name = None,
     sets: o.Set = None,
     out: o.Out = Path("runs"),
@@ -88,7 +89,7 @@ def compare(
       archipel compare fedavg --data mnist --grid 'wire.up=[],["float16"],["rotate","quantise:4"]'
       archipel compare fedavg --data mnist --set privacy.unit=record --grid privacy.epsilon=1,4
     """
-    o.check_engine(engine)
+    where = o.where(engine, ray_address)
     if form is not None and form not in ("md", "csv", "latex"):
         raise unknown("format", form, ("md", "csv", "latex"))
     from archipel.comparison import compare as run_all
@@ -132,6 +133,7 @@ def compare(
             resume=resume,
             watch=watch,
             workers=workers,
+            **where,
         )
     tell(done, form, as_json)
 

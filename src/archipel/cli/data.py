@@ -19,33 +19,50 @@ if TYPE_CHECKING:
     from archipel.data.federation import Federation
 
 _PARTIES = 30  # listed one by one
+_ROSTER = 10_000  # listed for a program
 
 
 def data(
     what: Annotated[
-        str, typer.Argument(metavar="DATA|STUDY.toml", help="A dataset, a table, or a study's.")
+        list[str],
+        typer.Argument(
+            metavar="DATA|STUDY.toml | shard DATA|STUDY.toml DIR",
+            help="A dataset, a table, a folder, or a study's; with shard, where to write it.",
+        ),
     ],
     partition: o.Partition = None,
     parties: o.Parties = None,
     seed: o.Seed = None,
     sets: o.Set = None,
     plot: Annotated[Path | None, typer.Option(help="Draw who has which targets.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look at every byte of a folder of shards.")
+    ] = False,
+    shard_mb: Annotated[
+        int, typer.Option(min=1, help="Megabytes of points in a shard, at most.")
+    ] = 256,
     as_json: o.Json = False,
 ) -> None:
     """Show what a federation's data is: parties, sizes, targets, and of a table every column.
+
+    `shard` writes it to a new folder of memory-mapped shards, some parties at a time, from which
+    `data.folder` reads it.
 
     \b
     Examples:
       archipel data heart_disease
       archipel data mnist --partition dirichlet:0.3 --parties 20 --plot labels.png
       archipel data patients.csv --set data.by=hospital --set data.target=died
+      archipel data shard crowd crowd-shards --parties 1000000
+      archipel data crowd-shards --check
     """
-    from archipel.study.loading import account_of
+    from archipel.study.loading import account_of, is_written
 
-    is_study = what.endswith(".toml")
+    source, to = _asked(what)
+    is_study = source.endswith(".toml")
     study = o.study_of_flags(
-        what if is_study else None,
-        data=None if is_study else what,
+        source if is_study else None,
+        data=None if is_study else source,
         partition=partition,
         parties=parties,
         seed=seed,
@@ -57,15 +74,25 @@ def data(
         if study.data.schema is None and (found := account_of(study.data, study.base)) is not None:
             _refused(found, str(error), as_json)
         raise
+    if to is not None:
+        _shard(fed, to, shard_mb << 20, as_json)
+        return
+    if check:
+        if not is_written(study.data, study.base):
+            raise ArchipelError(f"--check: '{source}' is no folder of shards; leave it out.")
+        type(fed).open(study.base / str(study.data.folder), scan=False, check=True)
     found = account_of(study.data, study.base)
     if plot is not None:
         with o.writing(plot):
             fed.plot(plot)
     if as_json:
         told = {} if found is None else _told(found) | {"target": _target(fed)}
-        o.print_json(_facts(fed) | told | {"plot": None if plot is None else str(plot)})
+        told |= {"plot": None if plot is None else str(plot)} | ({"checked": True} if check else {})
+        o.print_json(_facts(fed) | told)
         return
     print(lines(fed.summary()))
+    if check:
+        print("every byte is as it was written")
     if found is not None:
         print()
         _show_columns(found)
@@ -73,6 +100,29 @@ def data(
         _show_parties(fed)
     if plot is not None:
         print(clean(f"drawn: {plot}"))
+
+
+def _asked(what: list[str]) -> tuple[str, Path | None]:
+    """Whose data it is, and where it is to be written."""
+    if what[0] == "shard":
+        if len(what) != 3:
+            raise ArchipelError("shard: name the data and a new folder, 'shard DATA DIR'.")
+        return what[1], Path(what[2])
+    if len(what) != 1:
+        raise ArchipelError(f"'{what[1]}': name one dataset, table, folder or study.")
+    return what[0], None
+
+
+def _shard(fed: Federation, to: Path, size: int, as_json: bool) -> None:
+    from archipel.data import shards
+
+    shards.write(fed, to, size)
+    count = len(shards.Shards(to).manifest["shards"])
+    if as_json:
+        o.print_json({"folder": str(to), "shards": count, **_facts(fed)})
+        return
+    print(clean(f"{fed!r}"))
+    print(clean(f"written: {to}, {count} shard{'' if count == 1 else 's'}"))
 
 
 def _refused(found: Account, why: str, as_json: bool) -> None:
@@ -176,7 +226,9 @@ def _facts(fed: Federation) -> dict[str, Any]:
         "shape": list(fed.shape),
         "roster": [
             {"party": fed.name(k), "training_points": n, "test_points": m}
-            for k, (n, m) in enumerate(zip(fed.n.tolist(), fed.n_test.tolist(), strict=True))
+            for k, (n, m) in enumerate(
+                zip(fed.n[:_ROSTER].tolist(), fed.n_test[:_ROSTER].tolist(), strict=True)
+            )
         ],
         "source": fed.about.source,
         "licence": fed.about.licence,

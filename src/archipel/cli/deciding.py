@@ -103,7 +103,7 @@ def approve(
         policy.refuse(found := exposure_at(site, digest, records.schema.empty(), rows))
         if found.planned is not None:
             reserve(site, digest, ledger.table_of(site, described), found.planned)
-        facts = binding.facts(records, policy.counts)
+        facts = binding.facts(records, policy.tells_counts)
         site.decide(site.site_studies.text(digest), "approved", facts)
     command = "archipel peer up" if is_peer(described.algorithm_object) else "archipel site up"
     said = f"Study {described.name} is approved, hash {digest}."

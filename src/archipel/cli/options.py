@@ -15,6 +15,7 @@ import typer
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
+    from archipel.runs.simulation import Where
     from archipel.study.file import Study
     from archipel.study.plugins import Kind
 
@@ -75,7 +76,27 @@ ModelName = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Rounds.")]
 Sample = Annotated[str | None, typer.Option(help="Parties of a round: a rate 0..1, or a number.")]
 Seed = Annotated[int | None, typer.Option(help="All randomness of a simulation.")]
-Engine = Annotated[str, typer.Option(help="local: all parties on this machine.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="local: processes of this machine; ray: those of a Ray cluster; "
+        "local, or where the run began.",
+        show_default=False,
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The Ray cluster's head, HOST:PORT, or auto; without, Ray is started here.",
+    ),
+]
+RayCpus = Annotated[
+    float | None, typer.Option(help="Processors of a Ray worker, also a part of one; 1.")
+]
+RayGpus = Annotated[
+    float | None, typer.Option(help="Graphics cards of a Ray worker; 1 with --device cuda.")
+]
 Name = Annotated[str | None, typer.Option(help="Names the run's folder.")]
 Set = Annotated[
     list[str] | None,
@@ -168,14 +189,20 @@ def _data(data: str | None) -> dict[str, Any]:
     return {"data.folder": data} if data and Path(data).is_dir() else {"data.name": data}
 
 
-def check_engine(engine: str) -> None:
+def where(
+    engine: str | None, address: str | None, cpus: float | None = None, gpus: float | None = None
+) -> Where:
+    """Which engine runs it, as the flags say."""
     if engine == "network":
         raise ArchipelError(
             "--engine network: a study between sites is run by 'archipel coordinator', and tried "
             "on this machine with 'archipel rehearse STUDY.toml'."
         )
-    if engine != "local":
-        raise unknown("engine", engine, ("local",))
+    if engine not in (None, "local", "ray"):
+        raise unknown("engine", engine, ("local", "ray"))
+    flags = {"engine": engine, "ray_address": address, "ray_cpus": cpus, "ray_gpus": gpus}
+    said: Where = {name: value for name, value in flags.items() if value is not None}  # type: ignore[assignment]
+    return said
 
 
 @contextmanager

@@ -25,7 +25,7 @@ _TABLES = {
     "algorithm": ("algorithms", "ALGORITHMS"),
     "model": ("models", "MODELS"),
     "step": ("wire", "STEPS"),
-    "rule": ("aggregation", "RULES"),
+    "rule": ("rules", "RULES"),
     "sum": ("aggregation", "SUMS"),
 }
 

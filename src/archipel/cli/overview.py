@@ -125,6 +125,13 @@ def _show_status(found: dict[str, Any]) -> None:
         approvals = ", ".join(f"{site} {said}" for site, said in study["decisions"].items())
         say(f"  decisions  {approvals or 'none yet'}")
         for site, doing in study["sites"].items():
-            say(f"  {site:<20} {doing}")
+            say(f"  {site:<20} {doing}{_contributed(study['contributions'].get(site))}")
         for missed in study["missing"]:
             say(f"  round {missed['round']}: without {missed['site']} ({missed['cause']})")
+
+
+def _contributed(told: dict[str, Any] | None) -> str:
+    """What a site has contributed, where nobody waits for anybody."""
+    from archipel.runs.contributions import Contribution
+
+    return "" if told is None else f"; {Contribution(**told)}"

@@ -26,7 +26,10 @@ def run(
     rounds: o.Rounds = None,
     sample: o.Sample = None,
     seed: o.Seed = None,
-    engine: o.Engine = "local",
+    engine: o.Engine = None,
+    ray_address: o.RayAddress = None,
+    ray_cpus: o.RayCpus = None,
+    ray_gpus: o.RayGpus = None,
     name: o.Name = None,
     sets: o.Set = None,
     out: o.Out = Path("runs"),
@@ -43,8 +46,9 @@ def run(
       archipel run heart.toml
       archipel run scaffold --data heart_disease --rounds 40 --set algorithm.lr=0.03
       archipel run mine.py --data mnist --partition shards:2 --parties 100 --sample 0.1
+      archipel run heart.toml --engine ray --ray-address auto
     """
-    o.check_engine(engine)
+    where = o.where(engine, ray_address, ray_cpus, ray_gpus)
     study = o.study_of_flags(
         what,
         data=data,
@@ -65,11 +69,18 @@ def run(
             watch=watch,
             workers=workers,
             device=device,
+            **where,
         )
     tell(done, out, as_json)
 
 
-def resume(name: o.RunName = "last", out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
+def resume(
+    name: o.RunName = "last",
+    out: o.Out = Path("runs"),
+    engine: o.Engine = None,
+    ray_address: o.RayAddress = None,
+    as_json: o.Json = False,
+) -> None:
     """Go on with a run, or a comparison, that was stopped or killed.
 
     \b
@@ -82,14 +93,15 @@ def resume(name: o.RunName = "last", out: o.Out = Path("runs"), as_json: o.Json 
     from archipel.comparison import find_comparison, resume_comparison
     from archipel.runs.listing import resume as go_on
 
+    where = o.where(engine, ray_address)
     compared = find_comparison(name, out)
     if compared is not None:
         with progress() as line:
-            found = resume_comparison(compared, line)
+            found = resume_comparison(compared, line, **where)
         tell_comparison(found, None, as_json)
         return
     with watching() as watch:
-        done = go_on(name, out, watch=watch)
+        done = go_on(name, out, watch=watch, **where)
     tell(done, out, as_json)
 
 
@@ -111,6 +123,10 @@ def tell(run: Run, out: Path, as_json: bool) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        if (check := run.forecast) is not None:
+            from archipel.forecast.words import in_a_line
+
+            console.print(escape(in_a_line(check)), highlight=False, soft_wrap=True)
     for said in run.warnings:
         Console(stderr=True).print(
             f"[bold yellow]Warning:[/] {escape(said)}", highlight=False, soft_wrap=True

@@ -89,9 +89,9 @@ def report(
         with o.writing(figures):
             save_figures(run, figures)
     if as_json:
-        o.print_json(
-            {"run": run.name, "report": str(written), "scorecard": run.scorecard.to_json()}
-        )
+        check = run.forecast
+        told = {"run": run.name, "report": str(written), "scorecard": run.scorecard.to_json()}
+        o.print_json({**told, "forecast": None if check is None else check.to_json()})
     else:
         Console().print(escape(clean(str(written))), soft_wrap=True, highlight=False)
 

@@ -88,4 +88,9 @@ def _told(outcome: Outcome, run: str) -> list[str]:
         "± is one deviation of the noise that all coins made.",
         f"It costs every {outcome.protected} epsilon {outcome.epsilon:.3g} at delta "
         f"{outcome.delta:g}, if {outcome.honest:.0%} of the parties are honest.",
-    ]
+        *(
+            [f"Nobody kept the bulletin; sealed by {len(outcome.sealed)} parties: "
+             f"{', '.join(outcome.sealed)}."]
+            if outcome.sealed else []
+        ),
+    ]  # fmt: skip

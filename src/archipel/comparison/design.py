@@ -370,3 +370,17 @@ def _values(name: str, values: Sequence[Any]) -> list[Any]:
     if isinstance(values, str) or not len(values):
         raise ArchipelError(f"grid {name} = {values!r}: give a list of values to try.")
     return [value for at, value in enumerate(values) if value not in values[:at]]
+
+
+def fields_of(section: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a name, or fields, say of a section of a study."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {f"{section}.name": value}
+    if not isinstance(value, Mapping):
+        raise ArchipelError(
+            f"{section} = {value!r}: give a name, a file (mine.py:make), or the fields of "
+            f"[{section}], so that the comparison can be repeated."
+        )
+    return {f"{section}.{field}": each for field, each in value.items()}

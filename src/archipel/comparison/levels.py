@@ -13,6 +13,7 @@ from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.core import LocalWork
 from archipel.data.federation import Federation
 from archipel.engines.engine import Evaluation
+from archipel.engines.local.engine import Pools
 from archipel.engines.local.pool import ForkedPool, cores, each_block
 from archipel.errors import RunFailed
 from archipel.metrics import PRIMARY, larger_is_better
@@ -32,10 +33,17 @@ class Levels:
     `stored`, seed -> name -> level, is where they are kept; what is there is not trained again.
     """
 
+    at = ""  # as a worker's words
+
     def __init__(
-        self, plan: Design, stored: dict[str, dict[str, Level]], workers: int | None
+        self,
+        plan: Design,
+        stored: dict[str, dict[str, Level]],
+        workers: int | None,
+        pools: Pools | None = None,
     ) -> None:
-        self._plan, self._stored, self._workers = plan, stored, workers
+        """`pools` makes the workers of parties alone; on this machine unless given."""
+        self._plan, self._stored, self._workers, self._pools = plan, stored, workers, pools
         self._entry = worker(plan.entries)
 
     @property
@@ -64,7 +72,12 @@ class Levels:
 
         def train() -> tuple[Evaluation, Points]:
             scores, elsewhere, _ = baselines.alone(
-                work, data, study.build_model(data), **_budget(study), workers=self._workers
+                work,
+                data,
+                study.build_model(data),
+                **_budget(study),
+                workers=self._workers,
+                pools=self._pools,
             )
             seen = {name: values[: data.training] for name, values in elsewhere.items()}
             return scores, {name: float(values.nanmean()) for name, values in seen.items()}

@@ -130,7 +130,14 @@ class Result:
             return None
         return self._until([rounds], self.carried)[0]
 
-    def _until(self, rounds: Sequence[float], count: Callable[[Round], int]) -> list[float]:
+    def simulated_to(self, target: float, metric: str) -> float | None:
+        """Seconds of the simulated clock to a target; None where there is no clock."""
+        rounds = self.rounds_to(target, metric)
+        if rounds is None or "simulated" not in self.last:
+            return None
+        return self._until([rounds], lambda entry: entry["simulated"]["seconds"])[0]
+
+    def _until(self, rounds: Sequence[float], count: Callable[[Round], float]) -> list[float]:
         at = [0, *(entry["round"] for entry in self.history)]
         sums = [0, *map(count, self.history)]
         return [float(each) for each in np.interp(rounds, at, sums)]
@@ -259,6 +266,7 @@ class Comparison:
             ),
             "rounds_to_target": to_target(Result.rounds_to),
             "bytes_to_target": to_target(Result.bytes_to),
+            "simulated_to_target": to_target(Result.simulated_to),
             "bytes": lambda each: (
                 None if each.failed or not each.bytes else each.carried({"bytes": each.bytes})
             ),
@@ -349,6 +357,7 @@ class Comparison:
             },
             "epsilon": figures["epsilon"],
             "rounds_to_target": figures["rounds_to_target"],
+            "simulated_to_target": figures["simulated_to_target"],
             "gradients": figures["gradients"],
             "seconds": figures["seconds"],
             "joining": {name: figures[f"joining_{name}"] for name in JOINING},

@@ -63,6 +63,7 @@ class _Columns:
         }
         cost = {
             "rounds_to_target": f"rounds to {aim}",
+            **({"simulated_to_target": f"simulated time to {aim}"} if _timed(rows) else {}),
             "bytes_to_target": f"bytes to {aim}",
             "bytes": "bytes in all",
             **({"epsilon": "ε spent"} if comparison.private else {}),
@@ -101,6 +102,7 @@ class _Columns:
             cells.append(_cell(row.figures[key], _metric, strong))
         writers: dict[str, Callable[[float], str]] = {
             "rounds_to_target": lambda value: f"{value:,.1f}",
+            "simulated_to_target": duration,
             "bytes_to_target": size,
             "bytes": size,
             "epsilon": lambda value: f"{value:.3g}",
@@ -195,6 +197,11 @@ def notes(comparison: Comparison, bold: bool) -> list[str]:
         lines += [f"{_EDGE} {row.label}: {text}" for text in _edges(row)]
         lines += [f"{row.label}, seed {seed} failed: {why}" for seed, why in row.failed.items()]
     return lines
+
+
+def _timed(rows: Sequence[Row]) -> bool:
+    """Whether rounds took simulated time."""
+    return any("simulated" in each.last for row in rows for each in row.results if not each.failed)
 
 
 def _alone(row: Row) -> str:

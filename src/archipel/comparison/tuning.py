@@ -17,7 +17,7 @@ from archipel.exchange.boxes import has_personal, is_peer
 from archipel.metrics import larger_is_better
 from archipel.models.model import Model
 from archipel.runs.run import Run
-from archipel.runs.simulation import Options, simulate, sweep
+from archipel.runs.simulation import Options, Where, simulate, sweep
 from archipel.study.file import Study
 
 FRACTION = 0.2  # of the training points are validation points
@@ -32,14 +32,18 @@ class Choice(NamedTuple):
 
 
 def choose(
-    study: Study, settings: Sequence[Settings], data: Federation, workers: int | None = None
+    study: Study,
+    settings: Sequence[Settings],
+    data: Federation,
+    workers: int | None = None,
+    where: Where | None = None,
 ) -> Choice:
     """Train with each setting on four fifths of the training points; score on the last fifth.
 
     All settings run side by side where the algorithm and the model allow it.
     """
     validation, model = held_out(study, data)
-    options = study.options()
+    options: Options = {**study.options(), **(where or {})}
     options["evaluate_every"] = options["rounds"]
     if workers is not None:
         options["workers"] = workers

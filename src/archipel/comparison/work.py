@@ -13,21 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from archipel.comparison.design import Design, Entry, Settings, chosen, design
+from archipel.comparison.design import Design, Entry, Settings, chosen, design, fields_of
 from archipel.comparison.levels import Levels, worker
 from archipel.comparison.results import Comparison, Result, dumps, quantiles
 from archipel.comparison.tuning import Choice, at_edge, choose
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.engines.local.engine import Pools
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import has_personal, is_peer
 from archipel.metrics import PRIMARY
 from archipel.models import default_model
 from archipel.plain import plain
 from archipel.runs.run import Run
-from archipel.runs.simulation import Options, Watch, build, simulate
+from archipel.runs.simulation import Options, Watch, Where, build, cluster_of, simulate
 from archipel.store.files import write
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study.file import Study, changed
@@ -64,6 +65,7 @@ def compare(
     resume: bool = False,
     watch: Watch | None = None,
     workers: int | None = None,
+    **where: Unpack[Where],
 ) -> Comparison:
     """Run every algorithm with every seed on the same splits; return the table.
 
@@ -74,11 +76,11 @@ def compare(
     seed on validation points; of fields of [wire], `{"wire.up": [[], ["float16"]]}`, every value is
     a row. `seed` is the first of so many `seeds`. With `resume`, an earlier comparison of this very
     design under `out` goes on, or is returned when it was done. `out=None` keeps everything in
-    memory.
+    memory. With `engine="ray"` all of them have one Ray, here or at `ray_address`.
     """
     flags: dict[str, Any] = {
-        **_fields("data", data),
-        **_fields("model", model),
+        **fields_of("data", data),
+        **fields_of("model", model),
         "data.partition": partition,
         "data.parties": parties,
         "study.rounds": rounds,
@@ -105,18 +107,21 @@ def compare(
     if out is not None:
         folder = _begun(Path(out), plan) if resume else None
         folder = folder or reserve(Path(out), name or _name(plan))
-    return _Work(plan, folder, watch, workers).go()
+    return _Work(plan, folder, watch, workers, where).go()
 
 
 def resume_comparison(
-    path: str | Path, watch: Watch | None = None, workers: int | None = None
+    path: str | Path,
+    watch: Watch | None = None,
+    workers: int | None = None,
+    **where: Unpack[Where],
 ) -> Comparison:
     """Go on with the comparison in this folder; one that is done is returned as it is."""
     folder = Path(path)
     stored = _read(folder)
     if stored["state"] == "done":
         return Comparison.of_json(stored["results"], folder.absolute())
-    return _Work(Design.of_json(stored["design"]), folder, watch, workers).go()
+    return _Work(Design.of_json(stored["design"]), folder, watch, workers, where).go()
 
 
 def find_comparison(name: str, out: Path) -> Path | None:
@@ -134,7 +139,7 @@ def check(plan: Design, workers: int | None = None) -> None:
     for entry in plan.entries:
         study = chosen(entry.study, {}, seed)
         model = study.build_model(data)
-        engine, _ = build(study.algorithm_object, data, model, _options(study, workers))
+        engine, _ = build(study.algorithm_object, data, model, _options(study, workers, {}))
         engine.close()
 
 
@@ -142,7 +147,12 @@ class _Work:
     """A comparison under way."""
 
     def __init__(
-        self, plan: Design, folder: Path | None, watch: Watch | None, workers: int | None
+        self,
+        plan: Design,
+        folder: Path | None,
+        watch: Watch | None,
+        workers: int | None,
+        where: Where,
     ) -> None:
         self.plan, self.folder, self.watch, self.workers = plan, folder, watch, workers
         self.stored: dict[str, Any] = {
@@ -153,11 +163,13 @@ class _Work:
             "chosen": {},
             "baselines": {},
             "results": None,
+            "where": where,
         }
         if folder is not None and (folder / FILE).exists():
             self.stored = _read(folder)
         else:
             self.save()
+        self.where: Where = where or self.stored.get("where", {})
 
     def save(self, **changes: Any) -> None:
         self.stored |= changes
@@ -172,8 +184,12 @@ class _Work:
         """Run what is missing; return the table."""
         if self.stored["state"] == "done":
             return Comparison.of_json(self.stored["results"], self.folder)
+        with cluster_of(_options(None, self.workers, self.where), self.say) as cluster:
+            return self._go(None if cluster is None else cluster.pool)
+
+    def _go(self, pools: Pools | None) -> Comparison:
         plan = self.plan
-        levels = Levels(plan, self.stored["baselines"], self.workers)
+        levels = Levels(plan, self.stored["baselines"], self.workers, pools)
         results: dict[tuple[str, int], Result] = {}
         facts: dict[str, Any] = {}
         metric = ""
@@ -257,7 +273,7 @@ class _Work:
                 out=None if self.folder is None else self.folder / name,
                 study=study,
                 watch=self.watch,
-                **_options(study, self.workers),
+                **_options(study, self.workers, self.where),
             )
         except ArchipelError as error:
             if error.exit_code == ArchipelError.exit_code:  # bad input: nothing here would run
@@ -277,7 +293,7 @@ class _Work:
         if str(seed) not in known:
             self.say(f"choosing {', '.join(settings[0])} for {where}")
             study = chosen(entry.study, {}, seed)
-            known[str(seed)] = choose(study, settings, data, self.workers)._asdict()
+            known[str(seed)] = choose(study, settings, data, self.workers, self.where)._asdict()
             self.save()
         return Choice(**known[str(seed)])
 
@@ -340,24 +356,11 @@ def _facts(plan: Design, study: Study, data: Federation) -> dict[str, Any]:
     }
 
 
-def _options(study: Study, workers: int | None) -> Options:
-    options = study.options()
+def _options(study: Study | None, workers: int | None, where: Where) -> Options:
+    options: Options = {**({} if study is None else study.options()), **where}
     if workers is not None:
         options["workers"] = workers
     return options
-
-
-def _fields(section: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {f"{section}.name": value}
-    if not isinstance(value, Mapping):
-        raise ArchipelError(
-            f"{section} = {value!r}: give a name, a file (mine.py:make), or the fields of "
-            f"[{section}], so that the comparison can be repeated."
-        )
-    return {f"{section}.{field}": each for field, each in value.items()}
 
 
 def _name(plan: Design) -> str:

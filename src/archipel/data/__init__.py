@@ -17,6 +17,7 @@ import torch
 
 from archipel.data import (
     cifar,
+    crowd,
     fashion_mnist,
     femnist,
     heart_disease,
@@ -31,15 +32,26 @@ from archipel.data import (
 )
 from archipel.data.about import About
 from archipel.data.federation import Federation
+from archipel.data.generated import Generator
 from archipel.data.quadratic import optimum, quadratics
 from archipel.errors import ArchipelError, unknown
 
-__all__ = ["DATASETS", "About", "Federation", "datasets", "load", "optimum", "quadratics"]
+__all__ = [
+    "DATASETS",
+    "About",
+    "Federation",
+    "Generator",
+    "datasets",
+    "load",
+    "optimum",
+    "quadratics",
+]
 
 # name -> how to make it, what it is
 DATASETS: dict[str, tuple[Callable[..., Federation], About]] = {
     "cifar10": (cifar.load_10, cifar.ABOUT_10),
     "cifar100": (cifar.load_100, cifar.ABOUT_100),
+    "crowd": (crowd.load, crowd.ABOUT),
     "fashion_mnist": (fashion_mnist.load, fashion_mnist.ABOUT),
     "femnist": (femnist.load, femnist.ABOUT),
     "heart_disease": (heart_disease.load, heart_disease.ABOUT),

@@ -19,13 +19,9 @@ TASKS = ("classification", "regression", "survival", "text")
 
 def check_layout(fed: Federation) -> None:
     """Check shapes, types and offsets: O(K)."""
-    points, parties = len(fed.x), len(fed.offsets) - 1
+    points = len(fed.x)
     if fed.task not in TASKS:
         raise unknown("task", fed.task, TASKS)
-    if parties < 1:
-        raise ArchipelError("offsets: a federation needs at least one party; give [0, n].")
-    if fed.offsets.dtype != torch.int64 or fed.test_from.dtype != torch.int64:
-        raise ArchipelError("offsets and test_from must be int64; use .long().")
     if fed.x.dtype not in (torch.float32, torch.float64, torch.int64):
         raise ArchipelError(
             f"x has type {fed.x.dtype}; use .float() for features or .long() for symbols."
@@ -33,6 +29,16 @@ def check_layout(fed: Federation) -> None:
     if len(fed.y) != points:
         raise ArchipelError(f"y has {len(fed.y)} rows but x has {points}; give one target a row.")
     _check_target_type(fed)
+    check_offsets(fed, points)
+
+
+def check_offsets(fed: Federation, points: int) -> None:
+    """Check where each party's rows are, of so many."""
+    parties = len(fed.offsets) - 1
+    if parties < 1:
+        raise ArchipelError("offsets: a federation needs at least one party; give [0, n].")
+    if fed.offsets.dtype != torch.int64 or fed.test_from.dtype != torch.int64:
+        raise ArchipelError("offsets and test_from must be int64; use .long().")
     if int(fed.offsets[0]) != 0 or int(fed.offsets[-1]) != points:
         raise ArchipelError(
             f"offsets run from {int(fed.offsets[0])} to {int(fed.offsets[-1])}; "

@@ -34,7 +34,7 @@ def summary(fed: Federation) -> str:
         "virtual": f"{int(fed.virtual.sum())} copies" if fed.virtual.any() else "",
         "points": f"{int(fed.n[fed.stands].sum())} training, {int(fed.n_test.sum())} test",
         "per party": f"{low} / {mid} / {high} training points (least / median / most)",
-        "one point": f"{str(fed.x.dtype).removeprefix('torch.')} {fed.shape}",
+        "one point": f"{str(fed.form.x.dtype).removeprefix('torch.')} {fed.shape}",
         "target": _target(fed),
         "source": fed.about.source,
         "licence": fed.about.licence,
@@ -47,6 +47,8 @@ def summary(fed: Federation) -> str:
 
 
 def _target(fed: Federation) -> str:
+    if fed.lazy:  # nobody has looked at all points
+        return f"{fed.classes} classes or symbols" if fed.classes else fed.task
     if fed.task == "survival":
         events = int(fed.y[:, 1].sum())
         return f"survival, {events} events, longest time {float(fed.y[:, 0].max()):g}"

@@ -10,17 +10,17 @@ One file, since it is one class whose methods all keep the same arrays in step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from archipel.data import build, copies, describe, spread, storage
+from archipel.data import build, copies, describe, shards, spread
 from archipel.data import partition as partitions
 from archipel.data.about import About
 from archipel.data.check import check_layout, check_values
@@ -30,7 +30,16 @@ from archipel.data.scaling import Scaling, Sums
 from archipel.errors import ArchipelError, unknown
 
 if TYPE_CHECKING:
+    from archipel.data.generated import Generator
     from archipel.picture import Picture
+
+
+class Held(NamedTuple):
+    """The points of some parties: their rows lie one after the other, training points first."""
+
+    x: Tensor
+    y: Tensor
+    starts: Ints  # [m] the first row of each
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,6 +64,7 @@ class Federation:
     features: Features = Features()  # how a row becomes a point
     origin: Tensor | None = None  # int64 [K]: whose points a copy has; see archipel.data.copies
     scan: InitVar[bool] = True  # whether to look at every value; False if it was done before
+    lazy: ClassVar[bool] = False  # whether points come when they are asked for: a `Population`
 
     def __post_init__(self, scan: bool) -> None:
         check_layout(self)
@@ -77,6 +87,11 @@ class Federation:
     def n_test(self) -> Tensor:
         """Number of test points of each party, int64 [K]."""
         return self.offsets[1:] - self.test_from
+
+    @cached_property
+    def able(self) -> Ints:
+        """Parties that train, and have something to train on."""
+        return np.flatnonzero(self.n[: self.training].numpy() > 0)
 
     @cached_property
     def virtual(self) -> Tensor:
@@ -115,6 +130,25 @@ class Federation:
         """Shape of one point."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def points(self) -> int:
+        """How many there are of all parties."""
+        return int(self.offsets[-1])
+
+    @property
+    def form(self) -> Federation:
+        """The same, or a few of the points where they come when they are asked for."""
+        return self
+
+    @property
+    def here(self) -> Federation:
+        """The same, with all points in memory or mapped."""
+        return self
+
+    def held(self, parties: Ints) -> Held:
+        """The points of these parties: those of all, and where each party's begin."""
+        return Held(self.x, self.y, self.offsets[parties].numpy())
+
     def __len__(self) -> int:
         return self.parties
 
@@ -148,8 +182,10 @@ class Federation:
     def party(self, party: int | str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x_train, y_train, x_test, y_test of one party, as views."""
         k = self.index(party)
-        a, b, c = int(self.offsets[k]), int(self.test_from[k]), int(self.offsets[k + 1])
-        return self.x[a:b], self.y[a:b], self.x[b:c], self.y[b:c]
+        held, n = self.held(np.array([k])), int(self.n[k])
+        a = int(held.starts[0])
+        b, c = a + n, a + n + int(self.n_test[k])
+        return held.x[a:b], held.y[a:b], held.x[b:c], held.y[b:c]
 
     @cached_property
     def row_party(self) -> Ints:
@@ -157,7 +193,7 @@ class Federation:
 
     @cached_property
     def _row_is_test(self) -> Bools:
-        rows = np.arange(len(self.x))
+        rows = np.arange(self.points)
         return rows >= self.test_from.numpy()[self.row_party]
 
     def strata(self) -> npt.NDArray[Any]:
@@ -380,38 +416,19 @@ class Federation:
         return draw(self, path, max_parties)
 
     def save(self, folder: str | Path) -> None:
-        """Write to a folder of .npy files and meta.json, complete or not at all."""
-        names = None if self.names is None else np.asarray(self.names, dtype=np.str_)
-        tensors = {"x": self.x, "y": self.y, "offsets": self.offsets, "test_from": self.test_from}
-        tensors |= {} if self.origin is None else {"origin": self.origin}
-        arrays: dict[str, npt.NDArray[Any]] = {k: t.numpy() for k, t in tensors.items()}
-        meta = {
-            "training": self.training,
-            "task": self.task,
-            "classes": self.classes,
-            "about": asdict(self.about),
-            "columns": None if self.columns is None else list(self.columns),
-            "features": self.features.to_json(),
-        }
-        storage.write(Path(folder), arrays if names is None else {**arrays, "names": names}, meta)
+        """Write to a folder of shards, complete or not at all, over a federation that is there."""
+        shards.write(self, Path(folder), again=True)
 
     @staticmethod
-    def open(folder: str | Path, scan: bool = False) -> Federation:
-        """Memory-map a saved federation; values were checked when it was made."""
-        arrays, meta = storage.read(Path(folder))
-        t = {k: torch.from_numpy(a) for k, a in arrays.items() if k != "names"}
-        told = meta.get("features")  # folders of earlier versions have none
-        return Federation(
-            **t,
-            names=cast("Sequence[str] | None", arrays.get("names")),
-            training=meta["training"],
-            task=meta["task"],
-            classes=meta["classes"],
-            about=About(**{**meta["about"], "counts": ()}),  # they are for data elsewhere
-            columns=meta["columns"],
-            features=Features.of_json(told, tuple(t["x"].shape[1:])) if told else Features(),
-            scan=scan,
-        )
+    def open(folder: str | Path, scan: bool = False, check: bool = False) -> Federation:
+        """Memory-map a folder of shards; values were checked when it was made.
+
+        The sizes of its files are looked at; with `check` every byte is (`archipel.data.shards`).
+        """
+        fed = shards.open_folder(Path(folder), check)
+        if scan:
+            check_values(fed.here)
+        return fed
 
     # From elsewhere; see archipel.data.build and archipel.data.spread
 
@@ -421,3 +438,10 @@ class Federation:
     from_frame = classmethod(spread.from_frame)
     from_dataset = classmethod(build.from_dataset)
     from_folder = classmethod(spread.from_folder)
+
+    @staticmethod
+    def from_generator(generator: Generator) -> Federation:
+        """Make a federation whose parties' points are made when they are asked for."""
+        from archipel.data.generated import from_generator
+
+        return from_generator(generator)

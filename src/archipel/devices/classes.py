@@ -15,6 +15,7 @@ import numpy as np
 
 from archipel import rng
 from archipel.devices.device import Floats, Job, Joules, Trip
+from archipel.errors import ArchipelError
 from archipel.rng import Ints
 
 # Power of Wi-Fi while it moves data, in watts: RATE by Mbit/s and BASE. High: Huang et al., MobiSys
@@ -32,10 +33,40 @@ class Device:
     seconds: float | None = None  # in place of gflops: of one example's gradient, the median
     spread: float = 0.0  # standard deviation over parties of log(speed)
     jitter: float = 0.0  # the same from round to round, of one party
+    setup: float = 0.0  # seconds before it trains, to wake up, connect and load; the median
     down: float | None = None  # Mbit/s, the median; None: downloads take no time
     up: float | None = None
     link_spread: float = 0.0  # standard deviation over parties of log(Mbit/s)
     watts: tuple[float, float] = (0.0, 0.0)  # low, high: while it trains
+    # minutes that it is, and is not, in the mean; None: always
+    idle: tuple[float, float] | None = None
+    plugged: tuple[float, float] | None = None
+    wifi: tuple[float, float] | None = None
+    swing: float = 1.0  # how much more often it is plugged in at 2 o'clock at night than by day
+
+    def __post_init__(self) -> None:
+        if (self.gflops is None) == (self.seconds is None):
+            raise ArchipelError("gflops: give either gflops or seconds, the time of one example.")
+        for name in ("share", "gflops", "seconds", "down", "up"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ArchipelError(f"{name} = {value}: give a number above 0.")
+        if not 0 <= self.setup < float("inf"):
+            raise ArchipelError(f"setup = {self.setup}: give a number of seconds from 0.")
+        for name in ("spread", "jitter", "link_spread"):
+            if not 0 <= getattr(self, name) <= 5:
+                raise ArchipelError(f"{name} = {getattr(self, name)}: give a number from 0 to 5.")
+        if len(self.watts) != 2 or not 0 <= self.watts[0] <= self.watts[1] < float("inf"):
+            raise ArchipelError(f"watts = {list(self.watts)}: give two numbers, low and high.")
+        for name in ("idle", "plugged", "wifi"):
+            span = getattr(self, name)
+            if span is not None and not (len(span) == 2 and all(0.1 <= x <= 1e6 for x in span)):
+                raise ArchipelError(
+                    f"{name} = {list(span)}: give two means in minutes from 0.1, how long it is "
+                    "and how long it is not."
+                )
+        if not 1 <= self.swing <= 1000:
+            raise ArchipelError(f"swing = {self.swing}: give a number from 1 to 1000.")
 
 
 @dataclass(frozen=True)
@@ -72,7 +103,12 @@ class Drawn:
         )
         down, up = self._links(parties, kind)
         with np.errstate(over="ignore", divide="ignore"):  # endless is a time, too
-            return Trip(job.down * 8e-6 / down, examples * each[kind] / fast, job.up * 8e-6 / up)
+            return Trip(
+                job.down * 8e-6 / down,
+                examples * each[kind] / fast,
+                job.up * 8e-6 / up,
+                self._field("setup", kind) / fast,
+            )
 
     def joules(self, parties: Ints, trip: Trip, t: int | None = None) -> Joules:
         kind = self.kind(parties)
@@ -110,14 +146,35 @@ def alike(seconds: float = 1.0) -> Drawn:
 
 
 # GFLOPS: FLASH's seconds per batch of ten of FEMNIST's network (103 MFLOP an example, forward and
-# backward) on a Nexus S, a Redmi Note 7 Pro and a Pixel 4: 1.642, 0.588 and 0.179 (Yang et al., WWW
-# 2021, https://doi.org/10.1145/3442381.3449851, models/utils/device_util). Links: median of its 19
-# measured Wi-Fi links, 4318 KiB/s down and 3286 up, spread by their extremes. Shares and the other
-# end of the power: AutoFL (Kim and Wu, MICRO 2021, https://doi.org/10.1145/3466752.3480129); power:
-# EAFL (Arouj and Abdelmoniem, 2022, https://arxiv.org/abs/2208.04505).
-_LINK = {"down": 35.4, "up": 26.9, "link_spread": 0.6}
+# backward) on a Nexus S, a Redmi Note 7 Pro and a Pixel 4: 1.642, 0.588 and 0.179 (Yang et al.,
+# WWW 2021, https://doi.org/10.1145/3442381.3449851, models/utils/device_util). Links: the median
+# of its 19 measured Wi-Fi links, 4318 KiB/s down and 3286 up, spread by their extremes. Power:
+# between EAFL (Arouj and Abdelmoniem, 2022, https://arxiv.org/abs/2208.04505) and AutoFL (Kim and
+# Wu, MICRO 2021, https://doi.org/10.1145/3466752.3480129), of which the shares are. Bonawitz et
+# al. (MLSys 2019, https://arxiv.org/abs/1902.01046) tell of rounds of two to three minutes, of
+# which 6 to 10 % drop out, and of four times as many phones at night as by day. That is what our
+# assumptions are made for: a setup of two minutes, phones that are there for half an hour in the
+# mean, and how that is shared between the three conditions.
+def _phone(share: float, gflops: float, watts: tuple[float, float]) -> Device:
+    return Device(
+        share,
+        gflops=gflops,
+        spread=0.3,
+        jitter=0.1,
+        setup=120.0,
+        down=35.4,
+        up=26.9,
+        link_spread=0.6,
+        watts=watts,
+        idle=(90.0, 30.0),
+        plugged=(60.0, 480.0),
+        wifi=(180.0, 60.0),
+        swing=5.0,
+    )
+
+
 PHONES: dict[str, Device] = {
-    "high": Device(0.15, gflops=5.8, spread=0.3, jitter=0.1, watts=(5.5, 6.33), **_LINK),
-    "middle": Device(0.35, gflops=1.76, spread=0.3, jitter=0.1, watts=(5.44, 5.6), **_LINK),
-    "low": Device(0.5, gflops=0.63, spread=0.3, jitter=0.1, watts=(2.98, 3.6), **_LINK),
+    "high": _phone(0.15, 5.8, (5.5, 6.33)),
+    "middle": _phone(0.35, 1.76, (5.44, 5.6)),
+    "low": _phone(0.5, 0.63, (2.98, 3.6)),
 }

@@ -16,6 +16,7 @@ from archipel.rng import Ints
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+At = float | Floats  # a second, or one for each party
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -34,25 +35,32 @@ class Trip(NamedTuple):
     download: Floats
     training: Floats
     upload: Floats
+    setup: Floats | float = 0.0  # before all of it: to wake up, connect and load data
 
     @property
     def seconds(self) -> Floats:
         """All of it, `[m]`."""
-        return self.download + self.training + self.upload
+        return self.setup + self.download + self.training + self.upload
+
+    def of(self, some: Bools) -> Trip:
+        """The trips of some of the parties."""
+        setup = np.broadcast_to(self.setup, some.shape)[some]
+        return Trip(self.download[some], self.training[some], self.upload[some], setup)
 
     def within(self, seconds: Floats) -> Trip:
         """As much of it as is done after so many seconds, `[m]`.
 
         >>> whole = Trip(np.array([1.0]), np.array([4.0]), np.array([2.0]))
         >>> [float(part[0]) for part in whole.within(np.array([3.0]))]
-        [1.0, 2.0, 0.0]
+        [1.0, 2.0, 0.0, 0.0]
         """
         left, parts = np.maximum(seconds, 0.0), []
-        for part in self:
+        for part in (self.setup, *self[:3]):
             done = np.minimum(part, left)
             parts.append(done)
             left = left - done
-        return Trip(*parts)
+        setup, download, training, upload = parts
+        return Trip(download, training, upload, setup)
 
 
 class Joules(NamedTuple):
@@ -69,13 +77,13 @@ class Presence(Protocol):
     def always(self) -> bool:
         """Whether nobody is ever away."""
 
-    def there(self, parties: Ints, at: float) -> Bools:
-        """Who is there at this second, `[m]`."""
+    def there(self, parties: Ints, at: At) -> Bools:
+        """Who is there at this second, or each at one of its own, `[m]`."""
 
-    def until(self, parties: Ints, at: float) -> Floats:
+    def until(self, parties: Ints, at: At) -> Floats:
         """When each ceases to be, `[m]`: `at` for who is not there, endless for who stays."""
 
-    def comes(self, parties: Ints, at: float) -> Floats:
+    def comes(self, parties: Ints, at: At) -> Floats:
         """When each is there next, `[m]`: `at` for who is, endless for who never comes."""
 
     def zone(self, parties: Ints) -> Floats | None:
@@ -104,14 +112,14 @@ class Always:
 
     always = True
 
-    def there(self, parties: Ints, at: float) -> Bools:
+    def there(self, parties: Ints, at: At) -> Bools:
         return np.ones(len(parties), bool)
 
-    def until(self, parties: Ints, at: float) -> Floats:
+    def until(self, parties: Ints, at: At) -> Floats:
         return np.full(len(parties), np.inf)
 
-    def comes(self, parties: Ints, at: float) -> Floats:
-        return np.full(len(parties), at)
+    def comes(self, parties: Ints, at: At) -> Floats:
+        return np.broadcast_to(np.float64(at), parties.shape).copy()
 
     def zone(self, parties: Ints) -> Floats | None:
         return None

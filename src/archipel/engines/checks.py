@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from inspect import isgeneratorfunction
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, unknown
 from archipel.models.model import Model
 from archipel.training.descent import work_of
+from archipel.wire.wire import Wire
 
 
 def check_algorithm_fields(algorithm: Any) -> None:
@@ -59,8 +61,27 @@ def check_sweep(
     return sweep, counts.pop()
 
 
+def check_stepping(algorithm: Any, wire: Wire) -> None:
+    """Refuse what parties that do not wait for each other cannot do."""
+    name = type(algorithm).__name__
+    if not hasattr(algorithm, "server"):
+        raise ArchipelError(f"{name} is asynchronous and has no server: give it a method server.")
+    if isgeneratorfunction(algorithm.party):
+        raise ArchipelError(
+            f"{name} is asynchronous and its parties wait for a reply (yield): send one message, "
+            "or leave asynchronous out."
+        )
+    if wire.sum is not None and wire.up:
+        raise ArchipelError(
+            f"wire.up, {wire.up[0]!r}: {name} adds up uploads of parties that began in several "
+            "rounds, each with its own draws, and a sum of them cannot be undone; leave the step "
+            'out, or say wire.sum = "plain".'
+        )
+
+
 def check_fit(model: Model, data: Federation) -> None:
     """Say in one sentence when model and data do not belong together."""
+    data = data.form
     if data.x.is_floating_point() and data.x.dtype != model.dtype:
         raise ArchipelError(
             f"the data is {data.x.dtype} but the model {model.dtype}: "

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
@@ -84,7 +84,9 @@ class Outcome(NamedTuple):
     gradients: int = 0  # gradients of single examples that were computed
     up: int = 0  # bytes that all parties sent
     down: int = 0  # bytes that all parties were sent
-    given_up: str = ""  # why what makes the sum did not go on with those who were there
+    given_up: str = ""  # why what makes the sum did not go on with those who were there, if ever
+    left: Mapping[int, Cause] = {}  # party -> why it went, after its upload had counted
+    stale: Mapping[int, int] = {}  # steps since a party that arrived was sent the shared state
 
     @property
     def diverged(self) -> Ints:
@@ -93,14 +95,24 @@ class Outcome(NamedTuple):
         return np.array(sorted(found), np.int64)
 
 
-class Evaluation(NamedTuple):
-    """Metrics of each party `[K]` (NaN where it has no such points) and over all of them."""
+class Some(NamedTuple):
+    """Parties that a model is scored at, drawn for all."""
 
-    parties: dict[str, Tensor]
+    parties: Ints  # in ascending order
+    of: tuple[int, int]  # parties that train, and new ones, for which they stand
+
+
+class Evaluation(NamedTuple):
+    """Metrics of each party that was scored (NaN where it has no such points) and over all."""
+
+    parties: dict[str, Tensor]  # [K], or a row for each of `who`
     pooled: dict[str, float]  # training parties
     new: dict[str, float]  # new parties; empty where there are none
     costs: Costs | None = None  # of the models of their own that parties made
     over: str = ALL_POINTS  # what `pooled` is taken over
+    who: Some | None = None  # who was scored; None: everybody
+    intervals: Mapping[str, tuple[float, float]] = {}  # of `pooled`, 95 %, where a sample was
+    new_intervals: Mapping[str, tuple[float, float]] = {}  # of `new`
 
 
 class Engine(Protocol):
@@ -149,8 +161,13 @@ class Engine(Protocol):
         waited for. `unheard` parties are sent the round's work, too, and nothing comes of them.
         """
 
-    def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
-        """Score the shared model, or w, or with `own` every party's model, at every party."""
+    def evaluate(
+        self, w: Vector | None = None, *, own: bool = False, who: Some | None = None
+    ) -> Evaluation:
+        """Score the shared model, or w, or with `own` every party's model, at every party.
+
+        With `who` these are scored alone, where all parties are at hand.
+        """
 
     def vector(self, setting: int | None = None) -> Vector:
         """The model `[p]`, of one setting of a sweep."""
@@ -163,3 +180,23 @@ class Engine(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of an engine made alike."""
+
+
+class SteppingEngine(Engine, Protocol):
+    """An engine for parties that do not wait for each other, run by a clock of events."""
+
+    def step(
+        self,
+        t: int,
+        parties: Sequence[int] | Ints,
+        versions: Sequence[int] | Ints,
+        held: Collection[int] = (),
+        *,
+        unheard: int = 0,
+    ) -> Outcome:
+        """Do the server's step t with an upload of each of these parties, none of them twice.
+
+        `versions` says which shared state each began from: t, or one before it. `held` are those
+        that others are still at work on, and that are kept. `unheard` parties were sent the shared
+        state, too, and nothing came of them.
+        """

@@ -77,14 +77,18 @@ class LocalParty:
     acquainted: Callable[[int], Others] = Trial  # what each of the parties knows of the others
     cohort: int = 1  # parties that the round began with, where all are on this machine
     left: frozenset[int] = frozenset()  # which of the m were lost since, by their places
+    after: Any = None  # own states after the round, told before its last message, where a sum is
+    step: int | None = None  # the server's, that the uploads are for; None: that of the round
+    joins: Callable[[], int] | None = None  # says which, where that is known once it has trained
     spent: Ints = field(init=False)  # [m] gradients of single examples, computed so far
     _noise_drawn: int = field(default=0, init=False)
     _began: tuple[Tensor, Vector | None] | None = field(default=None, init=False)
     _order: Ints | None = field(default=None, init=False)  # of each party's points, one by one
 
     def __post_init__(self) -> None:
-        starts = self.data.offsets[self.ids].numpy()
-        sizes = self.data.test_from[self.ids].numpy() - starts
+        held = self.data.held(self.ids)
+        self._x, self._y, starts = held
+        sizes = self.data.n[self.ids].numpy()
         if self.limit is not None:
             sizes = np.minimum(sizes, self.limit)
         self._starts, self._sizes = starts, sizes
@@ -94,6 +98,13 @@ class LocalParty:
         self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @property
+    def staleness(self) -> Tensor:
+        if self.step is None and self.joins is not None:
+            self.step = self.joins()
+        since = 0 if self.step is None else self.step - self.round
+        return torch.full((*self.lead, 1), float(since), dtype=self.model.dtype)
 
     @property
     def others(self) -> Others:
@@ -185,8 +196,8 @@ class LocalParty:
         centre = rows if towards is None else self._rows(towards)
         pulled = isinstance(pull, Tensor) or pull != 0.0
         steps = Steps(
-            self.data.x,
-            self.data.y,
+            self._x,
+            self._y,
             table.rows,
             table.weights,
             table.lengths,
@@ -334,7 +345,7 @@ class LocalParty:
         if self.draws:
             draws = sampling.first + np.arange(total)
             seeds = rng.subkeys(self._keys("layers")[:, None], draws[None])
-        return Samples(self.data.x, self.data.y, rows, lengths, counts, seeds)
+        return Samples(self._x, self._y, rows, lengths, counts, seeds)
 
     def noised(self, values: Tensor, purpose: str) -> Tensor:
         """The same with standard normal noise that protects people: on a grid (`privacy.grid`).
@@ -376,7 +387,7 @@ class LocalParty:
             return points.view(*self.lead[-1:], *inner).expand(*self.lead, *inner)
 
         rows = batch.rows
-        return Examples(lead(self.data.x[rows]), lead(self.data.y[rows]), lead(batch.weights))
+        return Examples(lead(self._x[rows]), lead(self._y[rows]), lead(batch.weights))
 
     def outputs(self, w: Vector, x: Tensor) -> Tensor:
         return self._through(self.model.one.outputs, w, x)
@@ -489,7 +500,7 @@ class LocalParty:
         start, stop = int(self._starts[i]), int(self._starts[i] + self._sizes[i])
         if stop == start:
             return self.model.buffers
-        return self.model.one.settle(w, self.data.x[start : min(stop, start + _PASS)])
+        return self.model.one.settle(w, self._x[start : min(stop, start + _PASS)])
 
     # -- which points were used --------------------------------------------------------------------
 
@@ -562,7 +573,7 @@ class LocalParty:
         if self.draws:
             seeds = rng.subkeys(self._keys("layers")[party], batch.draw.numpy()[party])
         lengths = (weights > 0).sum(dim=1).numpy()
-        return Points(self.data.x[rows], self.data.y[rows], weights, lengths, seeds)
+        return Points(self._x[rows], self._y[rows], weights, lengths, seeds)
 
     def _everything(self, at: slice) -> list[tuple[Tensor, Points, Tensor]]:
         """All points of the rows in `at`, some at a time: which rows, their points, their share.
@@ -585,8 +596,8 @@ class LocalParty:
                 keys = self._keys("layers")[party[active]]
                 seeds = rng.subkeys(keys, np.full(len(active), -1 - done))
             points = Points(
-                self.data.x[rows],
-                self.data.y[rows],
+                self._x[rows],
+                self._y[rows],
                 torch.from_numpy(weights).to(self.model.dtype),
                 lengths,
                 seeds,

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -95,6 +96,7 @@ def _candidates(model: Model) -> dict[str, Way]:
 
 def separable(model: Model, data: Federation) -> bool:
     """Whether the gradient over points is that over parts of them: no layer mixes examples."""
+    data = data.form
     if not model.separable or len(data.x) < 4:
         return False
     with torch.random.fork_rng(devices=[]):
@@ -177,6 +179,7 @@ def _time(
 
 def _probe(model: Model, data: Federation) -> Points:
     """Points of three parties with one, two and three examples, padded."""
+    data = data.form
     rows = torch.arange(9).view(3, 3) % len(data.x)
     lengths = np.array([3, 2, 1])
     weights = (np.arange(3) < lengths[:, None]) / lengths[:, None]
@@ -195,7 +198,7 @@ def _points(data: Federation, batch_size: int | float | None) -> int:
 
 
 def _fits(model: Model, data: Federation, points: int, block: int) -> bool:
-    return block * max(model.p, points * data.x[0].numel()) * 4 <= _BLOCK_BYTES or block == 1
+    return block * max(model.p, points * prod(data.shape)) * 4 <= _BLOCK_BYTES or block == 1
 
 
 def _one_block(model: Model) -> int:

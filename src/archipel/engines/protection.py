@@ -102,7 +102,7 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
     check_delta_among("privacy.delta", promise.delta, int(sizes.max()), "a party", "records")
-    way = clipping(model, data.x[:_TRIED], data.y[:_TRIED])
+    way = clipping(model, data.form.x[:_TRIED], data.form.y[:_TRIED])
     rounds = range(min(setting.rounds, _ROUNDS))
     record.check_steady(boxes, [_one(setting, 0, t) for t in rounds], model.w.clone(), len(ids))
     found = {
@@ -265,7 +265,7 @@ def _one(setting: Setting, at: int, t: int = 0) -> Any:
     buffers = model.buffers[None].clone() if model.buffer_spec.size else None
     return LocalParty(
         data, model, model.one, setting.ids[[at]], setting.seed, t, (), buffers=buffers,
-        draws=model.one.draws(data.x[:2]), mixing=lambda x, coded=None: x,
+        draws=model.one.draws(data.form.x[:2]), mixing=lambda x, coded=None: x,
     )  # fmt: skip
 
 

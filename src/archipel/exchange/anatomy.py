@@ -119,7 +119,13 @@ class Anatomy(NamedTuple):
     mixed: tuple[Tree, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
     summed: bool = False  # whether messages are those of a protocol that shows sums alone
     weighed: bool = False  # whether that adds up numbers of examples as well
+    counted: int = -1  # the message whose uploads the round is made of, from its end
     wire: OnWire = OnWire()
+
+    @property
+    def counts_at(self) -> int:
+        """The message from which on a party is in the round, whatever becomes of it later."""
+        return len(self.messages) + self.counted
 
     @property
     def sums_only(self) -> bool:
@@ -130,8 +136,9 @@ class Anatomy(NamedTuple):
     def seen_as(self, other: Anatomy) -> Anatomy:
         """This round as it was found with something around it, on the same wire."""
         return other._replace(
-            summed=self.summed, weighed=self.weighed, wire=self.wire, mixed=self.mixed
-        )
+            summed=self.summed, weighed=self.weighed, wire=self.wire, mixed=self.mixed,
+            counted=self.counted,
+        )  # fmt: skip
 
     def in_cohort(self, m: int) -> Anatomy:
         """The same round with m parties."""

@@ -30,6 +30,7 @@ class Boxes:
         self.has_predict = hasattr(algorithm, "predict")
         self.keeps_partial_work = bool(getattr(algorithm, "keeps_partial_work", False))
         self.keeps_statistics = bool(getattr(algorithm, "keeps_statistics", False))
+        self.asynchronous = is_asynchronous(algorithm)
         self._broadcasts = hasattr(algorithm, "broadcast")
         self._looks_inside = "blueprint" in signature(self.algorithm.init).parameters
 
@@ -74,6 +75,7 @@ class Around(Boxes):
         self.has_predict = inner.has_predict
         self.keeps_partial_work = inner.keeps_partial_work
         self.keeps_statistics = inner.keeps_statistics
+        self.asynchronous = inner.asynchronous
 
     def init(self, w: Vector, blueprint: Blueprint) -> Tree:
         return self.inner.init(w, blueprint)
@@ -103,6 +105,22 @@ class Around(Boxes):
 def is_peer(algorithm: object) -> TypeGuard[PeerAlgorithm]:
     """Whether an algorithm has no server."""
     return not hasattr(algorithm, "server")
+
+
+def is_asynchronous(algorithm: object) -> bool:
+    """Whether parties do not wait for each other: a server step takes a buffer of uploads."""
+    return bool(getattr(algorithm, "asynchronous", False))
+
+
+def buffer_of(algorithm: object, at_once: int) -> int:
+    """K, the uploads of a server step, where so many parties train at once; None is half of them.
+
+    >>> from archipel.algorithms import FedBuff
+    >>> buffer_of(FedBuff(buffer=10), 30), buffer_of(FedBuff(), 5)
+    (10, 3)
+    """
+    buffer = getattr(algorithm, "buffer", None)
+    return (at_once + 1) // 2 if buffer is None else int(buffer)
 
 
 def has_personal(algorithm: object) -> bool:

@@ -95,15 +95,13 @@ def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for section in ("algorithm", "model", "data"):
         yield f"{section}.name", tables.get(section, {}).get("name")
     wire = tables.get("wire", {})
-    for key in ("up", "down"):
+    for key in ("up", "down", "rule", "sum"):
         yield from ((f"wire.{key}", str(text).partition(":")[0]) for text in _listed(wire.get(key)))
-    for key in ("rule", "sum"):
-        if key in wire:
-            yield f"wire.{key}", str(wire[key]).partition(":")[0]
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    """Values of a key that takes several, or one."""
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def name_of(text: bytes) -> str:

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from archipel.federation.site import binding
 from archipel.federation.site.policy import SPENT, Overspent, Policy
 from archipel.federation.site.service import data_of
 from archipel.federation.site.site import Site
+from archipel.runs.buffering import check_buffer
 from archipel.runs.participation import Participation
 from archipel.runs.run import Run
 from archipel.runs.simulation import Watch
@@ -63,15 +65,19 @@ async def rehearse(
     silence: float = 60.0,
     peers: bool = False,
     changes: Mapping[str, Any] | None = None,
+    slow: Mapping[int, float] | None = None,
 ) -> Run:
     """Run the study with real processes and real TLS, in folders under `out`.
 
     `changes` are fields of the study that have other values than in the file. A study whose
-    reports nobody shuffles has a shuffler of its own, which admits all sites.
+    reports nobody shuffles has a shuffler of its own, which admits all sites. `slow` sites take so
+    many seconds longer in every round.
     """
     study = Study.read_changed(path, changes or {})
-    if study.wire_object.sum is not None:
-        check_parties(study.wire_object.sum, Participation.of(study.options()).count(sites))
+    how, who = study.wire_object.sum, Participation.of(study.options())
+    check_buffer(study.algorithm_object, who, how, sites)
+    if how is not None:
+        check_parties(how, who.count(sites))
     mix = _shuffler(study, out)
     if mix is not None:
         named = f"{study.wire.sum}:shuffler={mix.place.text()}"
@@ -110,6 +116,7 @@ async def rehearse(
                 "table": str(tables[k]) if tables else "",
                 "written": checks.written_of(study.data) if study.data.folder else [],
                 "silence": silence,
+                "slow": (slow or {}).get(k, 0.0),
                 "listens": f"localhost:{_free_port()}" if peers else "",
             }
             _tell(processes[k], given)
@@ -192,6 +199,7 @@ async def _site(given: dict[str, Any]) -> None:
         await Site.join(home, Invitation.read(given["token"]), given["listens"])
         Policy.open().write(home)  # no data of a rehearsal needs protection
     site = PeerSite(home, given["silence"]) if given["listens"] else Site(home)
+    site.pace = partial(asyncio.sleep, given["slow"])
     digest, link = given["hash"], site.link()
     async with AsyncExitStack() as stack:
         stack.enter_context(site.at_work())

@@ -125,7 +125,7 @@ class ShufflerFolder:
         if path.exists() and line in path.read_text().split():
             return False
         with path.open("a") as file:
-            file.write(line + "\n")
+            file.write(f"\n{line}\n")  # whoever was killed here may have left half a line
             file.flush()
             os.fsync(file.fileno())
         return True

@@ -72,6 +72,8 @@ class Inside(Protocol):
     @property
     def others(self) -> Others: ...  # keys, and nothing of records
     @property
+    def staleness(self) -> Tensor: ...
+    @property
     def sizes(self) -> NDArray[np.int64]: ...  # [m] training records
     def sampled(self, rates: Floats, draw: int) -> Batch: ...
     def dealt(self, parts: Ints, at: Ints, draw: int) -> Batch: ...
@@ -151,6 +153,10 @@ class Door:
     @property
     def blueprint(self) -> Blueprint:
         return self._me.blueprint
+
+    @property
+    def staleness(self) -> Tensor:
+        return self._me.staleness
 
     @property
     def within(self) -> Subspace | None:

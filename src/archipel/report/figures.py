@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.measures import larger_is_better
-from archipel.report import budget, grid
+from archipel.report import budget, clock, grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
-from archipel.runs.history import absent
+from archipel.runs.history import Round, absent
 from archipel.scorecard.words import metric_name, number
 from archipel.store import files
 
@@ -38,6 +38,7 @@ def figures(run: Run) -> dict[str, Figure]:
         "curve": curve,
         "parties": parties,
         "participation": grid.participation,
+        "clock": clock.clock,
         "privacy": budget.privacy,
         "data": data,
     }
@@ -153,6 +154,7 @@ def draw_lines(axes: Axes, run: Run, lines: Lines) -> None:
         axes.plot(rounds, line, **_LOOK[name], marker="o" if len(rounds) == 1 else None, zorder=3)
         ends.append((float(line[~np.isnan(line)][-1]), name, _LOOK[name]["color"]))
     _mark_absent(axes, run, rounds, lines.values.get("together"))
+    _band(axes, run, rounds, lines)
     drawn = np.concatenate(list(lines.values.values()))
     low, high = scale(drawn)
     for name, level in lines.levels.items():
@@ -165,6 +167,25 @@ def draw_lines(axes: Axes, run: Run, lines: Lines) -> None:
     axes.set_ylabel(f"{metric_name(lines.metric)}, {lines.what}")
     axes.set_xlim(min(1, rounds[0]) - 0.5, max(run.done, rounds[-1]) + 0.5)
     _label_ends(axes, ends)
+
+
+def _band(axes: Axes, run: Run, rounds: npt.NDArray[np.int64], lines: Lines) -> None:
+    """How sure each value is, where it is of a sample of the parties: 95 % intervals."""
+    if "together" not in lines.values:
+        return
+    sure = [interval_of(entry, lines.metric, run.by_party) for entry in run.history]
+    if any(each is not None for each in sure):
+        low, high = np.array([each or (np.nan, np.nan) for each in sure], np.float64).T
+        look = {"color": _LOOK["together"]["color"], "alpha": 0.18, "lw": 0, "zorder": 1}
+        axes.fill_between(rounds, low, high, **look)
+
+
+def interval_of(entry: Round, metric: str, by_party: bool) -> list[float] | None:
+    """The 95 % interval of what a curve shows of an evaluation, where there is one."""
+    if by_party:
+        return (entry.get("seen_parties") or {}).get("interval")
+    found = (entry.get("intervals") or {}).get(metric)
+    return None if found is None else list(found)
 
 
 def _mark_absent(axes: Axes, run: Run, rounds: npt.NDArray[np.int64], line: Floats | None) -> None:
@@ -363,7 +384,7 @@ def _on_own_points(run: Run) -> str:
 def data(run: Run) -> Figure | None:
     """Who has which targets, and how many."""
     fed = run.data
-    if fed.about.elsewhere or fed.about.gone:
+    if fed.about.elsewhere or fed.about.gone or fed.lazy:
         return None
     from archipel.data.plot import draw as draw_data
 

@@ -19,7 +19,7 @@ from archipel.measures import SHARES, larger_is_better
 from archipel.report.braille import AXIS, Curve, Level, Line, chart
 from archipel.runs.history import absent
 from archipel.scorecard.at_sites import spending
-from archipel.scorecard.words import metric_name, number
+from archipel.scorecard.words import metric_name, number, watt_hours
 
 if TYPE_CHECKING:
     from archipel.runs.participation import Cohort
@@ -369,11 +369,29 @@ def _share(cohort: Cohort) -> str:
 
 
 def cost(still: Still) -> Line:
-    """Bytes, speed and privacy."""
+    """Bytes, speed, workers that are elsewhere, and privacy."""
     phrases = [(f"{decimal(still.spent.up)} up", ""), (f"{decimal(still.spent.down)} down", "")]
+    timing = still.participation[still.done - 1].timing if still.done else None
+    if timing is not None:
+        phrases.insert(0, (f"simulated {_moment(timing.end)}", f"bold {TOGETHER}"))
+        if timing.high:
+            spent = watt_hours(timing.low / 3600, timing.high / 3600)
+            phrases.insert(1, (f"{spent} of devices", ""))
     if still.pace.per_second is not None:
         phrases.append((f"{still.pace.per_second:,.0f} gradients/s", ""))
+    if said := still.run.said():
+        phrases.append((clean(said), ""))
     return [*phrases, (spending(still.run), "")]
+
+
+def _moment(seconds: float) -> str:
+    """A second of the simulated clock, as day and time.
+
+    >>> _moment(100_000)
+    'day 2, 3:46 UTC'
+    """
+    day, rest = divmod(int(seconds), 86_400)
+    return f"day {day + 1}, {rest // 3600}:{rest % 3600 // 60:02} UTC"
 
 
 def _flow(phrases: Line, width: int) -> list[Line]:

@@ -38,7 +38,10 @@ def of_run(run: Run) -> DataFrame:
 def _flat(entry: Round) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in entry.items():
-        if name in _PARTS:
+        if name == "simulated":
+            joules = {f"joules_{end}": number for end, number in value["energy"].items()}
+            row |= {"simulated_seconds": value["seconds"], **joules}
+        elif name in _PARTS:
             row |= {_named(name, each): number for each, number in (value or {}).items()}
         else:
             row[name] = ", ".join(value) if isinstance(value, list) else value

@@ -21,6 +21,7 @@ from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
 from archipel.report import words
 from archipel.report.figures import figures
 from archipel.report.svg import inline
+from archipel.runs.contributions import contributions, has_own_pace
 from archipel.scorecard.card import Scorecard
 from archipel.scorecard.words import Row, duration, metric_name, number, plural, size
 from archipel.store import files
@@ -78,6 +79,7 @@ def render(run: Run) -> str:
         lesson=words.lesson(run),
         before=words.before(run),
         over=words.over(run),
+        sampled=words.sampled(run, card),
         sent_in_all=_sent_in_all(run, card),
         some_tell=any(run.data.about.counts) and not all(run.data.about.counts),
         one=one,
@@ -86,6 +88,7 @@ def render(run: Run) -> str:
         studied=_studied(run, one, many),
         parties=_parties(run),
         sections=_sections(card),
+        forecast=_forecast(run),
         notes=_notes(run),
         unnoted=max(0, len(run.events) + len(run.notes) - NOTED),
         commands=_commands(run),
@@ -197,6 +200,9 @@ def _parties(run: Run) -> list[PartyRow]:
         if run.metric in scores
     }
     none = [""] * fed.parties
+    took = [f"{came[k]:,} of {asked[k]:,}" for k in range(fed.parties)]
+    if has_own_pace(run.algorithm, run.participation):
+        took = list(map(str, contributions(run.participation, fed.parties)))
     points = [run.points(k) for k in range(fed.parties)]
     return [
         PartyRow(
@@ -208,7 +214,7 @@ def _parties(run: Run) -> list[PartyRow]:
             cells["together"][k],
             cells.get("local", none)[k],
             cells.get("central", none)[k],
-            f"{came[k]:,} of {asked[k]:,}" if k < fed.training else "new",
+            took[k] if k < fed.training else "new",
         )
         for k in range(fed.parties)
         if fed.stands[k]
@@ -231,6 +237,14 @@ def _sections(card: Scorecard) -> dict[str, list[Row]]:
     for row in card.rows():
         sections.setdefault(row.section, []).append(row)
     return sections
+
+
+def _forecast(run: Run) -> list[tuple[str, ...]]:
+    """What was forecast, between what, and what happened."""
+    from archipel.forecast.words import cells
+
+    check = run.forecast
+    return [] if check is None else [cells(line) for line in check.lines]
 
 
 def _notes(run: Run) -> list[tuple[str, str]]:

@@ -12,7 +12,15 @@ from archipel.measures import ALIKE, SITES, WEIGHTED
 from archipel.report.figures import lines_of
 from archipel.runs.history import absent
 from archipel.scorecard.card import Efficacy, Scorecard
-from archipel.scorecard.words import difference, duration, metric_name, number, plural, size
+from archipel.scorecard.words import (
+    difference,
+    duration,
+    metric_name,
+    number,
+    plural,
+    size,
+    watt_hours,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +60,18 @@ def title(run: Run) -> str:
         return run.study.name
     name = run.data.about.name
     return run.record.algorithm + ("" if name == "unnamed" else f" on {name}")
+
+
+def sampled(run: Run, card: Scorecard) -> str:
+    """Return who was scored where these were a sample, and how sure that is."""
+    e, (_, many) = card.efficacy, nouns(run)
+    if e.scored is None:
+        return ""
+    said = f"Measured at {e.scored[0]:,} {many}, drawn for all {e.scored[1]:,}."
+    for what, sure in (("all test points", e.interval), (f"{many}, the mean", e.parties_interval)):
+        if sure is not None:
+            said += f" Over {what}: {number(sure[0])} to {number(sure[1])} with 95 % confidence."
+    return said
 
 
 def result(run: Run, card: Scorecard) -> str:
@@ -197,9 +217,24 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
         "curve": curve,
         "parties": spread,
         "participation": f"Which {many} took part in which round, and why others did not.",
+        "clock": _by_clock(run, card),
         "privacy": _spending(run, card),
         "data": f"What the {many} hold. The more unlike, the harder it is to learn together.",
     }
+
+
+def _by_clock(run: Run, card: Scorecard) -> str:
+    """What the figure of the simulated clock shows; empty where there is none."""
+    simulated = card.efficiency.simulated
+    if simulated is None:
+        return ""
+    metric = metric_name(run.metric)
+    text = f"{metric[0].upper()}{metric[1:]} by the simulated clock, which stands at "
+    text += f"{duration(simulated.seconds)}"
+    if simulated.high:
+        spent = watt_hours(simulated.low / 3600, simulated.high / 3600)
+        text += f", and by what the devices spent, {spent} in all"
+    return text + ". Below, where the run is long enough: uploads by the hour and time zone."
 
 
 def _spending(run: Run, card: Scorecard) -> str:
@@ -235,6 +270,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
             f"Grid of {plural(run.data.training, 'party')} by {plural(run.done, 'round')}: "
             f"{r.arrived:,} of {r.party_rounds:,} uploads arrived; missing: {missing}."
         ),
+        "clock": _by_clock(run, card),
         "privacy": _spending(run, card),
         "data": (
             f"Targets and sizes of {plural(run.data.parties, 'party')}: {low:g} to {high:g} "
@@ -286,7 +322,7 @@ def before(run: Run) -> str:
         return ""
     aim, said = run.record.target, []
     features, known = int(np.prod(fed.shape)) + aim, run.record.scaling
-    known = known or (not fed.about.gone and _standardised(fed))
+    known = known or (not (fed.about.gone or fed.lazy) and _standardised(fed))
     if asked.get("standardise", tables) or known:
         what = "features and the target" if aim else "features"
         said.append(

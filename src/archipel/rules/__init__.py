@@ -16,16 +16,16 @@ from archipel.rules.nnm import NNM
 from archipel.rules.norm_bound import NormBound
 from archipel.rules.trimmed_mean import TrimmedMean
 
-__all__ = [
-    "NNM",
-    "Bucketing",
-    "Bulyan",
-    "CentredClipping",
-    "FLTrust",
-    "GeometricMedian",
-    "Krum",
-    "Median",
-    "MultiKrum",
-    "NormBound",
-    "TrimmedMean",
-]
+RULES: dict[str, type] = {
+    "bucketing": Bucketing,
+    "bulyan": Bulyan,
+    "centred_clipping": CentredClipping,
+    "fltrust": FLTrust,
+    "geometric_median": GeometricMedian,
+    "krum": Krum,
+    "median": Median,
+    "multi_krum": MultiKrum,
+    "nnm": NNM,
+    "norm_bound": NormBound,
+    "trimmed_mean": TrimmedMean,
+}

@@ -29,7 +29,7 @@ class Made:
     """
 
     def __init__(self, uploads: Uploads, rows: Tree) -> None:
-        self._rows = rows
+        self.rows = rows
         self.sampled, self.parties, self.present = (
             uploads.sampled,
             uploads.parties,
@@ -41,7 +41,7 @@ class Made:
         raise _single("n")
 
     def mean(self, by_examples: bool = False) -> Tree:
-        return fill(self._rows, [_mean(leaf) for leaf in leaves(self._rows)])
+        return fill(self.rows, [_mean(leaf) for leaf in leaves(self.rows)])
 
     def stack(self) -> Tree:
         raise _single("stack()")
@@ -49,7 +49,7 @@ class Made:
 
 def made(uploads: Uploads, rule: Callable[[Tensor], Tensor]) -> Made:
     """Uploads after a function of their rows, `[m, p] -> [m', p]`: all of an upload is one row."""
-    rows = uploads.stack()
+    rows = uploads.rows if isinstance(uploads, Made) else uploads.stack()
     parts = leaves(rows)
     whole = [part.flatten(1) for part in parts]
     for part in whole:
@@ -137,7 +137,7 @@ def at_least(rule: object, what: str, m: int, least: int) -> None:
     """Refuse a rule for fewer uploads than it can tell apart."""
     if m < least:
         raise ArchipelError(
-            f"round.rule: {type(rule).__name__} with {what} needs {least} uploads and has {m}: "
+            f"wire.rule: {type(rule).__name__} with {what} needs {least} uploads and has {m}: "
             "sample more parties, or let fewer of them lie."
         )
 
@@ -146,7 +146,7 @@ def liars(rule: object, f: int | float, m: int) -> int:
     """How many of m uploads may lie: a number, or a share of them."""
     if isinstance(f, bool) or not f >= 0 or (isinstance(f, float) and not f < 0.5):
         raise ArchipelError(
-            f"round.rule: {type(rule).__name__}.f = {f}: give a number of parties, or a share "
+            f"wire.rule: {type(rule).__name__}.f = {f}: give a number of parties, or a share "
             "below 0.5."
         )
     return f if isinstance(f, int) else int(f * m + 1e-9)
@@ -158,6 +158,6 @@ def _mean(rows: Tensor) -> Tensor:
 
 def _single(call: str) -> ArchipelError:
     return ArchipelError(
-        f"the algorithm's server calls uploads.{call}, and round.rule has made other rows of the "
+        f"the algorithm's server calls uploads.{call}, and wire.rule has made other rows of the "
         "uploads: leave the rule out, or take an algorithm that needs their mean alone."
     )

@@ -29,7 +29,7 @@ from archipel.algorithms.fedavg import FedAvg
 from archipel.core import LocalWork, Vector
 from archipel.data.federation import Federation
 from archipel.engines.engine import Evaluation
-from archipel.engines.local.engine import LocalEngine
+from archipel.engines.local.engine import LocalEngine, Pools
 from archipel.engines.plan import Plan
 from archipel.errors import RunFailed
 from archipel.models.losses import Loss
@@ -44,10 +44,11 @@ Say = Callable[[str], None]
 
 FACTORS = (1 / 3, 1.0, 3.0)  # of the rates tried
 HELD_OUT = 0.1  # of the training points, to choose by
-_LOOKS = 10  # evaluations to choose a round by
+LOOKS = 10  # evaluations to choose a round by
 _EVERY = 2.0  # seconds between two words of progress
 _WORK = 1e10  # weights times points times rounds: beyond, other rates would take too long to try
 _MANY = 2000  # parties, above which none is solved for itself
+ELSEWHERE = 20  # parties: with more, a pass of each model over all points costs too much
 
 
 class Apart(NamedTuple):
@@ -76,19 +77,19 @@ def alone(
     loss: str | Loss | None = None,
     workers: int | None = None,
     plan: Plan | None = None,
-    most: int = 20,  # parties: with more, a pass of each model over all points costs too much
+    most: int = ELSEWHERE,
     tuned: bool = False,
     say: Say = lambda _: None,
+    pools: Pools | None = None,  # makes the workers: on this machine unless given
 ) -> Apart:
     """Train every party, new ones too, on its own training points; `tuned`: as well as can be."""
     everyone = replace(data, training=data.parties, scan=False)
     task_model = build_model(model, data, loss, seed)
-    times = ceil(rounds * _rate(data, sample))
-    parts: dict[str, Any] = {"seed": seed, "workers": workers, "plan": plan}
+    times = ceil(rounds * share_sampled(data, sample))
+    parts: dict[str, Any] = {"seed": seed, "workers": workers, "plan": plan, "pools": pools}
     how = ""
     told = _Progress(say, "training every party alone, to compare with")
-    numbers = data.task == "regression" and data.parties <= _MANY
-    solved = tuned and numbers and solvable(task_model, int(data.n.sum()))
+    solved = tuned and solves_each(data, task_model)
     algorithm: Any = Alone(*work_of(work))
     if tuned and not solved:
         algorithm, times, how = _choose(algorithm, everyone, task_model, times, parts, told)
@@ -129,7 +130,7 @@ def pooled(
     """Train one model on all training parties' points in one place; test it at every party."""
     task_model = build_model(model, data, loss, seed)
     together = data.select(np.arange(data.training)).pooled()
-    algorithm, times = _pooled_work(work_of(work), data, rounds, sample)
+    algorithm, times = pooled_work(work_of(work), data, rounds, sample)
     single = None if plan is None else Plan(plan.way, 1, 1)
     told = _Progress(say, "training on all data in one place, to compare with")
     if tuned and solvable(task_model, int(together.n[0])):
@@ -147,6 +148,23 @@ def pooled(
             w, buffers, single = engine.vector(), engine.buffers(), engine.plan
     with LocalEngine(algorithm, data, task_model, seed=seed, plan=single) as engine:
         return Pooled(engine.evaluate(w, buffers=buffers), how)
+
+
+def solves_each(data: Federation, model: Model) -> bool:
+    """Whether every party's own model is solved rather than trained."""
+    numbers = data.task == "regression" and data.parties <= _MANY
+    return numbers and solvable(model, int(data.n.sum()))
+
+
+def tries(data: Federation, model: Model, times: int, seed: int) -> int:
+    """How many rates are tried before so many rounds on these points."""
+    held = data.validation(HELD_OUT, seed)
+    return len(FACTORS) if _affordable(held, model, times) else 0
+
+
+def _affordable(held: Federation, model: Model, times: int) -> bool:
+    """Whether there is something to choose a rate by, and time to try some."""
+    return int(held.n_test.sum()) > 0 and model.p * int(held.n.sum()) * times <= _WORK
 
 
 def _solve_each(engine: LocalEngine, data: Federation, model: Model, told: _Progress) -> str:
@@ -188,9 +206,9 @@ def _choose(
 ) -> tuple[Any, int, str]:
     """The rate, and how many rounds, with the least loss on points that were held out."""
     held = data.validation(HELD_OUT, parts["seed"])
-    if int(held.n_test.sum()) == 0 or model.p * int(held.n.sum()) * times > _WORK:
+    if not _affordable(held, model, times):
         return algorithm, times, "at the algorithm's rate"
-    looks = sorted({ceil(times * (i + 1) / _LOOKS) for i in range(_LOOKS)})
+    looks = sorted({ceil(times * (i + 1) / LOOKS) for i in range(LOOKS)})
     found = [Choice(inf, 1.0, times)]
     own = isinstance(algorithm, Alone)
     for factor in FACTORS:
@@ -238,18 +256,18 @@ class _Progress:
         return inner
 
 
-def _rate(data: Federation, sample: float | int) -> float:
+def share_sampled(data: Federation, sample: float | int) -> float:
     """Share of the parties that a round samples."""
     eligible = int((data.n[: data.training] > 0).sum())
     return Participation(sample).count(eligible) / eligible
 
 
-def _pooled_work(
+def pooled_work(
     work: Work, data: Federation, rounds: int, sample: float | int
 ) -> tuple[FedAvg, int]:
     """Central training over as many examples as the federated run, and in how many rounds."""
     n = data.n[: data.training].double()
-    rate, parties = _rate(data, sample), int((n > 0).sum())
+    rate, parties = share_sampled(data, sample), int((n > 0).sum())
     if work.batch_size is None:  # full batches: as many passes
         steps = work.local_steps or work.local_epochs
         algorithm = FedAvg(work.lr, 1, steps, None, work.optimiser)

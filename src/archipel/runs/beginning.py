@@ -11,16 +11,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from archipel import rng
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
-from archipel.engines.engine import Engine
+from archipel.devices.build import check_ever, devices_of
+from archipel.engines.engine import Engine, Some
 from archipel.errors import ArchipelError
-from archipel.exchange.boxes import Boxes
-from archipel.exchange.statistics import notes_of
+from archipel.exchange.boxes import Boxes, buffer_of, is_asynchronous, is_peer
+from archipel.exchange.statistics import averages, notes_of
 from archipel.metrics import name_of
+from archipel.models.flops import flops_of_one_gradient
 from archipel.models.model import Model
+from archipel.runs.attendance import work_in_round
+from archipel.runs.clock import Clock
+from archipel.runs.events import check_asynchronous
 from archipel.runs.participation import Participation, absences
 from archipel.runs.run import Run
+
+LEAST_SCORED = 30  # parties that a sample to score has, in a study
 
 
 class Beginning:
@@ -39,20 +47,106 @@ class Beginning:
             )
         away = {fed.index(name): absences(t) for name, t in (options.get("away") or {}).items()}
         self.who = Participation.of({**options, "away": away})
-        self.eligible = np.flatnonzero(fed.n[: fed.training].numpy() > 0)
+        self.eligible = fed.able
         self._notes = _empty(fed, len(self.eligible))
-        if self.who.deadline is not None and self.who.speed is None and not fed.about.elsewhere:
+        self.asynchronous = is_asynchronous(algorithm) and not fed.about.elsewhere
+        ticks = {"clock": True} if self.asynchronous and options.get("speed") is not None else {}
+        self.devices = devices_of({**options, **ticks}, self.seed)
+        if self.devices is not None and is_peer(algorithm):
+            raise ArchipelError(
+                f"simulate.devices: {type(algorithm).__name__} has no server, and the clock is "
+                "that of a server's rounds; leave devices, trace and clock out."
+            )
+        timed = self.devices is not None or self.who.speed is not None or fed.about.elsewhere
+        if self.who.deadline is not None and not timed:
             self._notes.append(
                 f"deadline = {self.who.deadline:g} has no effect in this simulation, where nobody "
                 "takes time: give simulate.speed, in examples per second."
             )
         self.who.count(len(self.eligible))
+        if self.devices is not None:
+            check_ever(self.devices, self.eligible, self.who.needed(len(self.eligible)))
+        if self.asynchronous:
+            averaged = averages(Boxes(algorithm), model) and len(model.running) > 0
+            about = type(algorithm).__name__, self.who, len(self.eligible), self.cohort, averaged
+            check_asynchronous(options, *about)
+            if self.devices is None:
+                self._notes.append(
+                    "every party takes one second, since nobody's speed is known: give "
+                    "simulate.devices, such as 'phones', or simulate.speed, in examples per second."
+                )
+
+    @property
+    def cohort(self) -> int:
+        """How many uploads a round has, at most."""
+        count = self.who.count(len(self.eligible))
+        return buffer_of(self._algorithm, count) if self.asynchronous else count
+
+    @property
+    def scored(self) -> Some | None:
+        """Who the model is scored at, the same parties in every evaluation; None: everybody."""
+        wanted, fed = self._options.get("evaluate_sample"), self._fed
+        if wanted is None:
+            return None
+        if fed.about.elsewhere:
+            raise ArchipelError(
+                f"evaluate_sample = {wanted}: every site scores the model itself; leave it out."
+            )
+        if fed.origin is not None:
+            raise ArchipelError(
+                f"evaluate_sample = {wanted}: this federation has virtual parties or folds, which "
+                "are scored with the party they belong to; leave one of the two out."
+            )
+        if wanted < LEAST_SCORED:
+            raise ArchipelError(
+                f"evaluate_sample = {wanted}: from fewer than {LEAST_SCORED} parties nobody can "
+                "say how sure a metric is; score more, or leave it out for all."
+            )
+        able = np.flatnonzero(fed.n_test.numpy() > 0)
+        cut = int(np.searchsorted(able, fed.training))
+        drawn, draws = [], rng.generator(self.seed, 0, "evaluation")
+        for group in (able[:cut], able[cut:]):
+            count = min(wanted, len(group))
+            at = draws.choice(len(group), count, replace=False, shuffle=False) if count else []
+            drawn.append(np.sort(group[at]))
+        if sum(map(len, drawn)) == len(able):
+            return None
+        return Some(np.concatenate(drawn), (cut, len(able) - cut))
+
+    @property
+    def _as_likely(self) -> bool:
+        """Whether every party is asked with the same chance, by a draw that is the run's alone."""
+        devices = self.devices
+        comes_and_goes = devices is not None and not devices.presence.always
+        return not (
+            self.asynchronous  # who is fast takes part more often
+            or self.who.away
+            or self.who.availability != 1
+            or comes_and_goes
+            or self._options.get("pace")
+        )
+
+    def clock(self) -> Clock | None:
+        """The clock of the devices, where there are any."""
+        if self.devices is None:
+            return None
+        flops, _ = flops_of_one_gradient(self._model, self._fed.x[:1])
+        return Clock(
+            self.devices,
+            self.who,
+            self.eligible,
+            self.seed,
+            work_in_round(self._algorithm, self._fed, self.eligible),
+            flops,
+            patience=self._options.get("patience"),
+            pace=bool(self._options.get("pace")),
+        )
 
     @property
     def drawn(self) -> int:
         """How many parties a round has asked at the most, of which all are as likely; else all."""
         who, parties = self.who, len(self.eligible)
-        if who.away or who.availability != 1 or who.separation > 1:
+        if not self._as_likely or who.separation > 1:
             return parties  # those that are there, or did not just take part, are more likely
         return min(parties, ceil(who.count(parties) * (1 + who.over_select) - 1e-9))
 
@@ -60,15 +154,14 @@ class Beginning:
     def most(self) -> int:
         """Rounds that a party takes part in, at most: known where who is asked is drawn alone."""
         who = self.who
-        drawn = not who.away and who.availability == 1 and self._options.get("privacy") is not None
+        drawn = self._as_likely and self._options.get("privacy") is not None
         if who.separation > 1:
             return -(-int(self.rounds) // who.separation)
         if not drawn or self._fed.about.elsewhere:
             return int(self.rounds)
-        here = np.ones(len(self.eligible), bool)
         counts = np.zeros(self._fed.parties, np.int64)
         for t in range(self.rounds):
-            counts[who.ask(self.eligible, self.seed, t, here)[0]] += 1
+            counts[who.ask(self.eligible, self.seed, t)[0]] += 1
         return int(counts.max())
 
     def runs(self, engine: Engine, settings: Mapping[str, Sequence[float]]) -> list[Run]:

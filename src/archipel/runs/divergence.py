@@ -82,7 +82,7 @@ def _useless(run: Run, metrics: dict[str, float]) -> list[str]:
 def _commonest(run: Run) -> tuple[float, int]:
     """What the class that most training points have gets right, and on how many test points."""
     data = run.data
-    if run.between_sites or data.about.gone or not data.classes:  # the targets are not here
+    if run.between_sites or data.about.gone or data.lazy or not data.classes:  # no targets here
         return 0.0, 0
     import torch
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.data.population import Population
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology
 from archipel.models.losses import Loss
 from archipel.models.model import Model
+from archipel.runs.recording import ENGINE
 from archipel.runs.run import Description
 from archipel.store.folder import Folder
 from archipel.wire.wire import Wire
@@ -34,8 +37,13 @@ def describe(
     if study is not None:
         return {"study": study.resolved()}
     data = blake2b(digest_size=16)
-    for tensor in (fed.offsets, fed.test_from, fed.x, fed.y):
+    for tensor in (fed.offsets, fed.test_from):
         data.update(np.ascontiguousarray(tensor.numpy()).data)
+    if isinstance(fed, Population):
+        data.update(fed.source.print.encode())
+    else:
+        for tensor in (fed.x, fed.y):
+            data.update(np.ascontiguousarray(tensor.numpy()).data)
     names = None if fed.names is None else list(map(str, fed.names))
     data.update(repr((fed.training, fed.task, fed.classes, names)).encode())
     if (target := fed.features.target) is not None:  # what is trained on is not y
@@ -46,8 +54,10 @@ def describe(
     chosen = {
         name: _plain(value)
         for name, value in sorted(options.items())
-        if name not in ("workers", "plan", "device")
+        if name not in ("workers", "plan", "device", *ENGINE)
     }
+    if (trace := Path(str(options.get("trace") or ""))).is_file():
+        chosen["trace"] = sha256(trace.read_bytes()).hexdigest()
     return {
         "objects": {
             "algorithm": repr(algorithm),
@@ -62,12 +72,13 @@ def describe(
 
 def outline(fed: Federation) -> dict[str, Any]:
     """What a report needs to know of the data once it is gone; the roster has the rest."""
+    form = fed.form
     return {
         "name": fed.about.name,
         "shape": "x".join(map(str, fed.shape)),
         "classes": fed.classes,
         "task": fed.task,
-        "dtype": str(fed.y.dtype if fed.x.dtype == torch.int64 else fed.x.dtype)[6:],
+        "dtype": str(form.y.dtype if form.x.dtype == torch.int64 else form.x.dtype)[6:],
     }
 
 

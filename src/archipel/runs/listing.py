@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from archipel.errors import ArchipelError
 from archipel.store.folder import Folder, runs_in
@@ -15,7 +15,7 @@ from archipel.store.folder import Folder, runs_in
 if TYPE_CHECKING:
     from archipel.data.federation import Federation
     from archipel.runs.run import Run
-    from archipel.runs.simulation import Watch
+    from archipel.runs.simulation import Watch, Where
     from archipel.study.file import Study
 
 
@@ -223,8 +223,12 @@ def resume(
     *,
     watch: Watch | None = None,
     checkpoint_seconds: float = 1.0,
+    **where: Unpack[Where],
 ) -> Run:
-    """Go on with a run to its end; one that is done is returned as it is."""
+    """Go on with a run to its end; one that is done is returned as it is.
+
+    It is computed where it began, unless `engine` and what goes with it say another place.
+    """
     folder = Folder.find(str(name), Path(out))
     if "facts" in folder.journal.row()["description"]:
         raise ArchipelError(
@@ -244,7 +248,18 @@ def resume(
         watch=watch,
         checkpoint_seconds=checkpoint_seconds,
         device=row["environment"].get("device", "cpu"),  # another gives other last bits
+        **elsewhere(row["environment"], where),
     )
+
+
+def elsewhere(environment: Mapping[str, str], where: Where) -> Where:
+    """Where to go on: as it began, but for what is said now."""
+    from archipel.runs.recording import engine_of
+
+    began: Where = engine_of(environment)  # type: ignore[assignment]
+    if where.get("engine", began.get("engine", "local")) != began.get("engine", "local"):
+        return where
+    return {**began, **where}
 
 
 def study_of(folder: Folder, to_go_on: bool = False) -> Study:

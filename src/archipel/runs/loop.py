@@ -7,17 +7,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.engines.engine import Engine, Evaluation
+from archipel.engines.engine import Engine, Evaluation, Some
+from archipel.engines.local.engine import Pools
 from archipel.errors import ArchipelError, BudgetSpent, RunFailed, unknown
 from archipel.metrics import larger_is_better
+from archipel.metrics.intervals import of_mean
 from archipel.runs import baselines as baseline
-from archipel.runs.attendance import Attendance
+from archipel.runs.attendance import Attendance, KeepingAttendance
 from archipel.runs.history import Round, spread
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Run, Spent
+from archipel.runs.some import OfSome
 from archipel.training.descent import work_of
 
 
@@ -41,13 +45,15 @@ class Loop:
         runs: Sequence[Run],
         every: int = 1,
         swept: bool = False,
+        who: Some | None = None,
     ) -> None:
         """`every` so many rounds there is an evaluation, and after the last one.
 
-        The runs are one, or those of a sweep, whose settings the engine has side by side.
+        The runs are one, or those of a sweep, whose settings the engine has side by side. Models
+        are scored at every party, or at a sample, `who`.
         """
         self.engine, self.attendance, self.runs = engine, attendance, list(runs)
-        self._every, self._swept = every, swept
+        self._every, self._swept, self._who = every, swept, who
         self._clock = 0  # rounds so far, and those that were waited for
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -56,18 +62,34 @@ class Loop:
         self._clock = sum(1 + cohort.waited for cohort in run.participation)
         if state:
             self.engine.restore(state)
+            if isinstance(self.attendance, KeepingAttendance):
+                self.attendance.restore(state)
         self._take_model(run, 0)
 
-    def baselines(self, sample: float | int, say: Callable[[str], None]) -> None:
+    def state(self) -> dict[str, Tensor]:
+        """All that the next round depends on besides its number: a checkpoint."""
+        found = self.engine.state()
+        if isinstance(self.attendance, KeepingAttendance):
+            found |= self.attendance.state()
+        return found
+
+    def baselines(
+        self, sample: float | int, say: Callable[[str], None], pools: Pools | None = None
+    ) -> None:
         """Train what the run is compared with, as well as can be (`archipel.runs.baselines`).
 
-        `sample` is the share of parties that a round has, or how many.
+        `sample` is the share of parties that a round has, or how many; `pools` makes the workers.
         """
         (run,) = self.runs
+        why = ""
         try:
             work_of(run.algorithm)
         except ArchipelError:
-            run.notes.append("no baselines: the algorithm has no lr to train a party alone with.")
+            why = "the algorithm has no lr to train a party alone with"
+        if run.data.lazy:
+            why = "parties' points come when they are asked for, and nobody has all of them"
+        if why:
+            run.notes.append(f"no baselines: {why}.")
             if self.recorder is not None:
                 self.recorder.baselines()
             return
@@ -81,7 +103,9 @@ class Loop:
         }
         parts: Any = (run.algorithm, run.data, run.task_model)
         try:
-            run.baselines["local"], run.elsewhere, how = baseline.alone(*parts, **budget)
+            run.baselines["local"], run.elsewhere, how = baseline.alone(
+                *parts, **budget, pools=pools
+            )
             run.notes.append(f"compared with every party alone: {how}.")
         except RunFailed as error:
             run.notes.append(f"no baseline of parties alone: {error}")
@@ -149,12 +173,19 @@ class Loop:
         notes, spent = [], Spent()
         if cohort.counted:
             spent = Spent(outcome.gradients, outcome.up, outcome.down)
+            if outcome.given_up:
+                why = outcome.given_up.rstrip(".")
+                notes.append(f"round {t + 1}: before it counted, its sum was given up: {why}.")
         else:
             why = outcome.given_up.rstrip(".") or "below the quorum"
             notes.append(f"round {t + 1}: {why}, not counted.")
         if cohort.waited:
             who = ", ".join(f"{data.name(k)} {cause}" for k, cause in [*cohort.blocked.items()][:5])
             notes.append(f"round {t + 1}: waited {cohort.waited} times for the quorum ({who}).")
+        notes += [
+            f"round {t + 1}: party {data.name(k)} {cause}, when its upload was in the sum already."
+            for k, cause in [*outcome.left.items()][:5]
+        ]
         notes += [
             f"round {t + 1}: party {data.name(k)} diverged and was left out: lower lr."
             for k in outcome.diverged.tolist()
@@ -174,11 +205,14 @@ class Loop:
         self.attendance.before_evaluation()
         for index, run in enumerate(self.runs):
             self._take_model(run, index)
-            scores = engine.evaluate(run.vector)
-            own = engine.evaluate(own=True) if engine.has_own and not self._swept else None
-            run.parties = (own or scores).parties
+            scores = engine.evaluate(run.vector, who=self._who)
+            own = None
+            if engine.has_own and not self._swept:
+                own = engine.evaluate(own=True, who=self._who)
+            run.parties = self._by_party(run, (own or scores).parties)
             if own is not None and own.costs is not None:
-                run.making = {"gradients": own.costs.gradients, "seconds": own.costs.seconds}
+                made = {"gradients": own.costs.gradients, "seconds": own.costs.seconds}
+                run.making = self._by_party(run, made)
             if scores.pooled and run.metric not in scores.pooled:
                 raise unknown("metric", run.metric, scores.pooled)
             cohort = run.participation[-1]
@@ -190,14 +224,34 @@ class Loop:
                     "bytes": {"up": run.spent.up, "down": run.spent.down},
                     "gradients": run.spent.gradients,
                     "seconds": seconds,
+                    **({"simulated": run.simulated} if run.simulated else {}),
+                    **_staleness(run),
                 }
             )
+
+    def _by_party(self, run: Run, values: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        """Values with a row for each party, also where some were scored."""
+        if self._who is None:
+            return values
+        return OfSome(self._who.parties, run.data.parties, values)
+
+
+def _staleness(run: Run) -> dict[str, Any]:
+    """How many versions ago parties began whose uploads came since the evaluation before."""
+    before = run.history[-1]["round"] if run.history else 0
+    rounds = run.participation[before:]
+    late = [tau for each in rounds if each.timing is not None for tau in each.timing.staleness]
+    if not late:
+        return {}
+    return {"staleness": {"mean": sum(late) / len(late), "max": max(late)}}
 
 
 def entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round:
     """One evaluated round: over all points, and over parties (mean, worst tenth, spread)."""
     training, better = run.data.training, larger_is_better(run.metric)
-    per_party = (own or scores).parties[run.metric]
+    per_party, who = (own or scores).parties[run.metric], scores.who
+    if who is not None:
+        training = int(np.searchsorted(who.parties, training))
     found: Round = {
         "round": t,
         "metrics": scores.pooled,
@@ -207,7 +261,22 @@ def entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round
         "seen_parties": spread(per_party[:training], better),
         "new_parties": spread(per_party[training:], better),
     }
+    if who is not None:
+        groups = (per_party[:training], per_party[training:])
+        found |= {"scored": {"parties": [len(each) for each in groups], "of": list(who.of)}}
+        sure_of = {"intervals": scores.intervals, "new_intervals": scores.new_intervals}
+        sure_of |= {} if own is None else {"own_intervals": own.intervals}
+        found |= {name: _listed(intervals) for name, intervals in sure_of.items()}
+        for name, values, of in zip(("seen_parties", "new_parties"), groups, who.of, strict=True):
+            sure = of_mean(values.double().numpy(), of)
+            if found[name] is not None and sure is not None:
+                found[name] |= {"interval": list(sure)}
     if run.between_sites:
         there = torch.nonzero(per_party.isfinite())[:, 0].tolist()
         found |= {"over": scores.over, "sites": [run.data.name(k) for k in there]}
     return found
+
+
+def _listed(intervals: Mapping[str, tuple[float, float]]) -> dict[str, list[float]]:
+    """As a journal has them."""
+    return {name: list(each) for name, each in intervals.items()}

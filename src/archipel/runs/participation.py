@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a round: the study's policy, and the drop-outs of a simulation."""
+"""Who takes part in a round: the study's policy, and the drop-outs of a simulation.
+
+One file, since a cohort comes of all of the policy's fields, in one order of draws.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel import rng
+from archipel.devices.timing import Timing
 from archipel.engines.engine import Cause, Floats
 from archipel.errors import ArchipelError, BelowQuorum, unknown
 from archipel.rng import Ints
@@ -20,6 +24,7 @@ from archipel.rng import Ints
 Away = Mapping[int, tuple[tuple[int, int], ...]]  # party -> first and last round of each absence
 
 _WAITS = 1000  # of one round, at most
+_MANY = 100_000  # parties: of more, nobody looks at each in every round
 
 
 class Cohort(NamedTuple):
@@ -33,6 +38,8 @@ class Cohort(NamedTuple):
     waited: int = 0  # how often the round was tried before
     blocked: Mapping[int, Cause] = {}  # who was missing at the last of these tries
     answers: Ints | None = None  # how many messages each present one answers; None: all of them
+    timing: Timing | None = None  # of a simulated clock
+    stale: Mapping[int, int] = {}  # steps since a present one was sent the shared state, if any
 
     @property
     def reached(self) -> int:
@@ -167,11 +174,10 @@ class Participation:
         """
         clock = t if clock is None else clock
         waited, blocked = 0, dict[int, Cause]()
-        awake = self.awake(eligible, past)
         while True:
             at = (seed, t, clock + waited)
-            cohort = self._attempt(eligible, *at, keeps_partial_work, work, awake)
-            answers = self._answers(cohort.present, seed, clock + waited, messages)
+            cohort = self._attempt(eligible, *at, keeps_partial_work, work, past)
+            answers = self.answers(cohort.present, seed, clock + waited, messages)
             cohort = cohort._replace(waited=waited, blocked=blocked, answers=answers)
             if cohort.counted or self.on_missing == "continue":
                 return cohort
@@ -205,21 +211,15 @@ class Participation:
         clock: int,
         keeps_partial_work: bool,
         work: Floats | None,
-        awake: NDArray[np.bool_] | None,
+        past: Sequence[Cohort],
     ) -> Cohort:
         count = self.count(len(eligible))
-        sampled, here = self.ask(eligible, seed, t, self._here(eligible, seed, clock), awake)
+        sampled, here = self.asked(eligible, seed, t, clock, past)
         missing = dict.fromkeys(sampled[~here].tolist(), Cause("away"))
-        stays = here & (_draws(seed, clock, "dropouts", sampled) >= self.dropouts)
+        stays = here & (draws(seed, clock, "dropouts", sampled) >= self.dropouts)
         missing |= dict.fromkeys(sampled[here & ~stays].tolist(), Cause("dropped out"))
 
-        late = np.zeros(len(sampled), bool)
-        late[
-            np.argsort(_draws(seed, clock, "stragglers", sampled))[
-                : round(self.stragglers * len(sampled))
-            ]
-        ] = 1
-        effort = np.where(late, _draws(seed, clock, "effort", sampled), 1.0)
+        effort = self.effort(sampled, seed, clock)
         seconds = self._seconds(eligible, sampled, seed, work)
         if self.deadline is not None and seconds is not None:
             in_time = np.minimum(1.0, self.deadline / np.maximum(seconds, 1e-12))
@@ -230,7 +230,7 @@ class Participation:
             stays &= ~slow
 
         if stays.sum() > count:  # the first to finish count
-            order = seconds if seconds is not None else _draws(seed, clock, "finish", sampled)
+            order = seconds if seconds is not None else draws(seed, clock, "finish", sampled)
             first = np.flatnonzero(stays)[np.argsort(order[stays], kind="stable")[:count]]
             spare = stays.copy()
             spare[first] = False
@@ -238,17 +238,27 @@ class Participation:
             stays &= ~spare
         counted = int(stays.sum()) >= self.needed(len(eligible))
         if stays.all():  # nothing to copy
-            return Cohort(sampled, sampled, _whole(effort), missing, counted)
-        return Cohort(sampled, sampled[stays], _whole(effort[stays]), missing, counted)
+            return Cohort(sampled, sampled, whole(effort), missing, counted)
+        return Cohort(sampled, sampled[stays], whole(effort[stays]), missing, counted)
 
-    def _answers(self, present: Ints, seed: int, clock: int, messages: int) -> Ints | None:
+    def effort(self, sampled: Ints, seed: int, clock: int) -> Floats:
+        """How far each party gets: less than 1 for stragglers."""
+        late = np.zeros(len(sampled), bool)
+        late[
+            np.argsort(draws(seed, clock, "stragglers", sampled))[
+                : round(self.stragglers * len(sampled))
+            ]
+        ] = 1
+        return np.where(late, draws(seed, clock, "effort", sampled), 1.0)
+
+    def answers(self, present: Ints, seed: int, clock: int, messages: int) -> Ints | None:
         """How many messages each party answers before it is lost; None where nobody is."""
         if not self.lost or messages < 2:
             return None
         answers = np.full(len(present), messages)
         for number in range(messages - 1, 0, -1):
-            draws = _draws(seed, clock, f"lost after message {number}", present)
-            answers[draws < self.lost] = number
+            chance = draws(seed, clock, f"lost after message {number}", present)
+            answers[chance < self.lost] = number
         return answers if (answers < messages).any() else None
 
     def awake(self, eligible: Ints, past: Sequence[Cohort]) -> NDArray[np.bool_] | None:
@@ -258,19 +268,59 @@ class Participation:
         resting = np.concatenate([cohort.sampled for cohort in past[1 - self.separation :]])
         return ~np.isin(eligible, resting)
 
+    def asked(
+        self, eligible: Ints, seed: int, t: int, clock: int, past: Sequence[Cohort] = ()
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        """The same as `ask`, at a cost that follows those who are asked where parties are many.
+
+        Of many parties that come and go, some are drawn one after the other, until enough of them
+        are there: every set of those who are is as likely.
+        """
+        resting = [cohort.sampled for cohort in past[1 - self.separation :]]
+        rests = self.separation > 1 and len(resting) > 0
+        if self._always and not rests:
+            return self.ask(eligible, seed, t)
+        count = ceil(self.count(len(eligible)) * (1 + self.over_select) - 1e-9)
+        drawn = 4 * count if len(eligible) > _MANY else len(eligible)
+        while drawn < len(eligible) // 4:
+            of = rng.generator(seed, t, "sample", clock).choice(len(eligible), drawn, replace=False)
+            parties = eligible[of]
+            may = self.here(parties, seed, clock)
+            if rests:
+                may &= ~np.isin(parties, np.concatenate(resting))
+            if may.sum() >= count:
+                return np.sort(parties[may][:count]), np.ones(count, bool)
+            drawn *= 4
+        here = self.here(eligible, seed, clock)
+        return self.ask(eligible, seed, t, here, self.awake(eligible, past))
+
+    @property
+    def _always(self) -> bool:
+        """Whether everybody is always there."""
+        return self.availability == 1 and not self.away
+
     def ask(
         self,
         eligible: Ints,
         seed: int,
         t: int,
-        here: NDArray[np.bool_],
+        here: NDArray[np.bool_] | None = None,
         awake: NDArray[np.bool_] | None = None,
     ) -> tuple[Ints, NDArray[np.bool_]]:
-        """Whom round t asks, those that are there first, and whether each is there.
+        """Whom round t asks, those that are there first (all, if None), and whether each is there.
 
         Who sits out, since it was asked just before, is not asked (`awake`).
         """
         count = self.count(len(eligible))
+        if here is None and awake is None:
+            asked = min(len(eligible), ceil(count * (1 + self.over_select) - 1e-9))
+            if asked == len(eligible):
+                return eligible, np.ones(asked, bool)
+            at = rng.generator(seed, t, "sample").choice(
+                len(eligible), asked, replace=False, shuffle=False
+            )
+            return eligible[np.sort(at)], np.ones(asked, bool)
+        here = np.ones(len(eligible), bool) if here is None else here
         may = np.ones(len(eligible), bool) if awake is None else awake
         asked = min(int(may.sum()), ceil(count * (1 + self.over_select) - 1e-9))
         if asked == len(eligible):
@@ -280,13 +330,14 @@ class Participation:
         for purpose, pool in zip(("sample", "sample away"), pools, strict=True):
             wanted = min(len(pool), asked - sum(map(len, chosen)))
             if wanted:
-                draws = rng.generator(seed, t, purpose)
-                at = draws.choice(len(pool), wanted, replace=False, shuffle=False)
+                at = rng.generator(seed, t, purpose).choice(
+                    len(pool), wanted, replace=False, shuffle=False
+                )
                 chosen.append(pool[at])
         places = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
         return eligible[places], here[places]
 
-    def _here(self, eligible: Ints, seed: int, clock: int) -> NDArray[np.bool_]:
+    def here(self, eligible: Ints, seed: int, clock: int) -> NDArray[np.bool_]:
         """Which parties are there at a time, `[len(eligible)]`."""
         here = np.ones(len(eligible), bool)
         if isinstance(self.availability, str):
@@ -294,7 +345,7 @@ class Participation:
             phase = rng.uniform(rng.keys(rng.key(seed, 0, "time zone"), eligible))
             here = (clock + np.floor(phase * day)) % day < day / 2
         elif self.availability < 1:
-            here = _draws(seed, clock, "availability", eligible) < self.availability
+            here = draws(seed, clock, "availability", eligible) < self.availability
         for party, absences in self.away.items():
             if any(first <= clock + 1 <= last for first, last in absences):
                 here[eligible == party] = False
@@ -337,7 +388,7 @@ def absences(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _whole(effort: Floats) -> Floats:
+def whole(effort: Floats) -> Floats:
     """The same; ones that take no memory where everybody does all of the work."""
     return effort if (effort < 1).any() else np.broadcast_to(1.0, effort.shape)
 
@@ -348,5 +399,6 @@ def _day(availability: str) -> int:
     return int(match[1]) if match and int(match[1]) >= 2 else 0
 
 
-def _draws(seed: int, t: int, purpose: str, parties: Ints) -> Floats:
+def draws(seed: int, t: int, purpose: str, parties: Ints) -> Floats:
+    """One number in [0, 1) for each party."""
     return rng.uniform(rng.keys(rng.key(seed, t, purpose), parties))

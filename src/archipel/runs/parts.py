@@ -61,8 +61,8 @@ def build_model(
         model = models.default_model(fed.task, fed.shape)
     if isinstance(model, str):
         model = models.build(model, fed.shape, fed.classes or 1, seed, **(options or {}))
-        if fed.x.is_floating_point():
-            model = model.to(fed.x.dtype)
+        if fed.form.x.is_floating_point():
+            model = model.to(fed.form.x.dtype)
     minimised = loss_of(default_loss(fed.task) if loss is None else loss)
     if class_weights is not None:
         minimised = weighted(minimised, _weights(class_weights, fed), fed.task, fed.classes)

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from archipel.devices.timing import Timing
 from archipel.engines.engine import Cause
 from archipel.rng import Ints
 from archipel.runs.participation import Cohort
 from archipel.runs.record import Record
 from archipel.runs.run import Joining, Run, Spent
+from archipel.runs.some import WHO, OfSome
 from archipel.scorecard.card import Scorecard
 from archipel.store.folder import MODEL, Folder
 
@@ -230,22 +232,32 @@ def restore(folder: Folder, run: Run, row: Mapping[str, Any]) -> None:
     """Put what happened into a run; numbers of parties are arrays, with NaN for who came later."""
     journal = folder.journal
     run.folder, run.state, run.seconds = folder.path, row["state"], row["seconds"]
-    run.environment = row["environment"]
+    run.environment, run.memory = row["environment"], row["summary"].get("memory")
     run.uploaded |= {int(k): n for k, n in row["summary"].get("uploaded", {}).items()}
     run.history, run.events = journal.entries(), journal.events()
     rounds = journal.rounds()
     able = np.flatnonzero(np.asarray(run.data.n)[: run.data.training] > 0)
     known = {"all": able}  # of version 1
-    run.participation = [cohort_of_json(each, known) for each in rounds]
+    clock = {t: Timing.of_json(told) for t, told in journal.clock().items()}
+    run.participation = [
+        cohort_of_json(each, known)._replace(timing=clock.get(each["round"])) for each in rounds
+    ]
     run.spent = Spent(
         *(sum(each[name] for each in rounds) for name in ("gradients", "bytes_up", "bytes_down"))
     )
     run.notes = [event.text for event in run.events if event.kind == "note"]
-    count, of_parties = run.data.parties, dict[str, Any]()
+    count, of_parties, who = run.data.parties, dict[str, Any](), None
     if run.history:
-        of_parties = _padded(journal.party_arrays(run.history[-1]["round"]), count)
-    run.parties = {name: v for name, v in of_parties.items() if not name.startswith(MAKING)}
-    run.making = _after(MAKING, of_parties)
+        of_parties = journal.party_arrays(run.history[-1]["round"])
+        who = of_parties.pop(WHO, None)
+        of_parties = of_parties if who is not None else _padded(of_parties, count)
+    parties = {name: v for name, v in of_parties.items() if not name.startswith(MAKING)}
+    making = _after(MAKING, of_parties)
+    if who is not None:
+        ids = who.astype(np.int64)
+        run.parties, run.making = OfSome(ids, count, parties), OfSome(ids, count, making)
+    else:
+        run.parties, run.making = parties, making
     levels = _padded(journal.party_arrays(0), count)
     for name, level in (row["baselines"] or {}).items():
         scores = Levels(_after(f"{name} ", levels), level["pooled"], level["new"])
@@ -283,7 +295,9 @@ def cohort_of_json(row: Mapping[str, Any], known: dict[str, Ints]) -> Cohort:
     if row["late"]:
         effort = np.array([row["late"].get(str(k), 1.0) for k in present.tolist()], np.float64)
     blocked = _causes_of_json(row["blocked"])
-    return Cohort(sampled, present, effort, missing, row["counted"], row["waited"], blocked)
+    stale = {int(k): int(steps) for k, steps in row["late"].get("stale", {}).items()}
+    told = (row["counted"], row["waited"], blocked)
+    return Cohort(sampled, present, effort, missing, *told, stale=stale)
 
 
 def _causes_of_json(causes: Mapping[str, str]) -> dict[int, Cause]:

@@ -91,7 +91,7 @@ class Record:
             classes=fed.classes,
             shape=list(fed.shape),
             named=fed.names is not None,
-            floating=fed.x.is_floating_point(),
+            floating=fed.form.x.is_floating_point(),
             scaling=fed.features.scaling is not None,
             target=fed.features.target is not None,
             features=features_of(fed).to_json(),

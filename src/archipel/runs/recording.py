@@ -26,21 +26,30 @@ from archipel.engines.local.pool import cores
 from archipel.engines.plan import Plan
 from archipel.errors import BelowQuorum
 from archipel.rng import Ints
-from archipel.runs import past
+from archipel.runs import past, processes
 from archipel.runs.participation import Cohort
 from archipel.runs.past import MAKING
 from archipel.runs.run import Description, Run, Spent
+from archipel.runs.some import WHO, OfSome
 from archipel.store.files import now
 from archipel.store.folder import Folder
+from archipel.store.journal import ROSTER_COLUMNS as ROSTER
+from archipel.store.journal import TEST, TRAINING
 
 State = Callable[[], Mapping[str, Tensor]]
 
+_LOOK = 5.0  # seconds between two looks at the memory in use
+ENGINE = ("engine", "ray_address", "ray_cpus", "ray_gpus")  # options: where it is computed
 _MANY = 2000  # parties; with more, their metrics of earlier rounds are not kept
-_SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
+_CROWD = 50_000  # parties; with more, the roster has columns in place of rows
+SHARE = 20  # a checkpoint costs at most one part in so many of a run's time
 
 
-def environment(study: Description | None, device: str = "cpu") -> dict[str, str]:
+def environment(
+    study: Description | None, device: str = "cpu", options: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """What the numbers may depend on besides the study, and where its paths begin."""
+    ray = {name: str(value) for name, value in (options or {}).items() if name in ENGINE}
     return {
         "folder": str(Path.cwd() if study is None else study.base),
         "archipel": version("archipel"),
@@ -51,6 +60,16 @@ def environment(study: Description | None, device: str = "cpu") -> dict[str, str
         "processor": platform.processor() or platform.machine(),
         "cores": str(cores()),
         "device": device,
+        **ray,
+    }
+
+
+def engine_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The options that say where a run was computed, as its environment has them."""
+    found = {name: environment[name] for name in ENGINE if name in environment}
+    return {
+        name: float(value) if name in ("ray_cpus", "ray_gpus") else value
+        for name, value in found.items()
     }
 
 
@@ -70,11 +89,16 @@ def create(
         "rounds": run.rounds,
         "summary": _summary(run),
     }
-    return Folder.create(path, row, _roster(run.data), files, database)
+    return Folder.create(path, row, _roster(run.data), files, database, _crowd(run.data))
 
 
 def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:
-    """What the journal says of the parties, from the first of these on."""
+    """What the journal says of the parties one by one, from the first of these on.
+
+    Of a crowd without names it has columns in place of rows (`_crowd`).
+    """
+    if is_crowd(data):
+        return
     sizes: Iterable[tuple[int, int]] = (told or (-1, -1) for told in data.about.counts[first:])
     if not data.about.elsewhere:
         sizes = zip(data.n[first:].tolist(), data.n_test[first:].tolist(), strict=True)
@@ -86,6 +110,18 @@ def _roster(data: Federation, first: int = 0) -> Iterator[dict[str, Any]]:
             "test_points": n_test,
             "trains": k < data.training,
         }
+
+
+def is_crowd(data: Federation) -> bool:
+    """Whether parties are so many that nobody reads of each."""
+    return data.parties > _CROWD and data.names is None and not data.about.elsewhere
+
+
+def _crowd(data: Federation) -> list[tuple[int, str, Tensor]]:
+    """What the journal says of such parties: their sizes, in two columns."""
+    if not is_crowd(data):
+        return []
+    return [(ROSTER, TRAINING, data.n), (ROSTER, TEST, data.n_test)]
 
 
 def plan_of(folder: Folder) -> Plan:
@@ -101,15 +137,25 @@ def has_baselines(folder: Folder) -> bool:
 class Recorder:
     """Keeps a run's folder up to date, at a small share of its time."""
 
-    def __init__(self, folder: Folder, run: Run, state: State, every: float) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        run: Run,
+        state: State,
+        every: float,
+        committed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`committed` is called when the last `state` is what a resumed run begins with."""
+        self._committed = committed
         self._folder, self._run, self._state, self._every = folder, run, state, every
         self._rounds: list[dict[str, Any]] = []
         self._metrics: list[tuple[int, str, Tensor]] = []
-        self._roster = folder.journal.parties()
+        self._clock: list[dict[str, Any]] = []
+        self._roster = run.data.parties if is_crowd(run.data) else folder.journal.parties()
         self._entries = len(run.history)
         self._events = len(run.events)
         self._notes = sum(event.kind == "note" for event in run.events)
-        self._saved, self._cost = time.perf_counter(), 0.0
+        self._saved, self._cost, self._looked = time.perf_counter(), 0.0, 0.0
         self.rounds = run.done  # on the disk
         folder.forget_checkpoints(but=run.done)
 
@@ -143,6 +189,8 @@ class Recorder:
                 "bytes_down": spent.down,
             }
         )
+        if (timing := run.participation[-1].timing) is not None:
+            self._clock.append({"round": run.done, "timing": timing.to_json()})
         self._take_notes()
         if not self._every:
             self.save()
@@ -152,24 +200,33 @@ class Recorder:
         run = self._run
         if run.data.parties > _MANY:  # the last evaluation's are kept
             self._metrics = [each for each in self._metrics if each[0] == 0]
-        made = {f"{MAKING}{name}": values for name, values in run.making.items()}
-        by_party = {**run.parties, **made}
+        parties, making = run.parties, run.making
+        by_party: dict[str, Tensor] = {}
+        if isinstance(parties, OfSome):
+            by_party = {WHO: torch.from_numpy(parties.who)}
+            parties, making = parties.rows, making.rows if isinstance(making, OfSome) else {}
+        by_party |= {**parties, **{f"{MAKING}{name}": each for name, each in making.items()}}
         self._metrics += [(run.done, name, values) for name, values in by_party.items()]
 
     def save_in_time(self) -> None:
         """Save, if the last time was long enough ago."""
-        pause = max(self._every, _SHARE * self._cost) if self._every else 0.0
+        pause = max(self._every, SHARE * self._cost) if self._every else 0.0
         if time.perf_counter() - self._saved >= pause:
             self.save()
 
     def save(self, **row: Any) -> None:
         """Write a checkpoint, then the journal up to it, then forget the checkpoint before."""
         began, run = time.perf_counter(), self._run
-        if self._rounds or run.done == 0:
+        if began - self._looked >= _LOOK or row:
+            self._look()
+        fresh = bool(self._rounds) or run.done == 0
+        if fresh:
             self._folder.save_checkpoint(run.done, self._state())
         self._commit({"done": run.done, "seconds": run.seconds, "summary": _summary(run), **row})
         self.rounds = run.done
         self._folder.forget_checkpoints(but=run.done)
+        if fresh:
+            self._committed()
         self._saved = time.perf_counter()
         self._cost = self._saved - began
 
@@ -196,6 +253,12 @@ class Recorder:
             {"state": "failed", "ended": now()}, events=self._run.events[-1:]
         )
 
+    def _look(self) -> None:
+        """See how much memory this process and its workers have taken by now."""
+        self._looked = time.perf_counter()
+        if (held := processes.held()) is not None:
+            self._run.memory = max(self._run.memory or 0, held.total)
+
     def _take_notes(self) -> None:
         """Make an event of every new note."""
         for note in self._run.notes[self._notes :]:
@@ -212,9 +275,10 @@ class Recorder:
             run.events[self._events :],
             keep_last=run.data.parties > _MANY,
             joined=_roster(run.data, self._roster),
+            clock=self._clock,
         )
         self._roster = run.data.parties
-        self._rounds, self._metrics = [], []
+        self._rounds, self._metrics, self._clock = [], [], []
         self._entries, self._events = len(run.history), len(run.events)
 
 
@@ -222,7 +286,10 @@ def restore(folder: Folder, run: Run) -> dict[str, Tensor]:
     """Put a run back to its last checkpoint; return that, empty before the first round."""
     row = folder.journal.row()
     past.restore(folder, run, row)
-    run.parties, run.making = _tensors(run.parties), _tensors(run.making)
+    for name in ("parties", "making"):
+        values = getattr(run, name)
+        some = isinstance(values, OfSome)
+        setattr(run, name, values.each(torch.from_numpy) if some else _tensors(values))
     run.elsewhere = _tensors(run.elsewhere)
     for name, found in run.baselines.items():
         run.baselines[name] = Evaluation(_tensors(found.parties), found.pooled, found.new)
@@ -245,6 +312,8 @@ def pad(run: Run) -> None:
         run.elsewhere,
         *(scores.parties for scores in run.baselines.values()),
     ):
+        if not isinstance(found, dict):  # of a sample, which is of a simulation
+            continue
         for name, values in found.items():
             missing = count - len(values)
             if missing > 0:
@@ -253,7 +322,9 @@ def pad(run: Run) -> None:
 
 def _cohort_to_json(cohort: Cohort) -> dict[str, Any]:
     slow = np.flatnonzero(cohort.effort < 1)
-    late = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    late: dict[str, Any] = {str(cohort.present[i]): float(cohort.effort[i]) for i in slow}
+    if cohort.stale:
+        late["stale"] = {str(k): steps for k, steps in cohort.stale.items()}
     missing = _causes_to_json(cohort.missing)
     if len(cohort.present) + len(missing) < len(cohort.sampled):
         known = [*cohort.present.tolist(), *cohort.missing]
@@ -291,8 +362,10 @@ def _summary(run: Run) -> dict[str, Any]:
         "algorithm": type(run.algorithm).__name__,
         "data": run.data.about.name,
         "parties": run.data.parties,
+        **({"training": run.data.training} if is_crowd(run.data) else {}),
         "seed": run.seed,
         "metric": run.metric,
         "value": run.metrics.get(run.metric),
+        **({} if run.memory is None else {"memory": run.memory}),
         **({"uploaded": uploaded} if uploaded else {}),
     }

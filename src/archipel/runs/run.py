@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -25,14 +26,18 @@ from archipel.runs.record import Record
 from archipel.store.files import now
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pandas import DataFrame
     from torch import Tensor, nn
 
     from archipel.core import Algorithm, Vector
     from archipel.data.federation import Federation
+    from archipel.devices.timing import Timing
     from archipel.engines.engine import Evaluation
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
+    from archipel.forecast.checking import Check
     from archipel.models.model import Model
     from archipel.picture import Picture
     from archipel.privacy.promise import Kept, Privacy
@@ -114,8 +119,8 @@ class Run:
     notes: list[str] = field(default_factory=list)  # what went on without somebody, and why
     vector: Vector = field(default_factory=_no_vector)
     buffers: Tensor | None = None  # that go with `vector`, BatchNorm's statistics among them
-    parties: dict[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
-    making: dict[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
+    parties: Mapping[str, Tensor] = field(default_factory=dict)  # last metrics of each party, [K]
+    making: Mapping[str, Tensor] = field(default_factory=dict)  # [K] gradients, seconds: own models
     baselines: dict[str, Evaluation] = field(default_factory=dict)  # local, central
     elsewhere: dict[str, Tensor] = field(default_factory=dict)  # [K] own models on all test points
     study: Description | None = None  # None for a run of objects made in Python
@@ -125,8 +130,10 @@ class Run:
     state: str = "running"  # or done, stopped, failed
     spent: Spent = Spent()
     seconds: float = 0.0
+    memory: int | None = None  # bytes of its processes, at most; None where that is not known
     events: list[Event] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    said: Callable[[], str] = str  # how workers that are elsewhere are doing, in words
 
     def __post_init__(self) -> None:
         self.metric = self.metric or PRIMARY[self.data.task]
@@ -242,6 +249,21 @@ class Run:
         return scorecard(self)
 
     @property
+    def forecast(self) -> Check | None:
+        """What was forecast of its study, held against what happened; None where nothing was."""
+        from archipel.forecast.checking import check
+
+        return check(self)
+
+    @property
+    def simulated(self) -> dict[str, Any] | None:
+        """Seconds of the simulated clock and joules of the devices so far; None without one."""
+        timing = self.participation[-1].timing if self.participation else None
+        if timing is None:
+            return None
+        return {"seconds": timing.end, "energy": {"low": timing.low, "high": timing.high}}
+
+    @property
     def by_party(self) -> bool:
         """Whether baselines are compared as means over parties, each tested on its own points.
 
@@ -347,6 +369,9 @@ class Run:
             path = self.folder / "report.html"
         return write(self, Path(path))
 
+    def _named(self, of: Mapping[int, int]) -> dict[str, int]:
+        return {self.data.name(k): value for k, value in of.items()}
+
     def to_json(self) -> dict[str, Any]:
         """What came of it, as plain values."""
         last = self.history[-1] if self.history else {}
@@ -358,6 +383,8 @@ class Run:
                 "missing": {self.data.name(k): str(cause) for k, cause in cohort.missing.items()},
                 "counted": cohort.counted,
                 "waited": cohort.waited,
+                **({} if cohort.timing is None else {"simulated": _brief(cohort.timing)}),
+                **({"stale": self._named(cohort.stale)} if cohort.stale else {}),
             }
             for t, cohort in enumerate(self.participation, 1)
         ]
@@ -371,7 +398,7 @@ class Run:
             "algorithm": repr(self.algorithm),
             "data": self.data.about.name,
             "model": type(self.task_model.module).__name__,
-            "engine": "network" if self.between_sites else "local",
+            "engine": "network" if self.between_sites else self.environment.get("engine", "local"),
             "seed": self.seed,
             "rounds": self.done,
             "parties": self.data.parties,
@@ -391,6 +418,9 @@ class Run:
                 "total": self.seconds,
                 "per_round": self.seconds / self.done if self.done else None,
             },
+            "memory": self.memory,
+            "forecast": None if self.forecast is None else self.forecast.to_json(),
+            **({"simulated": self.simulated} if self.simulated else {}),
             "privacy": card["privacy"]["promise"],
             "scorecard": card,
             "history": self.history,
@@ -430,6 +460,11 @@ class Run:
         return f"Run of {type(self.algorithm).__name__} on '{self.data.about.name}': " + (
             f"{self.done} rounds, {shown}"
         )
+
+
+def _brief(timing: Timing) -> dict[str, Any]:
+    """What the clock says of a round, without each party's part in it."""
+    return {name: value for name, value in timing.to_json().items() if name != "told"}
 
 
 def _mean(values: Tensor) -> float:

@@ -3,37 +3,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from torch import nn
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.engines.engine import SteppingEngine
 from archipel.engines.local.engine import LocalEngine
+from archipel.engines.local.pool import give_back
 from archipel.engines.plan import Plan
-from archipel.errors import unknown
+from archipel.errors import ArchipelError, unknown
 from archipel.graphs import Topology
 from archipel.metrics import Own, choose
 from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
 from archipel.privacy.promise import Privacy
 from archipel.runs import identity, recording
-from archipel.runs.attendance import DrawnAttendance
+from archipel.runs.attendance import Attendance, DrawnAttendance
 from archipel.runs.beginning import Beginning
+from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
+from archipel.runs.participation import Cohort
 from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
-from archipel.store.folder import Folder
+from archipel.store.folder import OWN, Folder
 from archipel.wire.wire import Wire
+
+if TYPE_CHECKING:
+    from archipel.engines.ray.cluster import Ray
 
 __all__ = ["Options", "Run", "Watch", "build", "recall", "simulate", "sweep"]
 
 
-class Options(TypedDict, total=False):
+class Where(TypedDict, total=False):
+    """Which engine runs a simulation, and what a worker of Ray has; the result is the same."""
+
+    engine: Literal["local", "ray"]  # processes of this machine, or those of a Ray cluster
+    ray_address: str  # the cluster's head, HOST:PORT or "auto"; a Ray of the run's own
+    ray_cpus: float  # processors of a worker, also a part of one; 1
+    ray_gpus: float  # graphics cards of a worker; 1 where the device is one
+
+
+class Options(Where, total=False):
     """What `simulate` and `sweep` take besides algorithm, data and model."""
 
     rounds: int  # 100
@@ -45,6 +63,7 @@ class Options(TypedDict, total=False):
     class_weights: ClassWeights  # in the loss: a number for each class, or "balanced"; all alike
     statistics: Statistics  # BatchNorm's: "averaged" with the model, or each party's "own"
     evaluate_every: int  # rounds; 1
+    evaluate_sample: int  # score at so many parties drawn by the seed, with intervals; all
     metric: str | Own  # by which the run is judged; the task's
     metrics: Sequence[str | Own]  # what is measured, also functions; the task's usual ones
     target: float  # of that metric
@@ -69,6 +88,13 @@ class Options(TypedDict, total=False):
     away: Mapping[str, str]  # party -> rounds, such as {"Cleveland": "11-20"}
     speed: float
     speed_spread: float
+    # devices on a simulated clock; see archipel.devices
+    devices: str | Mapping[str, Any]  # "phones", or classes by name
+    trace: str | Path  # when they are there: a file of FedScale's, or "phones"
+    clock: bool  # whether rounds take simulated time; with devices they do
+    time_zones: Sequence[float]  # hours ahead of UTC
+    patience: float  # seconds until a round begins with fewer than it asks
+    pace: bool  # ask as many as lately were needed for the sample to arrive
     protocols: bool  # whether sums are made by their protocol; False: the same integers added up
 
 
@@ -108,11 +134,15 @@ def simulate(
                 folder = stack.enter_context(Folder.open(path))
                 identity.check_same(folder, described)
                 options["plan"] = recording.plan_of(folder)
-        engine, loop = build(algorithm, fed, task_model, options)
+        say = watch.say if watch is not None else lambda text: None
+        cluster = stack.enter_context(cluster_of(options, say, fed))
+        engine, loop = build(algorithm, fed, task_model, options, cluster=cluster)
         (run,) = loop.runs
         run.study = study
-        run.environment = recording.environment(study, options.get("device", "cpu"))
+        run.environment = recording.environment(study, options.get("device", "cpu"), options)
+        side = None if out is None else _keep(engine, path, folder is not None, stack)
         stack.enter_context(engine)
+        run.said = lambda: engine.said
         if out is not None:
             if folder is None:
                 files = {} if study is None else study.files()
@@ -121,6 +151,8 @@ def simulate(
                 row["hash"] = identity.digest(described)
                 made = recording.create(path, run, row, files)
                 folder = stack.enter_context(made)
+                if side is not None:
+                    engine.moved(side.rename(path / OWN))
                 begins = ("started", f"{run.rounds} rounds of {algorithm!r}")
             else:
                 loop.restore(recording.restore(folder, run))
@@ -129,13 +161,14 @@ def simulate(
                 if run.state == "done" and not baselines:
                     return run
             run.folder, run.state = path, "running"
-            loop.recorder = Recorder(folder, run, engine.state, checkpoint_seconds)
+            loop.recorder = Recorder(folder, run, loop.state, checkpoint_seconds, engine.committed)
             run.event(*begins)
+            give_back()
         try:
             if baselines:
-                say = watch.say if watch is not None else lambda text: None
                 sample = options.get("sample")
-                loop.baselines(1.0 if sample is None else sample, say)
+                pools = None if cluster is None else cluster.pool
+                loop.baselines(1.0 if sample is None else sample, say, pools)
             loop.go(watch, None if on_round is None else lambda runs: on_round(runs[0]))
         except Exception as error:
             if loop.recorder is not None:
@@ -159,6 +192,8 @@ def recall(
     (run,) = loop.runs
     state = recording.restore(folder, run)
     if not elsewhere:
+        if "slots" in state:
+            engine.keep_in(folder.path / OWN, writes=False)
         loop.restore(state)
     elif "shared.0" in state:
         engine.restore_shared(state)
@@ -181,9 +216,11 @@ def sweep(
     Each equals the run of that setting alone, except where a party diverges: alone, the run goes on
     without it; in a sweep that setting goes on as NaN.
     """
-    engine, loop = build(algorithm, *_parts(data, model, options), options, settings)
-    with engine:
-        loop.go(None, on_round)
+    parts = _parts(data, model, options)
+    with cluster_of(options, lambda text: None, parts[0]) as cluster:
+        engine, loop = build(algorithm, *parts, options, settings, cluster)
+        with engine:
+            loop.go(None, on_round)
     return loop.runs
 
 
@@ -193,8 +230,17 @@ def build(
     model: Model,
     options: Options,
     settings: Mapping[str, Sequence[float]] | None = None,
+    cluster: Ray | None = None,
 ) -> tuple[LocalEngine, Loop]:
-    """What a simulation needs: the engine, and the loop over its rounds; settings are a sweep's."""
+    """What a simulation needs: the engine, and the loop over its rounds; settings are a sweep's.
+
+    With a cluster, that is where the engine's workers are, and where a device is.
+    """
+    workers, plan = options.get("workers"), options.get("plan")
+    device = options.get("device", "cpu")
+    if cluster is not None:
+        workers, device = workers or cluster.count, "cpu"
+        plan = plan or cluster.plan(model, fed, workers)
     begun = Beginning(algorithm, fed, model, options)
     engine = LocalEngine(
         algorithm,
@@ -202,11 +248,11 @@ def build(
         model,
         seed=begun.seed,
         topology=build_topology(options.get("topology"), fed, begun.seed),
-        workers=options.get("workers"),
-        plan=options.get("plan"),
-        cohort=begun.who.count(len(begun.eligible)),
+        workers=workers,
+        plan=plan,
+        cohort=begun.cohort,
         sweep=settings,
-        device=options.get("device", "cpu"),
+        device=device,
         wire=options.get("wire"),
         protocols=bool(options.get("protocols")),
         privacy=options.get("privacy"),
@@ -214,11 +260,84 @@ def build(
         most=begun.most,
         drawn=begun.drawn,
         separation=begun.who.separation,
+        pools=None if cluster is None else cluster.pool,
     )
     runs = begun.runs(engine, settings or {})
-    at = (begun.eligible, begun.seed, lambda: runs[0].participation)
-    attendance = DrawnAttendance(engine, begun.who, algorithm, fed, *at)
-    return engine, Loop(engine, attendance, runs, begun.every, swept=bool(settings))
+    attendance = attendance_of(begun, engine, algorithm, fed, lambda: runs[0].participation)
+    return engine, Loop(engine, attendance, runs, begun.every, bool(settings), begun.scored)
+
+
+def attendance_of(
+    begun: Beginning,
+    engine: SteppingEngine,
+    algorithm: Algorithm,
+    fed: Federation,
+    past: Callable[[], Sequence[Cohort]],
+) -> Attendance:
+    """Who takes part in a simulation's rounds, on its clock; `past` are those so far."""
+    at, clock = (begun.eligible, begun.seed), begun.clock()
+    if begun.asynchronous:
+        return EventAttendance(engine, begun.who, *at, begun.cohort, past, clock)
+    return DrawnAttendance(engine, begun.who, algorithm, fed, *at, past, clock)
+
+
+@contextmanager
+def cluster_of(
+    options: Options, say: Callable[[str], None], fed: Federation | None = None
+) -> Iterator[Ray | None]:
+    """Where the workers of the Ray engine are, for as long as this lasts; None with the local one.
+
+    Runs that begin in the meantime have the same one.
+    """
+    if check_engine(options) == "local":
+        yield None
+        return
+    from archipel.engines.ray.cluster import connected
+
+    data = 0 if fed is None or fed.lazy else fed.x.nbytes + fed.y.nbytes
+    with connected(
+        options.get("ray_address"),
+        cpus=options.get("ray_cpus", 1.0),
+        gpus=options.get("ray_gpus"),
+        device=options.get("device", "cpu"),
+        workers=options.get("workers"),
+        puts=2 * data,
+        say=say,
+    ) as cluster:
+        yield cluster
+
+
+def check_engine(options: Mapping[str, Any]) -> str:
+    """The engine that options name, if they say nothing of Ray where it is another."""
+    engine: str = options.get("engine", "local")
+    if engine not in ("local", "ray"):
+        raise unknown("engine", engine, ("local", "ray"))
+    for name in ("ray_address", "ray_cpus", "ray_gpus"):
+        if engine != "ray" and options.get(name) is not None:
+            raise ArchipelError(
+                f"{name} = {options[name]!r}: the engine is {engine}; say engine = 'ray', or leave "
+                "it out."
+            )
+    return engine
+
+
+def _keep(engine: LocalEngine, path: Path, begun: bool, stack: ExitStack) -> Path | None:
+    """Have what parties keep on the disk, where it is much: beside a folder that is yet to be."""
+    if not engine.keeps_much:
+        return None
+    if begun:
+        engine.keep_in(path / OWN)
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        side = Path(tempfile.mkdtemp(prefix=f".{path.name}.{OWN}.", dir=path.parent))
+    except OSError as error:
+        raise ArchipelError(
+            f"out = '{path}': cannot be made ({error.strerror}); name another folder."
+        ) from None
+    stack.callback(shutil.rmtree, side, ignore_errors=True)  # unless it was given its name
+    engine.keep_in(side)
+    return side
 
 
 def _parts(

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from archipel import measures
+from archipel.devices.classes import BASE, NEWER, RATE_DOWN, RATE_UP
 from archipel.exchange.leaving import Outgoing
 from archipel.plain import plain
 
@@ -40,7 +41,17 @@ ASSUMPTIONS = (
     "(trend of Aslan et al. 2018) to mobile networks in 2021 (Traficom 2022)",
     "evaluation, idle machines, cooling and the making of the machines are left out",
 )
+ON_DEVICES = (
+    "devices take the watts of their class while they train (phones: Arouj and Abdelmoniem 2022, "
+    "Kim and Wu 2021)",
+    f"their Wi-Fi takes {BASE:.2g} W and, per Mbit/s, {RATE_UP:.2g} W up and {RATE_DOWN:.2g} W "
+    f"down (phones of 2012, Huang et al. 2012) or {NEWER:.0%} of it (newer ones, assumed); waking "
+    "up, loading data and waiting are left out",
+)
 SHARES = (*measures.SHARES, "r2")  # differences are told in points: hundredths
+
+
+_OF_A_SAMPLE = ("scored", "interval", "parties_interval")  # what is told of one alone
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,9 @@ class Efficacy:
     target: float | None
     absent: tuple[str, ...] = ()  # sites that earlier evaluations had in their mean
     warnings: tuple[str, ...] = ()  # what went wrong though the run ended
+    scored: tuple[int, int] | None = None  # a sample of so many training parties, of how many
+    interval: tuple[float, float] | None = None  # 95 %, of the own models' points, or the common's
+    parties_interval: tuple[float, float] | None = None  # 95 %, of the mean over parties
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,20 @@ class Energy:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """What the simulated clock and the devices' batteries say."""
+
+    seconds: float
+    waiting: float  # of these, until enough devices were there
+    low: float  # joules of all devices
+    high: float
+    seconds_to_target: float | None = None
+    low_to_target: float | None = None  # joules
+    high_to_target: float | None = None
+    slow_share: float | None = None  # of the uploads that counted: the slowest fifth of parties'
+
+
+@dataclass(frozen=True)
 class Efficiency:
     """What all rounds cost that were done, also those after the last evaluation."""
 
@@ -120,6 +148,7 @@ class Efficiency:
     rounds_to_target: float | None
     bytes_to_target: float | None
     energy: Energy
+    simulated: Simulated | None = None  # None for a run without such a clock
 
 
 @dataclass(frozen=True)
@@ -204,6 +233,11 @@ class Scorecard:
         energy = self.efficiency.energy
         card["efficiency"]["energy"] |= plain({"low": energy.low, "high": energy.high})
         card["robustness"]["share_arrived"] = self.robustness.share_arrived
+        if self.efficacy.scored is None:  # everybody was scored, and nothing is estimated
+            for name in _OF_A_SAMPLE:
+                del card["efficacy"][name]
+        if self.efficiency.simulated is None:  # as before there was a clock
+            del card["efficiency"]["simulated"]
         return card
 
     @classmethod
@@ -215,8 +249,12 @@ class Scorecard:
             efficacy[name] = None if efficacy[name] is None else Spread(**efficacy[name])
         for name in ("absent", "warnings"):
             efficacy[name] = tuple(efficacy[name])
+        for name in _OF_A_SAMPLE:
+            efficacy[name] = tuple(efficacy[name]) if efficacy.get(name) else None
         energy = {k: v for k, v in efficiency["energy"].items() if k not in ("low", "high")}
         efficiency["energy"] = Energy(**{**energy, "assumptions": tuple(energy["assumptions"])})
+        if simulated := efficiency.get("simulated"):
+            efficiency["simulated"] = Simulated(**simulated)
         del told["robustness"]["share_arrived"]
         sent = [{**each, "shape": tuple(each["shape"])} for each in told["privacy"]["messages"]]
         told["privacy"]["messages"] = tuple(Sent(**each) for each in sent)

@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from archipel.aggregation.gopa import GaussianGopa, Gopa
 from archipel.aggregation.secure import SecureSum
@@ -22,7 +18,7 @@ from archipel.exchange.anatomy import Anatomy, OnWire
 from archipel.exchange.boxes import has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.measures import larger_is_better
-from archipel.models.model import Model
+from archipel.models.flops import flops_of_one_gradient
 from archipel.privacy.promise import Kept
 from archipel.runs.history import absent, spread
 from archipel.runs.run import Run
@@ -41,6 +37,7 @@ from archipel.scorecard.card import (
     Sent,
     Spread,
 )
+from archipel.scorecard.clock import on_devices, simulated_of
 from archipel.tree import leaves
 
 SPARE = "not needed"  # the cause of those asked in excess
@@ -61,7 +58,7 @@ def _efficacy(run: Run) -> Efficacy:
     share = metric in SHARES
     scale = (100.0 if share else 1.0) * (1 if up else -1)
 
-    def over(parties: dict[str, Tensor], group: slice) -> Spread | None:
+    def over(parties: Mapping[str, Tensor], group: slice) -> Spread | None:
         return _spread(parties[metric][group], up) if metric in parties else None
 
     seen = slice(0, training)
@@ -92,7 +89,18 @@ def _efficacy(run: Run) -> Efficacy:
         run.target,
         tuple(absent(run.history)[-1]) if run.history else (),
         tuple(run.warnings),
+        _pair((last.get("scored") or {}).values(), 0),
+        _pair((last.get("own_intervals", last.get("intervals")) or {}).get(metric)),
+        _pair((last.get("seen_parties") or {}).get("interval")),
     )
+
+
+def _pair(found: Any, at: int | None = None) -> tuple[Any, Any] | None:
+    """Two values of a history's entry, or of two lists the ones at a place; None without."""
+    pair = tuple(found or ())
+    if len(pair) != 2:
+        return None
+    return pair if at is None else (pair[0][at], pair[1][at])
 
 
 def _spread(values: Tensor, larger_is_better: bool) -> Spread | None:
@@ -113,7 +121,7 @@ def _get(entry: dict[str, Any], part: str, metric: str) -> float | None:
 
 
 def _efficiency(run: Run) -> Efficiency:
-    each, note = flops_of_one_gradient(run.task_model, run.data.x[:1])
+    each, note = flops_of_one_gradient(run.task_model, run.data.form.x[:1])
     flops, peer = each * run.spent.gradients, is_peer(run.algorithm)
     counted = [cohort for cohort in run.participation if cohort.counted]
     arrived = sum(len(cohort.present) for cohort in counted)
@@ -124,6 +132,8 @@ def _efficiency(run: Run) -> Efficiency:
     at = [0, *(entry["round"] for entry in run.history)]
     carried = [0, *(_carried(entry["bytes"], peer) for entry in run.history)]
     up, down = run.spent.up, run.spent.down
+    simulated = simulated_of(run)
+    spent = on_devices(energy(flops, _carried({"up": up, "down": down}, peer)), simulated)
     return Efficiency(
         run.done,
         run.rounds,
@@ -140,7 +150,8 @@ def _efficiency(run: Run) -> Efficiency:
         run.seconds / run.done if run.done else None,
         to_target,
         None if to_target is None else float(np.interp(to_target, at, carried)),
-        energy(flops, _carried({"up": up, "down": down}, peer)),
+        spent,
+        simulated,
     )
 
 
@@ -158,27 +169,6 @@ def energy(flops: float, carried: float) -> Energy:
     compute = [joules * flops / 3600 for joules in JOULES_PER_FLOP]
     network = [1000 * kwh * carried / 1e9 for kwh in KWH_PER_GB]
     return Energy(compute[0], compute[1], network[0], network[1])
-
-
-def flops_of_one_gradient(model: Model, x: Tensor) -> tuple[int, str]:
-    """FLOPs of forward and backward pass on one example `[1, *shape]`, and how they were found.
-
-    >>> flops_of_one_gradient(Model(torch.nn.Linear(13, 2)), torch.ones(1, 13))[0]
-    104
-    """
-    module = copy.deepcopy(model.module).eval()  # BatchNorm refuses to train on one example
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # which parts of the flags this machine lacks
-            fused = torch.backends.mkldnn.flags(enabled=False)
-            with torch.enable_grad(), fused, FlopCounterMode(display=False) as counter:
-                module(x).sum().backward()
-        counted = counter.get_total_flops()
-    except Exception:  # whatever a user's module raises: it is only counted here
-        counted = 0
-    if counted > 0:
-        return counted, "products of matrices, convolutions and attention, counted"
-    return 6 * model.p, "6 per parameter, a rule of thumb: this model's layers cannot be counted"
 
 
 # -- robustness ------------------------------------------------------------------------------------
@@ -241,7 +231,7 @@ _SEES = {
     "secure aggregation, {sum}, and it cannot see a single upload, also where it lies.",
     "gopa": "Its code is told sums over the parties alone. Between institutions they are made by "
     "GOPA, {sum}: noise that cancels between parties hides each upload, as long as no more of them "
-    "work with the server than that says, and it does not lie about who has published.",
+    "work with the server than that says, and it keeps nobody who has published from being heard.",
     "shuffled": "Its code is told sums of randomised reports alone, {sum}. Between institutions a "
     "shuffler mixes them, and the server cannot see whose is which, as long as the shuffler does "
     "not work with it.",

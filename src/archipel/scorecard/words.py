@@ -19,6 +19,7 @@ from archipel.scorecard.card import (
     Promise,
     Robustness,
     Scorecard,
+    Simulated,
     Spread,
 )
 
@@ -204,6 +205,8 @@ def _efficacy(e: Efficacy) -> Lines:
     name = f"{metric_name(e.metric)} over all test points"
     if e.over != ALL_POINTS:
         name = f"mean {metric_name(e.metric)} over {e.over}"
+    if e.scored is not None:
+        better = f"{between(e.interval)}from {sample(e.scored)}; {better}"
     lines = [(name, number(e.points), better)]
     warned = [("warning", "", said) for said in e.warnings]
     if e.own is not None:
@@ -213,7 +216,10 @@ def _efficacy(e: Efficacy) -> Lines:
     if e.central_points is not None:
         lines.append(("  data pooled, there", number(e.central_points), ""))
     alike = e.over == ALIKE  # the same number once more: only how sites differ is new
-    lines += _spread("  how sites differ" if alike else "mean over parties", e.parties, alike)
+    by_party = _spread("  how sites differ" if alike else "mean over parties", e.parties, alike)
+    if e.parties_interval is not None:
+        by_party = [(*each[:2], between(e.parties_interval) + each[2]) for each in by_party]
+    lines += by_party
     lines += _spread("each alone, mean", e.local)
     lines += _spread("data pooled, mean", e.central)
     if e.gain_over_local is not None and e.local is not None:
@@ -227,6 +233,24 @@ def _efficacy(e: Efficacy) -> Lines:
             ("new parties, all test points", number(e.new_points), "never seen in training")
         )
     return warned + lines + _spread("new parties, mean", e.new_parties)
+
+
+def between(interval: tuple[float, float] | None) -> str:
+    """A 95 % interval, before what else is said.
+
+    >>> between((0.71, 0.74))
+    '0.710 to 0.740 (95 %); '
+    """
+    return "" if interval is None else f"{number(interval[0])} to {number(interval[1])} (95 %); "
+
+
+def sample(scored: tuple[int, int]) -> str:
+    """Who was scored, for all.
+
+    >>> sample((1000, 1000000))
+    'a sample of 1,000 of 1,000,000 parties'
+    """
+    return f"a sample of {scored[0]:,} of {scored[1]:,} parties"
 
 
 def _spread(name: str, s: Spread | None, told: bool = False) -> Lines:
@@ -244,8 +268,9 @@ def _efficiency(e: Efficiency) -> Lines:
         for each in (e.bytes_up_per_party_round, e.bytes_down_per_party_round)
     )
     per_round = "" if e.seconds_per_round is None else f"{duration(e.seconds_per_round)} per round"
+    compute = "computing" if e.simulated is None or not e.simulated.high else "devices"
     parts = (
-        f"computing {watt_hours(energy.compute_low, energy.compute_high)}, "
+        f"{compute} {watt_hours(energy.compute_low, energy.compute_high)}, "
         f"network {watt_hours(energy.network_low, energy.network_high)}; estimated"
     )
     lines = [
@@ -268,6 +293,18 @@ def _efficiency(e: Efficiency) -> Lines:
     if e.rounds_to_target is not None and e.bytes_to_target is not None:
         lines.append(("rounds to target", f"{e.rounds_to_target:.3g}", ""))
         lines.append(("bytes to target", size(e.bytes_to_target), "over the network"))
+    return lines + ([] if e.simulated is None else _simulated(e.simulated))
+
+
+def _simulated(s: Simulated) -> Lines:
+    """What the simulated clock says."""
+    waiting = f"{duration(s.waiting)} of it until enough were there" if s.waiting else ""
+    lines = [("simulated time", duration(s.seconds), waiting)]
+    if s.seconds_to_target is not None:
+        lines.append(("simulated time to target", duration(s.seconds_to_target), ""))
+    if s.low_to_target is not None and s.high_to_target:
+        spent = watt_hours(s.low_to_target / 3600, s.high_to_target / 3600)
+        lines.append(("devices' energy to target", spent, "estimated"))
     return lines
 
 
@@ -277,6 +314,9 @@ def _robustness(r: Robustness, e: Efficiency) -> Lines:
     lines += [(f"  {cause}", f"{count:,}", "") for cause, count in r.missing.items()]
     if r.spare:
         lines.append(("asked in excess, not needed", f"{r.spare:,}", ""))
+    if e.simulated is not None and e.simulated.slow_share is not None:
+        shared = _percent(e.simulated.slow_share)
+        lines.append(("from the slowest fifth", shared, "of the uploads; 20 % is an even share"))
     if r.longest_absence and r.longest_absent is not None:
         absence = plural(r.longest_absence, "round")
         lines.append(("longest absence", absence, f"party {r.longest_absent}"))

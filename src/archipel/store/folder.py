@@ -16,7 +16,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from archipel.store.journal import Journal
 
 JOURNAL, MODEL = "journal.db", "model.safetensors"
+OWN = "own"  # what parties keep, where it is much
 ELSEWHERE = "journal.json"  # in place of a journal: which database has it, and by what name
 _TRIES = 10  # to take a lock, twenty a second
 _HELD: set[int] = set()  # locks of this process
@@ -97,6 +98,7 @@ class Folder:
         roster: Iterable[Mapping[str, Any]],
         files: Mapping[str, bytes],
         database: str | None = None,
+        columns: Sequence[tuple[int, str, Tensor]] = (),
     ) -> Self:
         """Make the folder with a first entry in its journal; refuse one that is there.
 
@@ -114,7 +116,7 @@ class Folder:
                 (side / name).parent.mkdir(parents=True, exist_ok=True)
                 write(side / name, content)
             journal = _begun(side, path.name, database)
-            journal.begin(row, roster)
+            journal.begin(row, roster, columns)
             journal.close()
             side.chmod(0o777 & ~UMASK)
             try:

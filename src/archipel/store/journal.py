@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 METADATA = sa.MetaData()
 
+ROSTER_COLUMNS = -1  # in place of a round: sizes of very many parties, a column each
+TRAINING, TEST = "training points", "test points"
+
 
 class _Json(sa.types.TypeDecorator[Any]):
     """JSON with numbers that are not finite, as {"float": "nan"}: PostgreSQL takes no NaN."""
@@ -91,7 +94,9 @@ ROUNDS = sa.Table(
     sa.Column("round", sa.Integer, primary_key=True),
     sa.Column("sampled", sa.JSON, nullable=False),  # parties; "0-41, 43-99" where they are many
     sa.Column("missing", sa.JSON, nullable=False),  # party -> cause; "": its upload was in vain
-    sa.Column("late", _Json, nullable=False),  # party -> share of its work that it did
+    sa.Column(
+        "late", _Json, nullable=False
+    ),  # party -> share of its work; "stale" -> party -> steps
     sa.Column("counted", sa.Boolean, nullable=False),
     sa.Column("waited", sa.Integer, nullable=False),
     sa.Column("blocked", sa.JSON, nullable=False),  # who was missing while it was waited for
@@ -123,6 +128,16 @@ EVENTS = sa.Table(
     sa.Column("round", sa.Integer, nullable=False),
     sa.Column("kind", sa.String, nullable=False),
     sa.Column("text", sa.String, nullable=False),
+)
+
+
+SIMULATED = sa.MetaData()  # of journals in a file alone: no simulation writes to a database
+CLOCK = sa.Table(
+    "clock",
+    SIMULATED,
+    _run(),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("timing", _Json, nullable=False),  # when it was, by the simulated clock
 )
 
 
@@ -182,8 +197,13 @@ class Journal:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def begin(self, row: Mapping[str, Any], roster: Iterable[Mapping[str, Any]]) -> None:
-        """Enter a run that has done nothing yet."""
+    def begin(
+        self,
+        row: Mapping[str, Any],
+        roster: Iterable[Mapping[str, Any]],
+        columns: Sequence[tuple[int, str, Tensor]] = (),
+    ) -> None:
+        """Enter a run that has done nothing yet; `columns` stand for a roster of very many."""
         with self._transaction() as connection:
             self._make_tables(connection)
             connection.execute(
@@ -199,10 +219,12 @@ class Journal:
                 },
             )
             self._insert(connection, ROSTER, roster)
+            self._insert(connection, PARTY_METRICS, _by_party(columns))
 
     def _make_tables(self, connection: sa.Connection) -> None:
         if self._alone:
             METADATA.create_all(connection)
+            SIMULATED.create_all(connection)
         else:
             from archipel.store.database import take_turn, upgrade
             from archipel.store.tables import TABLES
@@ -225,6 +247,7 @@ class Journal:
         events: Sequence[Event] = (),
         keep_last: bool = False,
         joined: Iterable[Mapping[str, Any]] = (),
+        clock: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Write all of it or nothing; `keep_last` forgets parties' metrics of earlier rounds.
 
@@ -236,12 +259,10 @@ class Journal:
             (EVALUATIONS, [{"round": each["round"], "entry": each} for each in entries]),
             (
                 PARTY_METRICS,
-                [
-                    {"round": t, "metric": name, "values": _bytes(values)}
-                    for t, name, values in party_metrics
-                ],
+                _by_party(party_metrics),
             ),
             (EVENTS, [event._asdict() for event in events]),
+            (CLOCK, clock),
         ]
         with self._transaction() as connection:
             if row:
@@ -283,10 +304,18 @@ class Journal:
 
     def roster(self) -> list[dict[str, Any]]:
         """The parties, by number."""
-        return self._all(ROSTER, ROSTER.c.party)
+        rows = self._all(ROSTER, ROSTER.c.party)
+        return rows or _rows(self.party_arrays(ROSTER_COLUMNS), self.row())
 
     def rounds(self) -> list[dict[str, Any]]:
         return self._all(ROUNDS, ROUNDS.c.round)
+
+    def clock(self) -> dict[int, dict[str, Any]]:
+        """What the simulated clock said of each round; nothing where there was none."""
+        with self._transaction() as connection:
+            if not self._alone or not sa.inspect(connection).has_table(CLOCK.name):
+                return {}  # of a journal that is older
+        return {row["round"]: row["timing"] for row in self._all(CLOCK, CLOCK.c.round)}
 
     def entries(self) -> list[dict[str, Any]]:
         """The history: one entry per evaluated round."""
@@ -318,6 +347,22 @@ class Journal:
         query = sa.select(table).where(table.c.run == self.run).order_by(order)
         with self._transaction() as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def _by_party(values: Iterable[tuple[int, str, Tensor]]) -> list[dict[str, Any]]:
+    return [{"round": t, "metric": name, "values": _bytes(each)} for t, name, each in values]
+
+
+def _rows(columns: Mapping[str, NDArray[np.float64]], row: Mapping[str, Any]) -> list[Any]:
+    """A roster of very many, from its columns."""
+    if TRAINING not in columns:
+        return []
+    trains = row["summary"].get("training", len(columns[TRAINING]))
+    return [
+        {"party": k, "name": str(k), "training_points": int(n), "test_points": int(m)}
+        | {"trains": k < trains}
+        for k, (n, m) in enumerate(zip(columns[TRAINING], columns[TEST], strict=True))
+    ]
 
 
 def _bytes(values: Tensor) -> bytes:

@@ -7,11 +7,15 @@ import os
 from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from archipel.data.dialect import Written
 from archipel.data.frames import Said as TableSaid
 from archipel.data.outcome import TASKS
 from archipel.data.schema import TEST, Schema
+from archipel.data.shards import is_federation
+from archipel.devices.build import devices_of
+from archipel.devices.trace import BUNDLED
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
 from archipel.models.losses import LOSSES
@@ -115,6 +119,8 @@ def check_data(data: Data, base: Path, takes: Set[str]) -> None:
             raise ArchipelError(f'data.file = "{data.file}": no such file in {base}.')
     if data.folder is not None and not os.path.isdir(base / data.folder):  # noqa: PTH112
         raise ArchipelError(f'data.folder = "{data.folder}": no such folder in {base}.')
+    if data.folder is not None and data.name is None and is_federation(base / data.folder):
+        _check_shards(data)
     if data.parties is not None and data.partition is None and "parties" not in takes:
         raise ArchipelError(
             f"data.parties = {data.parties}: the data has parties of its own; say "
@@ -131,6 +137,15 @@ def check_data(data: Data, base: Path, takes: Set[str]) -> None:
                 raise ArchipelError(f"data.{field}: '{data.name}' has its own; leave it out.")
         if data.test is not None and not takes & {"test", "test_fraction"}:
             raise ArchipelError(f"data.test: '{data.name}' has its own test points; leave it out.")
+
+
+def _check_shards(data: Data) -> None:
+    """A folder of shards says itself what tables are asked for."""
+    for field in ("by", "target", "drop", "task", "columns", "empty", "time", "schema", "test"):
+        if getattr(data, field):
+            raise ArchipelError(
+                f'data.{field}: the shards in "{data.folder}" have their own; leave it out.'
+            )
 
 
 def check_test(data: Data) -> None:
@@ -150,11 +165,21 @@ def check_names(network: Network, graph: Graph) -> None:
         raise unknown("topology.name", graph.name, TOPOLOGIES)
 
 
-def check_policy(policy: Round, simulated: Simulated) -> None:
-    """Who takes part."""
+def check_policy(policy: Round, simulated: Simulated, base: Path, elsewhere: bool) -> None:
+    """Who takes part, and on what devices; a trace may be elsewhere."""
     for party, rounds in simulated.away.items():
         try:
             absences(rounds)
         except ArchipelError as error:
             raise ArchipelError(f"simulate.away.{party}: {error}") from None
-    Participation.of({**policy.model_dump(), **simulated.model_dump(), "away": {}})
+    said = simulated.model_dump() | trace_of(simulated, base)
+    Participation.of({**policy.model_dump(), **said, "away": {}})
+    if not (elsewhere and simulated.trace):
+        devices_of(said, 0)
+
+
+def trace_of(simulated: Simulated, base: Path) -> dict[str, Any]:
+    """The path of its trace, where it names a file."""
+    if simulated.trace is None or simulated.trace in BUNDLED:
+        return {}
+    return {"trace": str(base / simulated.trace)}

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
@@ -30,6 +30,7 @@ from archipel.algorithms.fedavg import FedAvg
 from archipel.core import Algorithm
 from archipel.data import frames
 from archipel.data.federation import Federation
+from archipel.data.shards import MANIFEST
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
 from archipel.exchange.boxes import has_personal, is_peer
@@ -38,7 +39,7 @@ from archipel.models.model import Model
 from archipel.privacy.promise import Privacy as Promised
 from archipel.runs import identity
 from archipel.runs.run import Run
-from archipel.runs.simulation import Options, Watch, simulate
+from archipel.runs.simulation import Options, Watch, Where, simulate
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import fields, plugins, wiring
 from archipel.study.checks import (
@@ -48,8 +49,9 @@ from archipel.study.checks import (
     check_test,
     promise_of,
     schema_of,
+    trace_of,
 )
-from archipel.study.loading import federation_of, model_of
+from archipel.study.loading import federation_of, is_written, model_of
 from archipel.study.reading import read_tables, sentence, split_key
 from archipel.study.sections import (
     SECTIONS,
@@ -244,6 +246,7 @@ class Study(BaseModel):
             "rounds": about.rounds,
             "seed": about.seed,
             "evaluate_every": about.evaluate_every,
+            "evaluate_sample": about.evaluate_sample,
             "metric": about.metric and metrics.name_of(self._metric(about.metric)),
             "target": about.target,
             "topology": self.topology.name,
@@ -252,6 +255,7 @@ class Study(BaseModel):
             "wire": self.wire_object if wiring.parts_of(self.wire) else None,
             **policy.model_dump(),
             **simulated.model_dump(),
+            **trace_of(simulated, self._base),
         }
         return {name: value for name, value in options.items() if value is not None}  # type: ignore[return-value]
 
@@ -326,8 +330,11 @@ class Study(BaseModel):
         ]
         if data.file is not None:
             paths.append(self._base / data.file)
+        elif is_written(data, self._base):
+            paths.append(self._base / str(data.folder) / MANIFEST)  # it has the files' hashes
         elif data.folder is not None and data.name is None:
             paths += frames.party_files(self._base / data.folder)
+        paths += map(Path, trace_of(self.simulate, self._base).values())
         return {os.path.relpath(path, self._base): path for path in paths}
 
     def files(self) -> dict[str, bytes]:
@@ -370,23 +377,24 @@ class Study(BaseModel):
         workers: int | None = None,
         checkpoint_seconds: float = 1.0,
         device: str = "cpu",
+        **where: Unpack[Where],
     ) -> Run:
         """Run the study in a new folder under `out`; with `resume` go on with an unfinished one.
 
         Where a run of this very study is done already, `resume` returns it. `out=None` keeps the
-        run in memory.
+        run in memory. `engine="ray"` has it computed on a Ray, here or at `ray_address`.
         """
         how = (baselines, watch, workers, checkpoint_seconds, device)
         if out is None:
-            return self.run_in(None, *how)
+            return self.run_in(None, *how, **where)
         path = self._begun(Path(out)) if resume else None
         if path is not None:
-            return self.run_in(path, *how)
+            return self.run_in(path, *how, **where)
         parts = self.parts()
         is_new = not Path(out).exists()
         path = reserve(Path(out), self.name)
         try:
-            return self.run_in(path, *how, parts)
+            return self.run_in(path, *how, parts, **where)
         finally:
             if not Folder.exists(path):
                 path.rmdir()
@@ -410,14 +418,11 @@ class Study(BaseModel):
         checkpoint_seconds: float = 1.0,
         device: str = "cpu",
         parts: tuple[Algorithm, Federation, Model] | None = None,
+        **where: Unpack[Where],
     ) -> Run:
         """Run the study in this folder, from where it is."""
-        if self.topology.asynchronous:
-            raise ArchipelError(
-                "topology.asynchronous = true: a simulation has its rounds in common; leave it "
-                "out, or run the study between processes with 'archipel rehearse --peers'."
-            )
-        options = self.options()
+        self.refuse_asynchronous()
+        options: Options = {**self.options(), **where}
         options["device"] = device
         if workers is not None:
             options["workers"] = workers
@@ -430,6 +435,14 @@ class Study(BaseModel):
             checkpoint_seconds=checkpoint_seconds,
             **options,
         )
+
+    def refuse_asynchronous(self) -> None:
+        """Refuse what no simulation does."""
+        if self.topology.asynchronous:
+            raise ArchipelError(
+                "topology.asynchronous = true: a simulation has its rounds in common; leave it "
+                "out, or run the study between processes with 'archipel rehearse --peers'."
+            )
 
     def _begun(self, out: Path) -> Path | None:
         """The last run of this very study."""
@@ -462,13 +475,14 @@ class Study(BaseModel):
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
                 "sites have in common; leave it out, or take an algorithm such as dsgd."
             )
-        check_policy(self.round, self.simulate)
+        check_policy(self.round, self.simulate, self._base, elsewhere)
 
     def _check_metric(self, data: Federation, model: Model) -> None:
         """Whether the task has the metric, before anything is trained."""
         if self.study.metric is None and self.study.metrics is None:
             return
         check_fit(model, data)
+        data = data.form
         outputs = model.predict(model.w, data.x[:2], model.buffers)
         with _said_of("study"):
             metrics.pool(data.task, outputs, data.y[:2], model.loss_function, model.metrics)

@@ -14,6 +14,8 @@ from archipel import models
 from archipel.data import frames, tables
 from archipel.data.account import Account, account, described
 from archipel.data.federation import Federation
+from archipel.data.generated import Generator, from_generator
+from archipel.data.shards import is_federation
 from archipel.data.spread import from_sheet
 from archipel.errors import ArchipelError
 from archipel.models.model import Model
@@ -25,7 +27,7 @@ from archipel.study.sections import Data, Network
 
 def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any]) -> Federation:
     """Load what [data] names; `options` are those of the dataset."""
-    dealt = False
+    dealt, written = False, is_written(data, base)
     takes = {} if data.name is None else fields.hints(plugins.find("data", data.name, base))
     own: dict[str, Any] = {"new": data.new} if isinstance(data.new, str) else {}
     if "standardise" in takes and data.standardise is not None:
@@ -46,6 +48,8 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             seed=seed,
             standardise=False,  # until it is known who trains
         )
+    elif written:
+        fed = Federation.open(base / str(data.folder))
     elif data.name is None:
         fed = _of_folder(data, base, seed)
     elif data.name in datasets.DATASETS:
@@ -72,11 +76,13 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
             **written_of(data)._asdict(),
         }
         taken = {k: v for k, v in (offered | own).items() if k in takes and v is not None}
-        fed = fields.build("data", make, taken | dict(options))
-        if not isinstance(fed, Federation):
+        found = fields.build("data", make, taken | dict(options))
+        if not isinstance(found, Federation | Generator):
             raise ArchipelError(
-                f"data.name = '{data.name}': returns {type(fed).__name__}, not a Federation."
+                f"data.name = '{data.name}': returns {type(found).__name__}, not a Federation, and "
+                "nothing that makes one (it has no sizes and generate)."
             )
+        fed = found if isinstance(found, Federation) else from_generator(found)
     if data.partition is not None and not dealt:
         fed = fed.repartition(data.partition, data.parties or fed.training, seed)
     if data.new and not isinstance(data.new, str):
@@ -84,12 +90,17 @@ def federation_of(data: Data, base: Path, seed: int, options: Mapping[str, Any])
     fed = fed.with_virtual(data.virtual, seed) if data.virtual else fed  # pixels as they are
     standardise = data.standardise and "standardise" not in takes
     if data.standardise is None:
-        standardise = data.name is None and fed.x.is_floating_point()  # tables
+        standardise = data.name is None and not written and fed.x.is_floating_point()  # tables
     if standardise:
         marks = schema_of(data).marks if data.schema is not None else fed.marks
         fed = fed.standardised(marks)
     fed = fed.cross_fitted(data.folds, seed) if data.folds else fed
-    return fed.filled().cast() if data.name is None else fed
+    return fed.filled().cast() if data.name is None and not written else fed
+
+
+def is_written(data: Data, base: Path) -> bool:
+    """Whether [data] names a folder of shards."""
+    return data.name is None and data.folder is not None and is_federation(base / data.folder)
 
 
 def sheet_of(data: Data, base: Path) -> frames.Sheet:
@@ -102,7 +113,7 @@ def sheet_of(data: Data, base: Path) -> frames.Sheet:
 
 def account_of(data: Data, base: Path) -> Account | None:
     """Say what becomes of every column of the tables that [data] names; None without tables."""
-    if data.name is not None:
+    if data.name is not None or is_written(data, base):
         return None
     if data.folder and frames.party_files(base / data.folder)[0].suffix == ".npz":
         return None

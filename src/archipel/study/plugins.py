@@ -106,10 +106,14 @@ def _bundled(kind: Kind) -> dict[str, Callable[..., Any]]:
         from archipel.wire import STEPS
 
         return dict(STEPS)
-    if kind in ("rule", "sum"):
-        from archipel.aggregation import RULES, SUMS
+    if kind == "rule":
+        from archipel.rules import RULES
 
-        return dict(RULES if kind == "rule" else SUMS)
+        return dict(RULES)
+    if kind == "sum":
+        from archipel.aggregation import SUMS
+
+        return dict(SUMS)
     from archipel.data import DATASETS
 
     return {name: make for name, (make, _) in DATASETS.items()}

@@ -75,6 +75,10 @@ class About(Section):
     rounds: Annotated[int, Field(ge=1, le=10_000_000, description="how many")] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63, description="of all that a simulation draws")] = 0
     evaluate_every: Annotated[int, Field(ge=1, description="rounds")] = 1
+    evaluate_sample: Annotated[
+        int | None,
+        Field(ge=30, description="score at so many parties, with 95 % intervals; at all"),
+    ] = None
     metric: Annotated[
         str | None, Field(description="by which the run is judged, or mine.py:score; the task's")
     ] = None
@@ -91,10 +95,13 @@ with warnings.catch_warnings():  # pydantic has a method `schema`, which nobody 
     class Data(Open):
         """[data]"""
 
-        name: Annotated[str | None, Field(description="archipel list data, or mine.py:load")] = None
+        name: Annotated[
+            str | None, Field(description="archipel list data, or mine.py:load, mine.py:Mine")
+        ] = None
         file: Annotated[str | None, Field(description="a table, with by and target")] = None
         folder: Annotated[
-            str | None, Field(description="a table per party, or where a dataset's files are")
+            str | None,
+            Field(description="a table per party, shards, or where a dataset's files are"),
         ] = None
         by: Annotated[str | None, Field(description="column that says whose row it is")] = None
         target: Annotated[str | list[str] | None, Field(description="column to predict")] = None
@@ -212,7 +219,8 @@ class Wire(Section):
         list[str], Field(max_length=50, description="the same of what parties are sent")
     ] = []
     rule: Annotated[
-        str | None, Field(description="what the server takes of the uploads, mine.py:Mine; all")
+        str | list[str] | None,
+        Field(description='what the server takes of the uploads, "krum:1", mine.py:Mine; all'),
     ] = None
     sum: Annotated[
         str,
@@ -282,6 +290,48 @@ class Graph(Section):
     ] = False
 
 
+Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
+
+
+class Device(Section):
+    """[simulate.devices.NAME]"""
+
+    share: Annotated[Number, Field(description="of the parties; shares are put in proportion")]
+    gflops: Annotated[
+        Number | None, Field(description="billions of FLOPs per second of training, the median")
+    ] = None
+    seconds: Annotated[
+        Number | None, Field(description="in place of gflops: of one example, the median")
+    ] = None
+    spread: Annotated[
+        Number | None, Field(description="standard deviation over parties of log(speed); 0")
+    ] = None
+    jitter: Annotated[
+        Number | None, Field(description="the same of one party from round to round; 0")
+    ] = None
+    setup: Annotated[
+        Number | None, Field(description="seconds to wake up, connect and load, the median; 0")
+    ] = None
+    down: Annotated[
+        Number | None, Field(description="Mbit/s, the median; downloads take no time")
+    ] = None
+    up: Annotated[Number | None, Field(description="Mbit/s, the median; uploads take no time")] = (
+        None
+    )
+    link_spread: Annotated[
+        Number | None, Field(description="standard deviation over parties of log(Mbit/s); 0")
+    ] = None
+    watts: Annotated[Pair | None, Field(description="low and high, while it trains; [0, 0]")] = None
+    idle: Annotated[
+        Pair | None, Field(description="mean minutes that it is idle, and is not; always")
+    ] = None
+    plugged: Annotated[Pair | None, Field(description="the same of being plugged in")] = None
+    wifi: Annotated[Pair | None, Field(description="the same of Wi-Fi")] = None
+    swing: Annotated[
+        Number | None, Field(description="plugged in so much more often at night than by day; 1")
+    ] = None
+
+
 class Simulated(Section):
     """[simulate]"""
 
@@ -304,6 +354,27 @@ class Simulated(Section):
     speed_spread: Annotated[
         float, Field(description="standard deviation over parties of log(speed)")
     ] = 0.0
+    devices: Annotated[
+        str | dict[str, Device] | None,
+        Field(description='"phones", or a table of classes: share, gflops, ..., on a clock'),
+    ] = None
+    trace: Annotated[
+        str | None, Field(description='when devices are there: a file of FedScale\'s, or "phones"')
+    ] = None
+    clock: Annotated[
+        bool | None, Field(description="whether rounds take simulated time; with devices they do")
+    ] = None
+    time_zones: Annotated[
+        list[Number] | None,
+        Field(max_length=100, description="of devices, hours ahead of UTC; [-5, 1, 8]"),
+    ] = None
+    patience: Annotated[
+        Number | None,
+        Field(ge=0, description="seconds until a round begins with fewer than it asks; 600"),
+    ] = None
+    pace: Annotated[
+        bool | None, Field(description="ask as many as lately were needed for the sample to arrive")
+    ] = None
     protocols: Annotated[
         bool | None,
         Field(description="whether wire.sum runs its protocol; else the same integers are added"),

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from archipel.aggregation.rule import InTurn
 from archipel.errors import ArchipelError, unknown
 from archipel.study import fields, plugins
 from archipel.study.sections import PLAIN
@@ -47,7 +48,7 @@ def parts_of(section: Section) -> list[Part]:
     """What [wire] says, text by text."""
     found = [Part("up", "step", text) for text in section.up]
     found += [Part("down", "step", text) for text in section.down]
-    found += [] if section.rule is None else [Part("rule", "rule", section.rule)]
+    found += [Part("rule", "rule", text) for text in _texts(section.rule)]
     return found + ([] if section.sum == PLAIN else [Part("sum", "sum", section.sum)])
 
 
@@ -57,7 +58,8 @@ def wire_of(section: Section, base: Path) -> Wire:
     for part in parts_of(section):
         with _said_of(part):
             made[part.key].append(_made(part, base))
-    (rule,), (how,) = (made[key] or [None] for key in ("rule", "sum"))
+    rules, (how,) = made["rule"], made["sum"] or [None]
+    rule = InTurn(tuple(rules)) if len(rules) > 1 else (rules or [None])[0]
     return Wire(tuple(made["up"]), tuple(made["down"]), rule, how)
 
 
@@ -69,10 +71,19 @@ def written(section: Section, base: Path) -> dict[str, Any]:
     for key, each in steps.items():
         names = [name_of(text) for text in getattr(section, key)]
         tables[key] = [_text(name, step) for name, step in zip(names, each, strict=True)]
-    for key, one in (("rule", made.rule), ("sum", made.sum)):
-        if one is not None:
-            tables[key] = _text(name_of(tables[key]), one)
+    if made.sum is not None:
+        tables["sum"] = _text(name_of(tables["sum"]), made.sum)
+    if made.rule is not None:
+        names = [name_of(text) for text in _texts(section.rule)]
+        rules = made.rule.rules if isinstance(made.rule, InTurn) else [made.rule]
+        texts = [_text(name, rule) for name, rule in zip(names, rules, strict=True)]
+        tables["rule"] = texts if isinstance(section.rule, list) else texts[0]
     return tables
+
+
+def _texts(rule: str | list[str] | None) -> list[str]:
+    """One rule, or several."""
+    return [rule] if isinstance(rule, str) else rule or []
 
 
 def name_of(text: str) -> str:
@@ -97,8 +108,6 @@ def _made(part: Part, base: Path) -> Any:
         raise ArchipelError(f"name a {part.kind}, or a Python file with one.")
     known = [*plugins.names(part.kind), *([PLAIN] if part.kind == "sum" else [])]
     if plugins.file_of(name) is None and name not in known:
-        if not known:
-            raise ArchipelError("no rule has a name yet: give a Python file, such as krum.py.")
         raise unknown(part.kind, name, known)
     cls: Any = plugins.find(part.kind, name, base)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):

@@ -10,6 +10,9 @@ parties two files is found out by their signatures. The last announcement says t
 without it the end was cut off. A head that somebody kept (`--head`) shows that all was written
 anew.
 
+A bulletin may have no keeper (`peers.py`): every party writes it, announcements follow from what
+was said and nobody signs them, and in the end parties seal it: each signs the hash of all of it.
+
 Bytes are base64. No entry is longer than `LONGEST`; what is not exactly what would have been
 written is refused.
 """
@@ -35,7 +38,7 @@ LONGEST = 16 * 2**20  # bytes of a line
 _NAME = re.compile(r"[\w.\- ]{1,80}")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 KEEPER = ("run", "phase", "end")  # what the keeper announces
-PARTY = ("join", "commit", "dispute", "reveal", "publish", "correct")
+PARTY = ("join", "commit", "dispute", "reveal", "publish", "correct", "seal", "accuse")
 
 
 class Entry(NamedTuple):
@@ -65,9 +68,9 @@ def entry(identity: Identity, what: str, by: str, seen: str, body: Mapping[str, 
 
 @dataclass
 class Board:
-    """A bulletin that is being written, in memory or to a file: the keeper's side."""
+    """A bulletin that is being written, in memory or to a file: by its keeper, if it has one."""
 
-    keeper: Identity
+    keeper: Identity | None
     path: Path | None = None
     lines: list[bytes] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
@@ -95,7 +98,8 @@ class Board:
 
     def announce(self, what: str, **body: Any) -> str:
         """Add an announcement, and return its hash: what parties see from then on."""
-        self.add(entry(self.keeper, what, "", self.head, body))
+        said = Entry(what, "", self.head, body)
+        self.add(said if self.keeper is None else entry(self.keeper, *said[:4]))
         return self.head
 
     def add(self, said: Entry) -> None:
@@ -137,7 +141,7 @@ def read(path: Path) -> Iterator[tuple[Entry, bytes]]:
                 number += 1
                 if len(line) > LONGEST:
                     raise ArchipelError(f"'{path}': line {number} is longer than {LONGEST} bytes.")
-                found = _read(line)
+                found = read_line(line)
                 if found is None:
                     raise ArchipelError(
                         f"'{path}': line {number} is not an entry: it was changed or cut off."
@@ -147,14 +151,14 @@ def read(path: Path) -> Iterator[tuple[Entry, bytes]]:
         raise ArchipelError(f"'{path}' cannot be read ({error.strerror}).") from error
 
 
-def _read(line: bytes) -> Entry | None:
+def read_line(line: bytes) -> Entry | None:
     """The entry, or None unless the line is to the byte what would have been written."""
     try:
         found = Entry(**json.loads(line.decode("ascii")))
         right = (
             all(type(getattr(found, each)) is str for each in ("what", "by", "seen", "before"))
             and type(found.body) is dict
-            and (_NAME.fullmatch(found.by) is not None or found.by == "")
+            and (is_name(found.by) or found.by == "")
             and found.what in (KEEPER if found.by == "" else PARTY)
             and in_text(in_bytes(found.signature)) == found.signature
             and found.line == line
@@ -162,6 +166,11 @@ def _read(line: bytes) -> Entry | None:
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError, ArchipelError):
         return None
     return found if right else None
+
+
+def is_name(text: str) -> bool:
+    """Whether a party can be called this in a bulletin."""
+    return _NAME.fullmatch(text) is not None
 
 
 def chained(entries: Sequence[Entry], lines: Sequence[bytes]) -> Fault | None:

@@ -7,27 +7,33 @@ out. So all agree on whose pairwise terms a published value holds. Entries that 
 twice, out of turn or in another form count for nothing. They are faults of those who signed them:
 what nobody signed, signed once and stands twice, or signed for another bulletin was put there by
 whoever wrote the file.
+
+Where there is no keeper, announcements follow from what was said, and a last phase follows, "seal":
+each party signs the hash of all before. It may follow "commit" at once, where values are not proved
+to be in range: then nobody publishes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256, shake_256
+from math import floor
 
 from archipel.errors import ArchipelError
 from archipel.verifiable.bulletin import BAD, CHANGED, Entry, Fault, signed_by
 from archipel.verifiable.commitments import commitment
 from archipel.verifiable.equations import hold
 from archipel.verifiable.group import ORDER, Point
-from archipel.verifiable.messages import Commit, Correct, Dispute, Join, Publish, Reveal
+from archipel.verifiable.messages import Accuse, Commit, Correct, Dispute, Join, Publish, Reveal
 from archipel.verifiable.terms import Terms
 from archipel.verifiable.transcript import Transcript
 
 PHASES = ("join", "commit", "reveal", "publish", "correct")
 Earlier = dict[tuple[object, ...], dict[str, Sequence[Point]]]  # commitments, by what they are to
-_WHEN = {**{phase: phase for phase in PHASES}, "dispute": "reveal"}
+SEAL = "seal"  # the last phase, where there is no keeper
+_WHEN = {**{phase: phase for phase in (*PHASES, SEAL)}, "dispute": "reveal"}
 
 
 @dataclass
@@ -35,7 +41,7 @@ class Run:
     """One run, up to the last entry that was taken."""
 
     terms: Terms
-    keeper: bytes  # Ed25519 public key
+    keeper: bytes  # Ed25519 public key; empty where there is none
     session: bytes  # hash of its first announcement, which has all terms in it
     earlier: Mapping[str, Sequence[Point]]  # commitments to the same data
     seen: str = ""  # hash of the last announcement
@@ -52,6 +58,8 @@ class Run:
     corrected: dict[tuple[str, str], Correct] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     heard: set[bytes] = field(default_factory=set)  # hashes of what parties signed
+    sealed: set[str] = field(default_factory=set)
+    told: dict[str, bytes] = field(default_factory=dict)  # what parties sign about each phase
 
     @classmethod
     def begin(cls, said: Entry, line: bytes, earlier: Earlier) -> Run:
@@ -63,11 +71,18 @@ class Run:
             keeper = bytes.fromhex(said.body["keeper"])
         except (ValueError, TypeError):
             raise ArchipelError("keeper: not a key in hexadecimal.") from None
-        if not signed_by(keeper, said):
+        if not _announces(keeper, said):
             raise ArchipelError("run: its announcement is not signed with the keeper's key.")
         session = sha256(line).digest()
         known = dict(earlier.get(same_data(terms), {}))
-        return cls(terms, keeper, session, known, session.hex())
+        found = cls(terms, keeper, session, known, session.hex())
+        found.told["join"] = found.occasion
+        return found
+
+    @property
+    def occasion(self) -> bytes:
+        """Names this phase of this run, after all that was said before."""
+        return sha256(self.session + f"\0{self.phase}\0{self.seen}".encode()).digest()
 
     # -- who -----------------------------------------------------------------------------------
 
@@ -90,6 +105,21 @@ class Run:
         """A party's commitments to its terms with another."""
         return self.committed[name].pairs[self._places[name][other]]
 
+    @property
+    def speakers(self) -> Collection[str]:
+        """Who is to say something in this phase."""
+        return {
+            "join": self.terms.parties.keys(), "commit": self.joined.keys(),
+            "reveal": self.committed.keys(), "publish": self.active,
+            "correct": self.published.keys(), SEAL: self.joined.keys(),
+        }[self.phase]  # fmt: skip
+
+    @property
+    def seals(self) -> int:
+        """How many parties have to seal a bulletin without a keeper: so one of them is honest."""
+        n = len(self.terms.parties)
+        return 0 if self.keeper else n - floor(self.terms.honest * n + 1e-9) + 1
+
     # -- entries -------------------------------------------------------------------------------
 
     def take(self, said: Entry, line: bytes) -> None:
@@ -97,7 +127,9 @@ class Run:
         if said.by == "":
             self._announced(said, line)
             return
-        fault = self._refused(said)
+        fault = self.refused(said)
+        if fault is None or not fault.of_the_log:
+            self.heard.add(sha256(said.signed).digest())
         if fault is None:
             try:
                 self._said(said)
@@ -107,9 +139,12 @@ class Run:
             self.faults.append(fault)
 
     def _announced(self, said: Entry, line: bytes) -> None:
-        after = [*PHASES[1:], "end"][PHASES.index(self.phase)]
+        phases = PHASES if self.keeper else (*PHASES, SEAL)
+        after = [*phases[1:], "end"][phases.index(self.phase)]
         says = "end" if said.what == "end" else said.body.get("phase")
-        if not signed_by(self.keeper, said):
+        if self.phase == "commit" and not self.keeper and says == SEAL:
+            after = SEAL
+        if not _announces(self.keeper, said):
             self.faults.append(Fault("", BAD, f"{said.what}: not the keeper's"))
         elif says != after:
             self.faults.append(Fault("", "out of turn", f"the keeper announces {str(says)[:40]!r}"))
@@ -117,6 +152,7 @@ class Run:
             self.seen = sha256(line).hexdigest()
             self.ended = says == "end"
             self.phase = self.phase if self.ended else after
+            self.told[self.phase] = self.told.get(self.phase, self.occasion)
             if self.phase == "publish":
                 self.active = frozenset(self.shares) - frozenset(self.lost)
                 parts = [f"{name}\0".encode() + self.shares[name] for name in sorted(self.shares)]
@@ -125,7 +161,8 @@ class Run:
             elif self.phase == "correct":
                 self.missing = self.active - frozenset(self.published)
 
-    def _refused(self, said: Entry) -> Fault | None:
+    def refused(self, said: Entry) -> Fault | None:
+        """Why a party's entry counts for nothing, whatever it says."""
         name, key = said.by, self.terms.parties.get(said.by)
         if key is None:
             return Fault("", BAD, f"{said.what} of {name}, who is no party of this run")
@@ -133,11 +170,9 @@ class Run:
             return Fault("", BAD, f"{said.what} in the name of {name}, who did not sign it")
         if said.seen != self.seen:
             return Fault("", CHANGED, f"{said.what} of {name}, who saw another bulletin than this")
-        heard = sha256(said.signed).digest()
-        if heard in self.heard:
+        if sha256(said.signed).digest() in self.heard:
             return Fault("", CHANGED, f"{said.what} of {name}, who signed it once, is there twice")
-        self.heard.add(heard)
-        if self.ended or _WHEN[said.what] != self.phase:
+        if self.ended or _WHEN.get(said.what, self.phase) != self.phase:
             return Fault(name, "out of turn", f"{said.what} in phase {self.phase!r}")
         return None
 
@@ -174,6 +209,13 @@ class Run:
                 read = Correct.read(said.body, terms, self.missing_neighbours(name))
                 self._once((name, read.other) not in self.corrected, name)
                 self.corrected[name, read.other] = read
+            case "accuse":
+                self._convict(name, Accuse.read(said.body, terms, self.told))
+            case "seal":
+                self._once(name in self.joined and name not in self.sealed, name)
+                if said.body:
+                    raise ArchipelError("a seal says nothing else.")
+                self.sealed.add(name)
 
     def missing_neighbours(self, name: str) -> list[str]:
         """Whose terms its published value holds in vain."""
@@ -184,6 +226,18 @@ class Run:
             raise ArchipelError(f"{name} has said this before, or is out.")
 
     # -- disputes ------------------------------------------------------------------------------
+
+    def _convict(self, name: str, said: Accuse) -> None:
+        """See whether a party told two different things in one phase."""
+        key = _key(self.terms.parties[said.other])
+        if not said.twice.convicts(self.told[said.phase], said.other, key):
+            detail = f"of {said.other}, who did not sign both"
+            self.faults.append(Fault(name, "false accusation", detail))
+            return
+        detail = f"it told different parties different things in phase {said.phase!r}"
+        fault = Fault(said.other, "equivocation", detail)
+        if fault not in self.faults:
+            self.faults.append(fault)
 
     def _judge(self, name: str, said: Dispute) -> None:
         """Recompute the term from the secret of both, and see whose commitment is another."""
@@ -199,6 +253,11 @@ class Run:
                 self.lost[each] = opposite
                 detail = f"its term with {opposite} is not the one that both agreed on"
                 self.faults.append(Fault(each, "pairwise terms do not cancel", detail))
+
+
+def _announces(keeper: bytes, said: Entry) -> bool:
+    """Whether an announcement is as the keeper makes it, or unsigned where there is none."""
+    return signed_by(keeper, said) if keeper else said.signature == ""
 
 
 def _key(text: str) -> bytes:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from archipel.errors import ArchipelError
+from archipel.verifiable.agreement import Twice
 from archipel.verifiable.bits import Proof, proof_bytes
 from archipel.verifiable.bulletin import in_bytes, in_text
 from archipel.verifiable.commitments import Shared, Zero
@@ -162,6 +163,31 @@ class Correct(NamedTuple):
         if other not in neighbours:
             raise ArchipelError(f"other = {str(other)[:80]!r}: not a neighbour.")
         return cls(other, _scalars(values, terms.size), _scalars(openings, terms.size))
+
+
+class Accuse(NamedTuple):
+    """At any time where there is no keeper: that a party told two different things in a phase."""
+
+    other: str
+    phase: str
+    twice: Twice
+
+    @property
+    def body(self) -> dict[str, Any]:
+        both = self.twice
+        return {
+            "other": self.other, "phase": self.phase,
+            "first": in_text(both.first), "second": in_text(both.second),
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any], terms: Terms, phases: Collection[str]) -> Accuse:
+        other, phase, first, second = _fields(body, "other", "phase", "first", "second")
+        if not isinstance(other, str) or other not in terms.parties:
+            raise ArchipelError(f"other = {str(other)[:80]!r}: not a party.")
+        if not isinstance(phase, str) or phase not in phases:
+            raise ArchipelError(f"phase = {str(phase)[:80]!r}: not one that was.")
+        return cls(other, phase, Twice(in_bytes(first), in_bytes(second)))
 
 
 # -- pieces ----------------------------------------------------------------------------------------

@@ -34,15 +34,16 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from random import SystemRandom
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, BelowQuorum
 from archipel.federation.certificates import Identity
 from archipel.verifiable import bits
+from archipel.verifiable.agreement import Twice
 from archipel.verifiable.bits import Bits, Row, bits_of, weights_to
 from archipel.verifiable.bulletin import Entry, entry
 from archipel.verifiable.commitments import Shared, Zero, commitment
 from archipel.verifiable.following import Run, dispute_transcript, pairwise
 from archipel.verifiable.group import BASE, ORDER, Point, drawn
-from archipel.verifiable.messages import Commit, Correct, Dispute, Join, Publish, Reveal
+from archipel.verifiable.messages import Accuse, Commit, Correct, Dispute, Join, Publish, Reveal
 from archipel.verifiable.noise import coins_of, turned
 from archipel.verifiable.terms import Terms
 from archipel.verifiable.transcript import Transcript
@@ -139,6 +140,14 @@ class Party:
             found.append(self._say(run, "correct", Correct(other, values, openings).body))
         return found
 
+    def seal(self, run: Run) -> Entry:
+        """Sign all that was said: where there is no keeper."""
+        return self._say(run, "seal", {})
+
+    def accuse(self, run: Run, other: str, phase: str, twice: Twice) -> Entry:
+        """Show two things that another party told in one phase."""
+        return self._say(run, "accuse", Accuse(other, phase, twice).body)
+
     # -- pieces ------------------------------------------------------------------------------------
 
     def _values(self, run: Run) -> Shown:
@@ -182,7 +191,7 @@ class Party:
         """Refuse where the sum over those that are there would tell more than was promised."""
         cost = run.terms.spent(there)
         if cost > run.terms.epsilon * (1 + 1e-9):
-            raise ArchipelError(
+            raise BelowQuorum(
                 f"{there} of {len(run.terms.parties)} parties are left: their sum would cost "
                 f"epsilon = {cost:.3g}, more than the promised {run.terms.epsilon:g}; begin anew "
                 "with a larger share of drop-outs."

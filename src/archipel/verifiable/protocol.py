@@ -2,7 +2,7 @@
 """A verifiable mean among parties that are all here: the protocol with its real cryptography.
 
 The keeper announces a phase, parties answer, and all go by the bulletin. Between institutions the
-same `Party` answers over a network; here it is called.
+same `Party` answers, and there is no keeper (`peers.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def among(parties: Sequence[Party], board: Board, terms: Terms, dropping: Absent
     """
     earlier: Earlier = {}
     remember(earlier, runs_on(board))
-    board.announce("run", terms=terms.written(), keeper=board.keeper.public.hex())
+    keeper = "" if board.keeper is None else board.keeper.public.hex()
+    board.announce("run", terms=terms.written(), keeper=keeper)
     run = Run.begin(board.entries[-1], board.lines[-1], earlier)
     there = list(parties)
     for phase in PHASES:
@@ -114,4 +115,6 @@ def answers(party: Party, run: Run) -> list[Entry]:
             return [party.publish(run)]
         case "correct" if party.name in run.published:
             return party.corrections(run)
+        case "seal" if party.name in run.joined:
+            return [party.seal(run)]
     return []

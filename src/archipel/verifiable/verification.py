@@ -56,6 +56,7 @@ class Outcome:
     neighbours: int  # that each party picked
     release: Release | None  # of the sum, as accountants see it
     alone: float  # part of delta for a graph that leaves honest parties alone
+    sealed: tuple[str, ...] = ()  # who signed all of it, where there is no keeper
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,16 @@ def log_faults(run: Run) -> list[Fault]:
     faults = [each for each in run.faults if each.of_the_log]
     if not run.ended:
         faults.append(Fault("", CUT, f"the run ends in phase {run.phase!r}"))
+    elif len(run.sealed) < run.seals:
+        few = f"{len(run.sealed)} parties sealed it, and {run.seals} must, so that one is honest"
+        faults.append(Fault("", CUT, few))
     return faults
+
+
+def wrong_values(run: Run) -> list[Fault]:
+    """Whose values are not proved to be in range: to be seen before anybody publishes."""
+    claims = [_value_claim(run, name) for name in run.committed]
+    return [claims[i].fault for i in wrong([claim.equations for claim in claims])]
 
 
 def outcome(run: Run) -> Outcome:
@@ -212,6 +222,7 @@ def outcome(run: Run) -> Outcome:
         terms.neighbours,
         terms.release(len(counted)),
         terms.alone(len(counted)),
+        tuple(sorted(run.sealed)),
     )
 
 
@@ -338,6 +349,7 @@ def in_plain(verdict: Verdict) -> dict[str, Any]:
                 "parties": each.parties,
                 "counted": len(each.counted),
                 "dropped": list(each.dropped),
+                "sealed": list(each.sealed),
                 "mean": by_name(each.names, each.mean) if each.mean is not None else None,
                 "deviation": by_name(each.names, each.deviation),
                 "epsilon": each.epsilon,

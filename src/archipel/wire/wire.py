@@ -15,7 +15,7 @@ from torch import Tensor
 from archipel import rng
 from archipel.aggregation.rule import Rule, Ruled
 from archipel.aggregation.shuffled import ShuffledSum
-from archipel.aggregation.summation import Exact, OfIntegers, Summation, Summed
+from archipel.aggregation.summation import Exact, OfIntegers, Summation, Summed, counted_of
 from archipel.core import Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, OnWire, examine, go_on
@@ -87,7 +87,7 @@ class Wire:
         if self.empty:
             return (lambda inner: inner), anatomy
         layers: list[Callable[[Boxes], Boxes]] = []
-        weighed = False
+        weighed, counted = False, -1
 
         def around(inner: Boxes) -> Boxes:
             for layer in layers:
@@ -128,6 +128,7 @@ class Wire:
                 how = replace(how, shuffler="")
             single = examine(around(boxes), me, w, parties, cohort)
             weighed = any("mean by examples" in message.asks for message in single.messages)
+            counted = counted_of(how)
             layers.append(lambda inner: Summed(inner, how, single, me.seed))
         if self.up and isinstance(self.up[0], Structured):
             if not any(layer >= 0 for chain in up for layer in chain.layers):
@@ -139,7 +140,9 @@ class Wire:
             go_on(around(boxes), [replace(me, round=t) for t in range(_TRIED)], w, parties)
         found = examine(around(boxes), me, w, parties, cohort)
         summed = self.sum is not None
-        return around, found._replace(summed=summed, weighed=weighed, wire=self._named)
+        return around, found._replace(
+            summed=summed, weighed=weighed, counted=counted, wire=self._named
+        )
 
     @property
     def _named(self) -> OnWire:
@@ -148,7 +151,13 @@ class Wire:
 
     def _check_peers(self, boxes: Boxes) -> None:
         """Refuse what a server alone could do."""
-        for key, value in (("rule", self.rule), ("sum", self.sum), ("down", self.down)):
+        if self.sum is not None:
+            raise ArchipelError(
+                f"wire.sum = {type(self.sum).__name__}: a peer of {boxes.name} weighs what each "
+                "neighbour tells it once, and nobody looks into a sum only where all agree in "
+                "several messages who is in it: take an algorithm with a server, or leave it out."
+            )
+        for key, value in (("rule", self.rule), ("down", self.down)):
             if value:
                 raise ArchipelError(
                     f"wire.{key}: {boxes.name} has no server, which alone needs it: leave it out."

@@ -20,7 +20,7 @@ from archipel.errors import ArchipelError
 from archipel.models.model import Model, OneByOne, Points, Steps, Vmapped, Way
 
 CPU = "cpu"
-_BLOCK = 64  # parties at a time
+BLOCK = 64  # parties at a time
 
 
 def check_device(name: str, workers: int | None = None) -> None:
@@ -60,7 +60,7 @@ def on_device(model: Model, data: Federation, name: str) -> tuple[Model, dict[st
 
 def plan_for(right: dict[str, Way]) -> Plan:
     """All in one process: in stacks where that is right."""
-    return Plan("vmapped", _BLOCK, 1) if "vmapped" in right else Plan("one", _BLOCK, 1)
+    return Plan("vmapped", BLOCK, 1) if "vmapped" in right else Plan("one", BLOCK, 1)
 
 
 class Held:

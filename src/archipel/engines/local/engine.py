@@ -6,8 +6,9 @@ One file, since it is one class: the engine's protocol, over the memory that its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -18,8 +19,13 @@ from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
-from archipel.engines.checks import check_algorithm_fields, check_fit, check_sweep
-from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
+from archipel.engines.checks import (
+    check_algorithm_fields,
+    check_fit,
+    check_stepping,
+    check_sweep,
+)
+from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
 from archipel.engines.local.evaluation import chunk_of, evaluate
@@ -47,7 +53,14 @@ if TYPE_CHECKING:
     from archipel.graphs import Topology
 
 
+Pools = Callable[[Job, Memory], Pool]  # makes the workers of an engine
+
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
+
+
+def forked(job: Job, memory: Memory) -> Pool:
+    """Workers on this machine, which share its memory."""
+    return ForkedPool(job.plan.workers, lambda index, call: Share(job, memory, index, call))
 
 
 class LocalEngine:
@@ -77,6 +90,7 @@ class LocalEngine:
         most: int | None = None,
         drawn: int | None = None,
         separation: int = 1,
+        pools: Pools | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
@@ -85,12 +99,16 @@ class LocalEngine:
 
         Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and in one
         of `separation` that follow each other; they ask `drawn` parties each, all as likely.
+
+        `pools` makes the workers: processes forked from this one unless given.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
+        if bare.asynchronous:
+            check_stepping(algorithm, self._wire)
         self._protocols = protocols
         self.peer = bare.peer
         if topology is not None and not self.peer:
@@ -120,13 +138,15 @@ class LocalEngine:
         self.model = model
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
-        draws, separable = model.one.draws(data.x[:2]), planning.separable(model, data)
+        draws, separable = model.one.draws(data.form.x[:2]), planning.separable(model, data)
         self._joined = topology is not None
-        self._eligible = np.flatnonzero(data.n[: data.training].numpy() > 0)
+        self._eligible = data.able
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
-            who = (self._eligible, drawn or self._cohort, rounds, most or rounds)
+            of_sum = bare.asynchronous and privacy.trust in ("sum", "shuffler")  # nobody is drawn
+            asked = self._cohort if of_sum else drawn or self._cohort
+            who = (self._eligible, asked, rounds, most or rounds)
             setting = Setting(data, model, seed, *who, separation=separation)
             self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
@@ -141,7 +161,7 @@ class LocalEngine:
         shared, own = self.anatomy.shared, self.anatomy.own
         if count is not None:
             shared, own = self._settings.first_states(model.w, blueprint(model, data, seed))
-        output = model.predict(model.w, data.x[:1], model.buffers)[0]
+        output = model.predict(model.w, data.form.x[:1], model.buffers)[0]
         self._job = Job(
             self._settings.together,
             data,
@@ -167,6 +187,8 @@ class LocalEngine:
         self._memory = Memory(self._job, board)
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
+        self._pools = pools or forked
+        self._versions: dict[int, Tree] = {}  # older shared states that parties are at work on
         self._pool: Pool | None = None
 
     # -- life ------------------------------------------------------------------------------------
@@ -177,9 +199,7 @@ class LocalEngine:
         if isinstance(self._job.boxes, Summed):
             self._job.boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
-        self._pool = ForkedPool(
-            self.plan.workers, lambda index, call: Share(self._job, self._memory, index, call)
-        )
+        self._pool = self._pools(self._job, self._memory)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,6 +207,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """End the workers."""
+        self._memory.kept.close()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -198,6 +219,11 @@ class LocalEngine:
                 "the engine is not running, or was interrupted: use it anew, 'with engine: ...'."
             )
         return self._pool
+
+    @property
+    def said(self) -> str:
+        """How workers that are elsewhere are doing, in words."""
+        return "" if self._pool is None else self._pool.said
 
     # -- one round -------------------------------------------------------------------------------
 
@@ -217,14 +243,40 @@ class LocalEngine:
         Here nobody is waited for, so `enough` has no say.
         """
         ids = np.asarray(parties, np.int64)
+        return self._round(t, Asked(ids, answers, needed, unheard), effort)
+
+    def step(
+        self,
+        t: int,
+        parties: Sequence[int] | Ints,
+        versions: Sequence[int] | Ints,
+        held: Collection[int] = (),
+        *,
+        unheard: int = 0,
+    ) -> Outcome:
+        """Do the server's step t: `archipel.engines.engine.SteppingEngine.step`."""
+        ids, began = np.asarray(parties, np.int64), np.asarray(versions, np.int64)
+        self._versions[t] = tree_map(Tensor.clone, self._settings.broadcast(self.shared, t))
+        outcome = self._round(t, Asked(ids, None, 1, unheard), versions=began)
+        self._versions = {version: self._versions[version] for version in held}
+        return outcome
+
+    def _round(
+        self, t: int, asked: Asked, effort: Floats | None = None, versions: Ints | None = None
+    ) -> Outcome:
+        ids, answers, needed, _ = asked
         done = np.ones(len(ids)) if effort is None else np.asarray(effort, np.float64)
         if len(ids) > self._cohort:
             raise ArchipelError(
                 f"{len(ids)} parties in a round, where the engine was made for {self._cohort}: "
                 f"give it cohort={len(ids)}."
             )
+        if versions is not None:
+            self._put_older(t, ids, versions)
+        self._memory.kept.reserve(ids)
+        self._memory.kept.release()
         undo = needed > 1 or answers is not None or self._wire.sum is not None
-        dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers)]
+        dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers, versions)]
         before, self._done = self._done, t + 1
         with threads(1):
             if len(ids) == 0:
@@ -232,7 +284,7 @@ class LocalEngine:
             if self.peer:
                 outcome = self._peer_round(t, ids, dealt, needed)
             else:
-                outcome = self._server_round(t, Asked(ids, answers, needed, unheard), dealt)
+                outcome = self._server_round(t, asked, dealt)
             if len(outcome.arrived) == 0:
                 self._done = before
                 self.pool.run([{"do": "undo"} for _ in dealt])
@@ -273,7 +325,21 @@ class LocalEngine:
         told = self._settings.broadcast(self.shared, t)
         tree_map(Tensor.copy_, self._memory.sent.shared, told)
 
-    def _deal(self, t: int, ids: Ints, effort: Any, answers: Ints | None) -> list[Json]:
+    def _put_older(self, t: int, ids: Ints, versions: Ints) -> None:
+        """The same of the versions that these parties began from, a row for each."""
+        if len(np.unique(ids)) < len(ids) or len(versions) != len(ids):
+            raise ArchipelError(f"round {t + 1}: a step takes one upload of a party, once each.")
+        for row, version in enumerate(np.unique(versions).tolist()):
+            if version not in self._versions:
+                raise ArchipelError(
+                    f"round {t + 1}: a party began from version {version}, which is gone; there "
+                    f"are {sorted(self._versions)}."
+                )
+            self._memory.sent.put_older(row, self._versions[version])
+
+    def _deal(
+        self, t: int, ids: Ints, effort: Any, answers: Ints | None, versions: Ints | None
+    ) -> list[Json]:
         """Give every worker parties of about the same work, the largest first."""
         cost = (self.data.n[ids].numpy() * effort).tolist()
         return [
@@ -284,6 +350,8 @@ class LocalEngine:
                 "places": share,
                 "effort": effort[share].tolist(),
                 "answers": None if answers is None else answers[share].tolist(),
+                "versions": None if versions is None else versions[share].tolist(),
+                "older": [] if versions is None else np.unique(versions).tolist(),
                 "cohort": len(ids),
             }
             for share in shares(cost, len(self.pool))
@@ -292,11 +360,37 @@ class LocalEngine:
     def state(self) -> dict[str, Tensor]:
         """All that the next round depends on besides its number: a checkpoint."""
         shared = {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
-        return {**shared, **self._memory.kept.state(), "done": torch.tensor([self._done])}
+        older = {
+            f"version.{version}.{i}": leaf
+            for version, told in self._versions.items()
+            for i, leaf in enumerate(leaves(told))
+        }
+        kept = self._memory.kept.state()
+        return {**shared, **older, **kept, "done": torch.tensor([self._done])}
+
+    @property
+    def keeps_much(self) -> bool:
+        """Whether what parties keep is too much to be written with every checkpoint."""
+        return self._memory.kept.large
+
+    def keep_in(self, folder: Path, writes: bool = True) -> None:
+        """Have what parties keep in files there, before the engine runs; or read it from there."""
+        self._memory.kept.keep_in(folder, writes)
+
+    def moved(self, folder: Path) -> None:
+        """That folder has another name now."""
+        self._memory.kept.moved(folder)
+
+    def committed(self) -> None:
+        """The last `state` is what a resumed run begins with."""
+        self._memory.kept.committed()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint of an engine made alike."""
-        here = {name: leaf for name, leaf in self.state().items() if name != "done"}
+        self._versions = {}
+        here = {f"shared.{i}": leaf for i, leaf in enumerate(leaves(self.shared))}
+        if "slots" not in state:
+            here |= self._memory.kept.rows_of(np.zeros(0, np.int64))
         for name, tensor in here.items():
             skip = 0 if name.startswith("shared.") else 1  # a row per party that took part
             found = state.get(name)
@@ -311,12 +405,17 @@ class LocalEngine:
                     f"the checkpoint does not fit {type(self.algorithm).__name__} on this model: "
                     f"'{name}' differs; resume with the study that began."
                 )
-        ids = state["visited"]
+        ids = state.get("visited", torch.zeros(0))
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.data.parties):
             raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
         self.restore_shared(state)
         self._memory.kept.restore(state)
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
+        told = self._memory.sent.shared
+        older = {int(name.split(".")[1]) for name in state if name.startswith("version.")}
+        for version in sorted(older):
+            mine = [state[f"version.{version}.{i}"].clone() for i in range(len(leaves(told)))]
+            self._versions[version] = fill(told, mine)
 
     def restore_shared(self, state: Mapping[str, Tensor]) -> None:
         """Take the shared state alone: all that there is of a run whose parties are elsewhere."""
@@ -340,7 +439,7 @@ class LocalEngine:
 
     def own_model(self, k: int) -> tuple[Vector, Tensor | None]:
         """The model `[p]` that party k uses, and its statistics: its own, or the shared one."""
-        share = Share(self._job, self._memory, 0, lambda: None)
+        share = Share(self._job, self._memory, 0, lambda *_: None)
         with threads(1):
             if self.peer or not self.has_own:
                 w = self.own_models([k])[0] if self.peer else self.vector()
@@ -364,8 +463,8 @@ class LocalEngine:
         if not model.buffer_spec.size:
             return None
         if self.own_statistics:
-            seen = torch.nonzero(self._memory.kept.visited)[:, 0]
-            return self._memory.kept.buffers[seen].mean(dim=0) if len(seen) else None
+            seen = np.flatnonzero(self._memory.kept.visited.numpy())
+            return self._memory.kept.buffers_of(seen).mean(dim=0) if len(seen) else None
         if not len(model.running):
             return model.buffers
         if self.peer:
@@ -393,8 +492,11 @@ class LocalEngine:
         own: bool = False,
         training: int | None = None,
         buffers: Tensor | None = None,
+        who: Some | None = None,
     ) -> Evaluation:
         """Metrics on every party's points: of one vector, or with `own` of each party's model.
+
+        With `who` on these parties' points alone, and how sure that is.
 
         The first `training` parties are pooled together, those that train unless given. `buffers`
         go with w; without them those that go with the shared vector, or that each party keeps.
@@ -414,7 +516,8 @@ class LocalEngine:
         with threads(1):
             count = self.data.training if training is None else training
             common = buffers is not None
-            return evaluate(self.pool, self._job, self._memory, split, own, count, server, common)
+            parts = (self.pool, self._job, self._memory)
+            return evaluate(*parts, split, own, count, server, common, who)
 
     @property
     def has_own(self) -> bool:

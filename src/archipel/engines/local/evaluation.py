@@ -11,12 +11,12 @@ from torch import Tensor
 
 from archipel import metrics
 from archipel.data.federation import Federation
-from archipel.data.rows import ranges
-from archipel.engines.engine import Evaluation
+from archipel.engines.engine import Evaluation, Some
 from archipel.engines.local import personal
 from archipel.engines.local.memory import Memory
-from archipel.engines.local.pool import Pool
-from archipel.engines.local.share import Job, bounds
+from archipel.engines.local.pool import Json, Pool
+from archipel.engines.local.share import Job, points_of
+from archipel.metrics.intervals import Interval, of_all
 from archipel.rng import Ints
 
 _CHUNK_BYTES = 64 << 20  # outputs kept at a time
@@ -29,7 +29,7 @@ def chunk_of(data: Federation, output: Tensor) -> int:
     ends = data.offsets[1:][np.append(heads(data)[1:], len(data.n)) - 1]
     largest = int(ends.diff(prepend=ends.new_zeros(1)).max())
     point = max(1, output.numel() * output.element_size())
-    return max(largest, min(len(data.x), _CHUNK_BYTES // point))
+    return max(largest, min(data.points, _CHUNK_BYTES // point))
 
 
 def heads(data: Federation) -> Ints:
@@ -46,8 +46,9 @@ def evaluate(
     training: int,
     server: personal.Server | None = None,
     common: bool = True,
+    who: Some | None = None,
 ) -> Evaluation:
-    """Score the vector in `memory`, or with `own` each party's model, at every party.
+    """Score the vector in `memory`, or with `own` each party's model, at every party or at `who`.
 
     The first `training` parties are pooled as such, the rest as new ones. A `server` helps parties
     that make models of their own. `common` has every party use the buffers in `memory` with the
@@ -55,25 +56,25 @@ def evaluate(
     """
     data, loss, chosen = job.data, job.model.loss_function, job.model.metrics
     unit = data.features.target
-    starts, stops = bounds(data, split)
-    sizes = stops - starts
+    ids = np.arange(data.parties) if who is None else who.parties
+    sizes = (data.n if split == "train" else data.n_test).numpy()[ids]
     do = "own outputs" if own or (job.own_statistics and not common) else "outputs"
     scored: list[dict[str, Tensor]] = []
     kept: list[tuple[Tensor, Tensor]] = []
-    costs = None if server is None else personal.Costs(data.parties)
+    costs = None if server is None else personal.Costs(ids)
     means = chosen is None or not {*chosen.names} - {*metrics.MEANS}
-    keep = not means or memory.outputs[0].numel() <= 2 or len(data.x) <= job.chunk
-    first = heads(data)
+    keep = not means or memory.outputs[0].numel() <= 2 or sizes.sum() <= job.chunk
+    first = heads(data) if who is None else np.arange(len(ids))
     for lo, hi in _chunks(sizes, job.chunk, first):
-        ends = np.cumsum(sizes[lo:hi])
+        ends, some = np.cumsum(sizes[lo:hi]), ids[lo:hi]
         if server is None or costs is None:
-            _outputs(pool, do, split, own, lo, hi, ends)
+            _outputs(pool, do, split, own, some, ends)
         else:
-            if (data.n[lo:hi] == 0).any():  # nothing to make a model of: the shared one
-                _outputs(pool, "outputs", split, False, lo, hi, ends)
-            personal.outputs(pool, job, split, server, costs, lo, ends)
+            if (data.n[some] == 0).any():  # nothing to make a model of: the shared one
+                _outputs(pool, "outputs", split, False, some, ends)
+            personal.outputs(pool, job, split, server, costs, some, ends)
         outputs = memory.outputs[: int(ends[-1])]
-        y = data.y[torch.from_numpy(ranges(starts[lo:hi], stops[lo:hi]))]
+        y = torch.cat([held.y[rows] for held, rows in points_of(data, some, split)])
         alone = first[(first >= lo) & (first < hi)] - lo
         offsets = torch.from_numpy(np.concatenate([[0], ends])[np.append(alone, hi - lo)])
         found = metrics.score(data.task, outputs, y, offsets, loss, chosen, unit)
@@ -99,19 +100,31 @@ def evaluate(
             if name in metrics.MEANS
         }
 
-    return Evaluation(
-        parties,
-        pooled(slice(0, training)),
-        pooled(slice(training, data.parties)),
-        costs,
-    )
+    def interval(group: slice, of: int, found: dict[str, float]) -> dict[str, Interval]:
+        before = int(sizes[: group.start].sum())
+
+        def score(rows: Ints) -> dict[str, float]:
+            at = torch.from_numpy(before + rows)
+            return metrics.pool(data.task, outputs[at], y[at], loss, chosen, unit)
+
+        values = {name: each[group].double().numpy() for name, each in parties.items()}
+        points = data.task != "survival"  # whose loss is no mean over points
+        return of_all(score if keep else None, found, values, sizes[group], of, points)
+
+    trained = int(np.searchsorted(ids, training))
+    groups = slice(0, trained), slice(trained, len(ids))
+    seen, new = (pooled(group) for group in groups)
+    if who is None:
+        return Evaluation(parties, seen, new, costs)
+    sure = [interval(*each) for each in zip(groups, who.of, (seen, new), strict=True)]
+    return Evaluation(parties, seen, new, costs, who=who, intervals=sure[0], new_intervals=sure[1])
 
 
-def _outputs(pool: Pool, do: str, split: str, own: bool, lo: int, hi: int, ends: Ints) -> None:
-    """Have the workers write the outputs for parties lo..hi-1, each a run of parties."""
-    workers, total = len(pool), int(ends[-1]) if hi > lo else 0
+def _outputs(pool: Pool, do: str, split: str, own: bool, ids: Ints, ends: Ints) -> None:
+    """Have the workers write the outputs for these parties, each a run of them."""
+    workers, total = len(pool), int(ends[-1]) if len(ids) else 0
     cuts = [int(np.searchsorted(ends, total * i / workers, side="left")) for i in range(workers)]
-    cuts = [0, *cuts[1:], hi - lo]
+    cuts = [0, *cuts[1:], len(ids)]
     befores = np.concatenate([[0], ends])
     pool.run(
         [
@@ -119,13 +132,19 @@ def _outputs(pool: Pool, do: str, split: str, own: bool, lo: int, hi: int, ends:
                 "do": do,
                 "split": split,
                 "models": own,
-                "first": lo + a,
-                "last": lo + b,
+                **_named(ids[a:b]),
                 "at": int(befores[a]),
             }
             for a, b in pairwise(cuts)
         ]
     )
+
+
+def _named(ids: Ints) -> Json:
+    """Parties as a message names them: from where to where if none is left out, else each."""
+    if len(ids) and int(ids[-1]) + 1 - int(ids[0]) == len(ids):
+        return {"first": int(ids[0]), "last": int(ids[-1]) + 1}
+    return {"ids": ids.tolist()}
 
 
 def _spread(values: Tensor, at: Ints, parties: int) -> Tensor:

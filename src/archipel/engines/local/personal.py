@@ -72,12 +72,10 @@ class Making:
         return None
 
     def _predict(self, block: Block, models: Vector, message: Json) -> None:
-        data, outputs = self._job.data, self._memory.outputs
+        data, outputs, own = self._job.data, self._memory.outputs, message["split"] == "train"
         for i, k in enumerate(block.ids.tolist()):
-            start, stop = data.test_from[k], data.offsets[k + 1]
-            if message["split"] == "train":
-                start, stop = data.offsets[k], data.test_from[k]
-            x, at, own = data.x[start:stop], self._places[k], message["split"] == "train"
+            train, _, test, _ = data.party(k)
+            x, at = train if own else test, self._places[k]
             if len(x) == 0:
                 continue
             buffers = block.me.buffers_for(i, models[i])
@@ -167,26 +165,28 @@ class _Asked:
 
 
 class Costs:
-    """What it took each party `[K]` to have a model of its own; NaN where it made none.
+    """What it took each of these parties to have a model of its own; NaN where it made none.
 
     Parties that work together share the time in proportion to their gradients, or evenly.
     """
 
-    def __init__(self, parties: int) -> None:
-        nothing = torch.full((parties,), torch.nan, dtype=torch.float64)
+    def __init__(self, parties: Ints) -> None:
+        nothing = torch.full((len(parties),), torch.nan, dtype=torch.float64)
+        self._parties = parties  # in ascending order
         self.gradients, self.seconds = nothing.clone(), nothing  # of examples; on one core
 
     def add(self, ids: Any, gradients: list[int], seconds: float) -> None:
         work = torch.tensor(gradients, dtype=torch.float64)
         share = work / work.sum() if work.sum() > 0 else torch.full_like(work, 1 / len(work))
+        at = np.searchsorted(self._parties, ids)
         for spent, more in ((self.gradients, work), (self.seconds, seconds * share)):
-            spent[ids] = spent[ids].nan_to_num() + more
+            spent[at] = spent[at].nan_to_num() + more
 
 
 def outputs(
-    pool: Pool, job: Job, split: str, server: Server, costs: Costs, first: int, ends: Ints
+    pool: Pool, job: Job, split: str, server: Server, costs: Costs, parties: Ints, ends: Ints
 ) -> None:
-    """Have parties first, first + 1, ... make their own models, and write their outputs."""
+    """Have these parties make their own models, and write their outputs."""
 
     def run(messages: list[Json]) -> None:
         for answer in pool.run(messages):
@@ -194,11 +194,11 @@ def outputs(
                 costs.add(*spent)
 
     before = np.concatenate([[0], ends[:-1]])
-    n = job.data.n.numpy()[first : first + len(ends)]
-    virtual = job.data.virtual.numpy()[first : first + len(ends)]
+    n = job.data.n.numpy()[parties]
+    virtual = job.data.virtual.numpy()[parties]
     able = np.flatnonzero((n > 0) & ~virtual)  # nobody uses a virtual party's model
     # those that trained and those that did not apart: what one does is not done for the other
-    trained = server.have_trained(first + able)
+    trained = server.have_trained(parties[able])
     together = [
         group[lo : lo + job.together]
         for group in _by_size(n, able[trained], able[~trained])
@@ -212,7 +212,7 @@ def outputs(
                 "number": 0,
                 "t": server.t,
                 "split": split,
-                "ids": (first + ids[share]).tolist(),
+                "ids": parties[ids[share]].tolist(),
                 "places": share,
                 "effort": [1.0] * len(share),
                 "at": before[ids[share]].tolist(),
@@ -223,7 +223,7 @@ def outputs(
         for number in range(len(job.anatomy.personal)):
             began = time.thread_time()
             server.answer(number, len(ids))
-            costs.add(first + ids, [0] * len(ids), time.thread_time() - began)
+            costs.add(parties[ids], [0] * len(ids), time.thread_time() - began)
             run([{"do": "personal", "number": number + 1, "split": split} for _ in dealt])
 
 

@@ -21,10 +21,14 @@ from typing import Any, Protocol
 from archipel.errors import ArchipelError, RunFailed
 
 Json = dict[str, Any]
+# has the others' rows on a board of peers, where mine are: of these parties, if not of all
+Call = Callable[[Any, Any, Any], None]  # the board, whose rows are mine, whose are wanted
 
 
 class Worker(Protocol):
     """What runs a share of the work, here or in a process of its own."""
+
+    at: str  # what it is at, such as a round and its parties; for who reads of an error
 
     def handle(self, message: Json) -> Json: ...
 
@@ -49,6 +53,10 @@ class Pool(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    @property
+    def said(self) -> str:
+        """How workers that are elsewhere are doing, in words."""
+
 
 class ForkedPool:
     """`make(index, call)` builds each worker; `call` asks the main process something meanwhile.
@@ -56,13 +64,14 @@ class ForkedPool:
     With one worker nothing is forked: it runs here, where a debugger can follow it.
     """
 
-    def __init__(self, workers: int, make: Callable[[int, Callable[[], None]], Worker]) -> None:
+    def __init__(self, workers: int, make: Callable[[int, Call], Worker]) -> None:
         self._pipes: list[Connection] = []
         self._pids: list[int] = []
         self._here: Worker | None = None
         if workers == 1 or not hasattr(os, "fork"):
-            self._here = make(0, lambda: None)
+            self._here = make(0, lambda *_: None)
             return
+        give_back()
         for index in range(workers):
             ours, theirs = Pipe()
             pid = os.fork()
@@ -94,7 +103,7 @@ class ForkedPool:
                 for index in range(len(self._pipes)):
                     if index not in answers:
                         answer = self._receive(index)
-                        _raise(answer)
+                        raise_error(answer)
                         if "waits" in answer:
                             waiting.append(index)
                         else:
@@ -121,6 +130,10 @@ class ForkedPool:
     @property
     def closed(self) -> bool:
         return self._here is None and not self._pids
+
+    @property
+    def said(self) -> str:
+        return ""
 
     def _send(self, index: int, message: Json) -> None:
         try:
@@ -151,7 +164,7 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
     torch.set_num_threads(1)
     keep_memory()
 
-    def call() -> None:
+    def call(*_: object) -> None:
         pipe.send_bytes(b'{"waits": true}')
         pipe.recv_bytes()
 
@@ -159,11 +172,19 @@ def _serve(index: int, pipe: Connection, make: Callable[..., Worker]) -> None:
         worker = make(index, call)
         while True:
             message = json.loads(pipe.recv_bytes())
-            pipe.send_bytes(json.dumps(_answer(worker, message)).encode())
+            pipe.send_bytes(json.dumps(answer_of(worker, message)).encode())
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:
         os._exit(0)
+
+
+def give_back() -> None:
+    """Have malloc return what is free: arrays of all parties that were needed for a moment."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # not glibc
+        return
 
 
 def keep_memory() -> None:
@@ -177,7 +198,8 @@ def keep_memory() -> None:
     mallopt(m_mmap_max, 0)
 
 
-def _answer(worker: Worker, message: Json) -> Json:
+def answer_of(worker: Worker, message: Json) -> Json:
+    """What a worker answers, or what went wrong, in one sentence."""
     try:
         return worker.handle(message)
     except ArchipelError as error:
@@ -187,11 +209,12 @@ def _answer(worker: Worker, message: Json) -> Json:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        said = f"{type(error).__name__}: {error} ({where})"
+        said = f"{worker.at}{type(error).__name__}: {error} ({where})"
         return {"error": said, "kind": "RunFailed", "traceback": traceback.format_exc()}
 
 
-def _raise(answer: Json) -> None:
+def raise_error(answer: Json) -> None:
+    """Raise what went wrong at a worker, if anything did."""
     if "error" in answer:
         kinds = {kind.__name__: kind for kind in (ArchipelError, RunFailed)}
         cause = RuntimeError(answer["traceback"]) if "traceback" in answer else None

@@ -44,6 +44,7 @@ class ServerRound:
         self._serving: Serving | None = None
         self.gradients = self.up = self.down = 0
         self.missing: dict[int, Cause] = {}
+        self.left: dict[int, Cause] = {}  # after their upload had counted
 
     def run(self, pool: Pool, shared: Tree, dealt: list[Json]) -> tuple[Tree, Outcome]:
         """The shared state after the round, and what became of it; None where nothing changes."""
@@ -56,8 +57,11 @@ class ServerRound:
                 [{**work, **again} for work in dealt] if number == 0 else [again] * len(dealt)
             )
             there = self._there(number, answers)
-            if len(there) < max(1, self._asked.needed):
-                return None, Outcome(ids[:0], self.missing, self.gradients, self.up, self.down)
+            in_it = number > self._job.anatomy.counts_at  # whoever goes now is in the round
+            if len(there) < (1 if in_it else max(1, self._asked.needed)):
+                return None, self._nothing()
+            if not in_it:
+                counted = ids[there]
             received = self._received(number, there)
             try:
                 if self._serving is None:
@@ -65,14 +69,19 @@ class ServerRound:
                 else:
                     self._serving.send(received)
             except BelowQuorum as error:  # too few for what stands between them and the server
-                spent = (self.gradients, self.up, self.down)
-                return None, Outcome(ids[:0], self.missing, *spent, str(error))
+                return None, self._nothing(str(error))
             last = number == len(messages) - 1
             said = self._serving.said(last)
             if not last:
                 self._answer(number, said, there)
         self._check(said, len(there))
-        return said, Outcome(ids[there], self.missing, self.gradients, self.up, self.down)
+        spent = (self.gradients, self.up, self.down)
+        return said, Outcome(counted, self.missing, *spent, left=self.left)
+
+    def _nothing(self, why: str = "") -> Outcome:
+        """Of a round that changes nothing, `why` where its sum was given up."""
+        missing, spent = self.missing | self.left, (self.gradients, self.up, self.down)
+        return Outcome(self._asked.ids[:0], missing, *spent, why)
 
     def _there(self, number: int, answers: list[Json]) -> Ints:
         """Places of the parties whose message came, and was one."""
@@ -81,11 +90,13 @@ class ServerRound:
         self.up += sum(answer["bytes"] for answer in answers)
         bad = {k for answer in answers for k in answer["bad"]}
         self.missing |= dict.fromkeys(sorted(bad), Cause("diverged"))
+        gone = self.left if number > self._job.anatomy.counts_at else self.missing
         if asked.answers is not None:
             for k in asked.ids[asked.answers == number].tolist():
                 detail = f"after message {number}" if number else ""
-                self.missing.setdefault(k, Cause("dropped out", detail))
-        there = np.flatnonzero(~np.isin(asked.ids, [*self.missing]))
+                if k not in self.missing:
+                    gone[k] = Cause("dropped out", detail)
+        there = np.flatnonzero(~np.isin(asked.ids, [*self.missing, *self.left]))
         if len(there) == 0 and all(cause.why == "diverged" for cause in self.missing.values()):
             raise RunFailed(
                 "the update of every sampled party is not finite: lower lr, "

@@ -7,9 +7,12 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +21,11 @@ from torch import Tensor
 
 from archipel.aggregation.others import Simulated
 from archipel.core import Vector
-from archipel.data.federation import Federation
+from archipel.data.federation import Federation, Held
 from archipel.data.rows import ranges
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
-from archipel.engines.local.pool import Json, each_block
+from archipel.engines.local.pool import Call, Json, each_block
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError
@@ -41,6 +44,9 @@ from archipel.tree import Tree, fill, first, leaves, tree_map
 if TYPE_CHECKING:
     from archipel.graphs import Topology
     from archipel.wire.wired import Coded
+
+
+_ROWS = 1 << 16  # points that are made at a time, where they are made when they are asked for
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class Block:
     me: LocalParty
     answers: Ints | None = None  # messages that each answers before it is lost; None: all
     talk: Talk | None = None
+    older: int | None = None  # row of the shared state that they began from; None: the round's
     alive: Tensor = field(init=False)  # [m] parties that are still there, with finite numbers
     diverged: Tensor = field(init=False)  # [m] those whose numbers were not
 
@@ -100,8 +107,9 @@ class Block:
 class Share:
     """Runs its parties block by block and adds up what they send."""
 
-    def __init__(self, job: Job, memory: Memory, index: int, call: Callable[[], None]) -> None:
+    def __init__(self, job: Job, memory: Memory, index: int, call: Call) -> None:
         self._job, self._memory, self._index, self._call = job, memory, index, call
+        self.at = ""
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
         self._personal = Making(self, job, memory)
@@ -109,6 +117,7 @@ class Share:
         self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
+        self.at = ""
         if message["do"] == "outputs":
             return self._predict(message)
         if message["do"] == "own outputs":
@@ -121,6 +130,12 @@ class Share:
         if self._job.boxes.peer:
             return self._peers(message)
         return self._messages(message)
+
+    def _tell(self, me: LocalParty) -> None:
+        """Have an error say in which round it came, and at which parties."""
+        names = [self._job.data.name(k) for k in me.ids[:3].tolist()]
+        rest = f" and {len(me.ids) - 3} more" if len(me.ids) > 3 else ""
+        self.at = f"round {me.round + 1}, party {', '.join(names)}{rest}: "
 
     # -- rounds with a server --------------------------------------------------------------------
 
@@ -138,16 +153,18 @@ class Share:
                 total["bad"] += block.ids[block.diverged.numpy()].tolist()
                 continue
             before = block.me.gradients
+            self._tell(block.me)
             talk = self._advance(block, number)
             last = number == len(self._job.anatomy.messages) - 1
             if number == 0 and not last:
                 self._use_up(block.ids)  # what is left if the round is broken off
             upload, own = talk.said if last else (talk.said, None)
             total["bytes"] += self._add(block, number, upload)
-            if last:
-                self._keep(block, own)
+            if number == self._job.anatomy.counts_at:
+                self._keep(block, own if last else block.me.after)
             total["gradients"] += block.me.gradients - before
             total["bad"] += block.ids[block.diverged.numpy()].tolist()
+        self._memory.kept.release()
         return total
 
     def cut(self, message: Json) -> list[Block]:
@@ -155,21 +172,29 @@ class Share:
         places = np.array(message["places"], np.int64)
         answers = message.get("answers")
         answers = None if answers is None else np.array(answers, np.int64)
-        return [
+        blocks = [
             Block(
                 ids[at],
                 places[at],
-                self._party(ids[at], message["t"], effort[at], message.get("cohort", 1)),
+                self._party(ids[at], began, effort[at], message.get("cohort", 1), message["t"]),
                 None if answers is None else answers[at],
+                older=row,
             )
-            for at in each_block(list(range(len(ids))), self._job.plan.block)
+            for began, row, some in _by_version(message)
+            for at in each_block(some, self._job.plan.block)
         ]
+        if "secret" in message:  # the share may be run again, by another worker
+            for block in blocks:
+                block.me.secrets = secrets_of(message["secret"], block.ids)
+        return blocks
 
     def _advance(self, block: Block, number: int) -> Talk:
         """Have the block say its next message; with the last comes its own state."""
         job, sent = self._job, self._memory.sent
         if number == 0:
             shared = sent.shared
+            if block.older is not None:
+                shared = tree_map(lambda leaf: leaf[block.older], sent.older)
             if job.sweep is not None:
                 shared = tree_map(lambda leaf: leaf.unsqueeze(1), shared)
             block.talk = Talk(job.boxes.party(block.me, shared, self.own(block.ids)))
@@ -246,6 +271,7 @@ class Share:
             me = self._party(ids[places], message["t"], effort[places])
             if not alone:
                 me.mixing = self._mixing(me, np.array(message["present"], np.int64))
+            self._tell(me)
             own = self._job.boxes.party(me, self.own(me.ids))
             block = Block(me.ids, me.ids, me)
             for leaf in leaves(own) if self._job.sweep is None else []:
@@ -265,6 +291,7 @@ class Share:
         weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
         dtype = self._job.model.dtype
         sparse = weights.nnz * 8 < len(me.ids) * len(present)
+        wanted = present[np.unique(weights.indices)] if sparse else present
         if sparse:
             weights = weights.astype(torch.empty(0, dtype=dtype).numpy().dtype)
         else:
@@ -278,7 +305,7 @@ class Share:
             rows = x.expand(*me.lead, x.shape[-1])
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             board[me.ids, ..., : x.shape[-1]] = rows
-            self._call()
+            self._call(board[..., : x.shape[-1]], me.ids, wanted)
             others = board[present][..., : x.shape[-1]]
             flat = others.reshape(len(present), -1)
             out = torch.from_numpy(weights @ flat.numpy()) if sparse else weights @ flat
@@ -289,11 +316,13 @@ class Share:
 
     # -- states of the parties ---------------------------------------------------------------------
 
-    def _party(self, ids: Ints, t: int, effort: Any, cohort: int = 1) -> LocalParty:
+    def _party(
+        self, ids: Ints, t: int, effort: Any, cohort: int = 1, step: int | None = None
+    ) -> LocalParty:
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
-            buffers = self._memory.kept.buffers[ids]
+            buffers = self._memory.kept.buffers_of(ids)
             fresh = self._memory.kept.visited[ids] == 0
             buffers[fresh] = job.model.buffers
             buffers = buffers.reshape(-1, buffers.shape[-1])
@@ -313,6 +342,7 @@ class Share:
             clipping=job.clipping,
             acquainted=partial(Simulated, seed=job.seed),
             cohort=cohort,
+            step=step,
         )
 
     def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:
@@ -332,14 +362,12 @@ class Share:
         if len(self._job.anatomy.messages) < 2:
             self._use_up(block.ids[~alive])
         if self._before is not None:
-            self._before.append((ids, tree_map(lambda store: store[ids], memory.by_party)))
-        for store, rows in zip(leaves(memory.own), kept, strict=True):
-            rows = rows if self._job.sweep is None else rows.transpose(0, 1)
-            store[ids] = rows if alive.all() else rows[alive]
+            self._before.append((ids, memory.take(ids)))
+        kept = kept if self._job.sweep is None else [rows.transpose(0, 1) for rows in kept]
+        buffers = None
         if self._job.own_statistics and block.me.buffers is not None:
-            rows = block.me.buffers.view(len(block.ids), *memory.buffers.shape[1:])
-            memory.buffers[ids] = rows[alive]
-        memory.visited[ids] = 1
+            buffers = block.me.buffers.view(len(block.ids), -1)[alive]
+        memory.write(ids, kept if alive.all() else [rows[alive] for rows in kept], buffers)
 
     def _use_up(self, ids: Ints) -> None:
         """Noise of these parties that may have left is not used again, whatever becomes of it."""
@@ -348,44 +376,36 @@ class Share:
             return
         used = torch.tensor([rows[k] for k in ids.tolist()])
         used = used.view(-1, *[1] * (1 + (self._job.sweep is not None)))
-        after = begun_anew(kept.own_of(ids), used)
-        for store, found in zip(leaves(kept.own), leaves(after), strict=True):
-            store[ids] = found
-        kept.visited[ids] = 1
+        kept.write(ids, leaves(begun_anew(kept.own_of(ids), used)))
 
     def _undo(self) -> Json:
         """Put back what the parties kept before the round, but for noise, which was used."""
         kept = self._memory.kept
         for ids, before in self._before or ():
-            now = tree_map(lambda store, ids=ids: store[ids], kept.by_party)
-            back = leaves(kept_on(before, now))
-            for store, rows in zip(leaves(kept.by_party), back, strict=True):
-                store[ids] = rows
+            kept.put(ids, leaves(kept_on(kept.tree(before), kept.tree(kept.take(ids)))))
         return {}
 
     # -- evaluation --------------------------------------------------------------------------------
 
     def _predict(self, message: Json) -> Json:
-        """Write the outputs of one vector for the points of parties first..last-1."""
+        """Write the outputs of one vector for the points of the parties that it names."""
         memory, job = self._memory, self._job
-        starts, stops = bounds(job.data, message["split"])
-        parties = slice(message["first"], message["last"])
-        rows = torch.from_numpy(ranges(starts[parties], stops[parties]))
-        size = max(1, min(512, (8 << 20) // max(1, job.data.x[0].numel() * 4)))
+        size = max(1, min(512, (8 << 20) // max(1, prod(job.data.shape) * 4)))
         at, used = message["at"], memory.used.clone()
-        for part in rows.split(size):
-            x = job.data.x[part]
-            memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, x, used)
-            at += len(part)
+        for held, rows in points_of(job.data, named(message), message["split"]):
+            for part in rows.split(size):
+                x = held.x[part]
+                memory.outputs[at : at + len(part)] = self.one.outputs(memory.vector, x, used)
+                at += len(part)
         return {}
 
     def _predict_own(self, message: Json) -> Json:
         """The same with each party's own model or, for the one vector, its own statistics."""
         memory, job = self._memory, self._job
-        starts, stops = bounds(job.data, message["split"])
         at = message["at"]
-        for k in range(message["first"], message["last"]):
-            x = job.data.x[starts[k] : stops[k]]
+        for k in named(message).tolist():
+            train, _, test, _ = job.data.party(k)
+            x = train if message["split"] == "train" else test
             if len(x) == 0:
                 continue
             w = memory.vector
@@ -403,7 +423,7 @@ class Share:
         if job.own_statistics:
             has = bool(memory.kept.visited[k])
             me = self._party(np.array([k]), 0, np.ones(1))
-            return memory.kept.buffers[k].clone() if has else me.settled(0, w)
+            return memory.kept.buffers_of([k])[0] if has else me.settled(0, w)
         own = statistics_of(memory.kept.own_of([k])) if job.boxes.peer else None
         if own is not None:
             return job.model.buffers_with(own[0])
@@ -438,13 +458,46 @@ def _added(rows: Tensor, n: Tensor | None) -> Tensor:
     return weighted.sum(dim=-2, dtype=rows.dtype)
 
 
+def secrets_of(secret: str, ids: Ints) -> Tensor:
+    """What these parties hide in a round, `[m, 32]`, of one secret of the round."""
+    key = bytes.fromhex(secret)
+    rows = (blake2b(b"%d" % k, key=key, digest_size=32).digest() for k in ids.tolist())
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, 32)
+
+
+def _by_version(message: Json) -> list[tuple[int, int | None, list[int]]]:
+    """A share's parties by the shared state that they began from: its version, row, who."""
+    versions, everybody = message.get("versions"), list(range(len(message["ids"])))
+    if versions is None:
+        return [(message["t"], None, everybody)]
+    return [
+        (version, row, [i for i in everybody if versions[i] == version])
+        for row, version in enumerate(message["older"])
+    ]
+
+
 def _first_setting(n: Tensor, lead: tuple[int, ...]) -> Tensor:
     """`[..., m, 1] -> [m]`: sizes do not depend on a sweep's setting."""
     return n.reshape(-1, lead[-1])[0]
 
 
-def bounds(data: Federation, split: str) -> tuple[Ints, Ints]:
-    """First row and end of each party's training or test points, `[K]` each."""
-    if split == "train":
-        return data.offsets[:-1].numpy(), data.test_from.numpy()
-    return data.test_from.numpy(), data.offsets[1:].numpy()
+def named(message: Json) -> Ints:
+    """Parties as a message names them: each, or all from the first to the last."""
+    if "ids" in message:
+        return np.array(message["ids"], np.int64)
+    return np.arange(message["first"], message["last"])
+
+
+def points_of(data: Federation, parties: Ints, split: str) -> Iterator[tuple[Held, Tensor]]:
+    """Training or test points of these parties, as rows of what is held of them, some at a time."""
+    sizes, other = (data.n, data.n_test) if split == "train" else (data.n_test, data.n)
+    ends = np.cumsum(sizes.numpy()[parties] + other.numpy()[parties])
+    cuts = [0, len(parties)]
+    if data.lazy:  # as many as are worth the while, and no more
+        cuts = [0, *(np.flatnonzero(np.diff(ends // _ROWS)) + 1).tolist(), len(parties)]
+    for lo, hi in pairwise(cuts):
+        some = parties[lo:hi]
+        held = data.held(some)
+        before = 0 if split == "train" else data.n.numpy()[some]
+        starts = held.starts + before
+        yield held, torch.from_numpy(ranges(starts, starts + sizes.numpy()[some]))

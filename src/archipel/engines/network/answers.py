@@ -15,7 +15,7 @@ from torch import Tensor
 from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, check_scores, defined
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter, Sealed
-from archipel.engines.network.transport import POLL, Refused
+from archipel.engines.network.transport import BEAT, POLL, Refused
 from archipel.exchange.statistics import handed_over
 from archipel.exchange.varying import travelling
 from archipel.tree import leaves
@@ -53,7 +53,11 @@ class Answers:
         self._came = asyncio.Event()  # scores
 
     def _judged(self, t: int, party: int) -> bool | None:
-        return party in self.verdicts[t] if t in self.verdicts else None
+        if self.engine.buffered is None:
+            return party in self.verdicts[t] if t in self.verdicts else None
+        if any(party in who for later, who in self.verdicts.items() if later >= t):
+            return True
+        return None if self.engine.buffered.holds(party, t) else False
 
     def moved(self, party: int) -> None:
         """Bytes of a large letter pass to or from a party."""
@@ -65,6 +69,8 @@ class Answers:
         match letter.kind:
             case "next":
                 return await self._next(party, letter)
+            case "ready":
+                return await self._ready(party, letter)
             case "upload":
                 self.engine.upload(party, letter)
                 return Letter("thanks")
@@ -90,14 +96,39 @@ class Answers:
     async def _next(self, party: int, letter: Letter) -> Letter | Sealed:
         if letter["busy"] is not None:
             self.engine.note(party, letter["busy"], letter.fields.get("reached"))
-            return _NOTHING
-        found = self._due(party, letter["pending"])
+            return await self._beside(party)
+        last = letter.fields.get("last")
+        asked = (letter["pending"], -1 if last is None else last)
+        found = self._due(party, *asked)
         if found is None:
             await self.engine.bell.wait(party, POLL)
-            found = self._due(party, letter["pending"])
+            found = self._due(party, *asked)
         return found or _NOTHING
 
-    def _due(self, party: int, pending: int) -> Letter | Sealed | None:
+    async def _beside(self, party: int) -> Letter | Sealed:
+        """What a party at work may do beside it: score a model, where nobody waits for it."""
+        if self.engine.buffered is None:
+            return _NOTHING
+        if self._scored is None or not self._lacks(party):
+            await self.engine.ears.wait(party, BEAT)
+        if self._scored is None or not self._lacks(party):
+            return _NOTHING
+        return self._scored[1]
+
+    async def _ready(self, party: int, letter: Letter) -> Letter:
+        """Which round the upload of a party that has trained is for."""
+        buffered = self.engine.buffered
+        if buffered is None:
+            raise Refused("in this study's rounds no party says that it is ready.")
+        if self.rounds_done is not None:
+            raise Refused("the study is over.")
+        found = buffered.ready(party, letter)
+        if found is None:
+            await self.engine.bell.wait(party, POLL)
+            found = buffered.ready(party, letter)
+        return found or _NOTHING
+
+    def _due(self, party: int, pending: int, last: int) -> Letter | Sealed | None:
         """What a party is to do now: verdicts first, then evaluation, then work."""
         study, counted = self.engine.study, None if pending < 0 else self.judged(pending, party)
         if counted is not None:
@@ -106,12 +137,13 @@ class Answers:
             return self._scored[1]
         if self.rounds_done is not None:
             return Letter("done", {"study": study, "rounds": self.rounds_done})
-        return self.engine.work_for(party)
+        return self.engine.work_for(party, pending, last)
 
     def end(self, rounds: int) -> None:
         """Tell all who ask that the study is over."""
         self.rounds_done = rounds
         self.engine.bell.ring()
+        self.engine.ears.ring()
 
     # -- what was learnt ---------------------------------------------------------------------------
 
@@ -165,6 +197,7 @@ class Answers:
         sealed = Sealed(Letter("evaluate", {"study": engine.study, "round": t}, arrays))
         self._scored, began = (t, sealed), engine.clock()
         engine.bell.ring()
+        engine.ears.ring()
         while True:
             self._came.clear()
             waits_for = [k for k in parties if self._lacks(k)]

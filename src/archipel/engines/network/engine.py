@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -24,8 +23,10 @@ from torch import Tensor
 from archipel.aggregation.others import session_of
 from archipel.core import Each
 from archipel.engines.engine import Cause, Outcome
-from archipel.engines.network.bounds import LONGEST, MOST_REFUSED, adds_up, check_counts
+from archipel.engines.network.bounds import MOST_REFUSED, adds_up, check_counts
+from archipel.engines.network.buffered import Buffered
 from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.opened import Bell, Named, Opened, Patience
 from archipel.engines.network.server import Spoilt, Steps, Upload
 from archipel.engines.network.transport import Refused
 from archipel.errors import BelowQuorum, clean
@@ -42,81 +43,15 @@ from archipel.tree import Tree, fill, first, fits, leaves, nbytes, tree_map
 _WORDS = 80  # characters of what a party says that it does
 
 
-class Bell:
-    """Wakes parties that wait for work, and no others: a thousand may be waiting."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-
-    async def wait(self, party: int, seconds: float) -> None:
-        """Return when the bell rings for the party, or after some time."""
-        self.ring([party])  # whoever waited in its name is gone
-        future = self._waiting[party] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(seconds):
-                await future
-        except TimeoutError:
-            pass
-        finally:
-            if self._waiting.get(party) is future:
-                del self._waiting[party]
-
-    def ring(self, parties: Iterable[int] | None = None) -> None:
-        """Wake these parties; all without any."""
-        for party in list(self._waiting if parties is None else parties):
-            future = self._waiting.pop(party, None)
-            if future is not None and not future.done():
-                future.set_result(None)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-
-@dataclass
-class Opened:
-    """A message of a round that some parties work on."""
-
-    round: int
-    number: int
-    attempt: int
-    letters: Mapping[int, Sealed]  # by party
-    most: int = 1  # parties that the round began with
-    given: set[int] = field(default_factory=set)  # who was sent its letter
-    uploads: dict[int, Upload] = field(default_factory=dict)
-    lost: dict[int, Cause] = field(default_factory=dict)
-    seen: dict[int, float] = field(default_factory=dict)  # when it last made progress
-    reached: dict[int, int] = field(default_factory=dict)  # how far it said that it is
-    doing: dict[int, str] = field(default_factory=dict)
-    refused: Counter[int] = field(default_factory=Counter)  # uploads that were none
-    moved: asyncio.Event = field(default_factory=asyncio.Event)  # an upload came, or a party went
-
-    @property
-    def waits_for(self) -> list[int]:
-        return [k for k in self.letters if k not in self.uploads and k not in self.lost]
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a message is waited for."""
-
-    deadline: float | None = None  # seconds of a round; its messages have equal shares of them
-    silence: float = 60.0  # seconds without progress after which a party counts as lost
-    enough: int | None = None  # uploads after which the others are not needed
-    needed: int = 1  # uploads without which the round changes nothing
-
-    @property
-    def limit(self) -> float:
-        """Seconds after which nobody is waited for, whatever it says."""
-        return LONGEST if self.deadline is None else self.deadline
-
-
-class _Tried(NamedTuple):
+class Tried(NamedTuple):
     """What came of asking for a round's uploads."""
 
     shared: Tree  # None: the round changes nothing
     arrived: list[int]
     missing: dict[int, Cause]
     gradients: int
+    left: Mapping[int, Cause] = {}  # of those who arrived, who went before the last message
+    given_up: str = ""
 
 
 class NetworkEngine:
@@ -140,31 +75,43 @@ class NetworkEngine:
         self.away: Mapping[int, Cause] = {}  # who said that it goes, and has not asked since
         self.points: dict[int, int] = {}  # party -> training points, where uploads tell them
         self.clock: Callable[[], float] = time.monotonic
-        self.bell = Bell()
+        self.bell, self.ears = Bell(), Bell()  # of who waits for work; of who listens, at work
+        self.buffered = Buffered(self) if boxes.asynchronous else None
         self.log: str | None = None  # anchor of the coordinator's audit log, for parties to keep
         self._attempt = 0  # the last one at a round
-        self._up = self._down = 0  # bytes of arrays in this round's letters
+        self.up = self.down = 0  # bytes of arrays in this round's letters
 
     # -- what parties ask --------------------------------------------------------------------------
 
-    def work_for(self, party: int) -> Sealed | None:
-        """What is open for a party that asks for work."""
+    def work_for(self, party: int, pending: int = -1, last: int = -1) -> Letter | Sealed | None:
+        """What is open for a party that asks for work.
+
+        `pending` is the round of its that is not judged, and `last` the last one that it was in,
+        where nobody waits for anybody.
+        """
         opened = self.opened
+        first = opened is not None and opened.number == 0
+        if self.buffered is not None and (opened is None or first or party not in opened.waits_for):
+            return self.buffered.work_for(party, pending, last)
         if opened is None or party not in opened.waits_for:
             return None
+        letter = opened.letters[party]
+        assert isinstance(letter, Sealed)
         opened.seen[party], opened.reached[party] = self.clock(), -1  # it may have been restarted
         opened.doing[party] = "asked for work"
         if party not in opened.given:
             opened.given.add(party)
-            self._down += opened.letters[party].content
-        return opened.letters[party]
+            self.down += letter.content
+        return letter
 
     def note(self, party: int, doing: str, reached: int | None = None) -> None:
         """A party says what it does, and how far it is: it is alive as long as that grows."""
-        opened = self.opened
+        opened, doing = self.opened, clean(doing[:_WORDS])  # people read it, and it may be anything
+        if self.buffered is not None:
+            self.buffered.note(party, doing)
         if opened is None or party not in opened.letters:
             return
-        opened.doing[party] = clean(doing[:_WORDS])  # people read it, and a party may say anything
+        opened.doing[party] = doing
         if reached is not None and reached > opened.reached[party]:
             opened.seen[party], opened.reached[party] = self.clock(), reached
 
@@ -172,9 +119,14 @@ class NetworkEngine:
         """Bytes of a large letter pass to or from a party: it is alive, and on a slow line."""
         if self.opened is not None and party in self.opened.letters:
             self.opened.seen[party] = self.clock()
+        if self.buffered is not None:
+            self.buffered.moved(party)
 
     def upload(self, party: int, letter: Letter) -> None:
         """Take a party's upload: for the message that is open, and once."""
+        if self.buffered is not None and len(self.anatomy.messages) == 1:
+            self.buffered.upload(party, letter)
+            return
         opened, t = self.opened, letter["round"]
         if opened is None or (opened.round, opened.number) != (t, letter["number"]):
             raise Refused(f"round {t + 1}, message {letter['number'] + 1} is not open.")
@@ -186,26 +138,36 @@ class NetworkEngine:
             raise Refused(f"round {t + 1}: the upload answers another letter.")
         if party in opened.uploads or party in opened.lost:
             return
-        message = self.anatomy.messages[opened.number]
         try:
-            whole = replace(letter, arrays=arrived(message.sent, letter.arrays))
-            self._check(t, party, whole, message, opened.most)
-            arrays = self._undone(t, party, whole, message)
+            found = self.accepted(t, party, letter, opened.most)
         except Refused:
             opened.refused[party] += 1
             if opened.refused[party] >= MOST_REFUSED:
                 self.lose(party, Cause("refused", "its uploads are no answer"))
             raise
-        self._up += nbytes(tuple(letter.arrays))
-        weight = self.parties * (letter["n"] if "mean by examples" in message.asks else 1.0)
-        if not all(adds_up(leaf, weight) for leaf in arrays):
+        if found is None:
             opened.lost[party] = Cause("diverged")
         else:
-            opened.uploads[party] = Upload(arrays, letter["n"], letter["gradients"])
-            self.rows.setdefault(party, letter["n"])
-            if _tells(message):
-                self.points[party] = int(letter["n"])
+            opened.uploads[party] = found
         opened.moved.set()
+
+    def accepted(self, t: int, party: int, letter: Letter, most: int) -> Upload | None:
+        """What a letter of this form brings, undone by the wire; None where numbers are no numbers.
+
+        The party drew by round t, and `most` began this one.
+        """
+        message = self.anatomy.messages[letter["number"]]
+        whole = replace(letter, arrays=arrived(message.sent, letter.arrays))
+        self._check(t, party, whole, message, most)
+        arrays = self._undone(t, party, whole, message)
+        self.up += nbytes(tuple(letter.arrays))
+        weight = self.parties * (letter["n"] if "mean by examples" in message.asks else 1.0)
+        if not all(adds_up(leaf, weight) for leaf in arrays):
+            return None
+        self.rows.setdefault(party, letter["n"])
+        if _tells(message):
+            self.points[party] = int(letter["n"])
+        return Upload(arrays, letter["n"], letter["gradients"])
 
     def _check(self, t: int, party: int, letter: Letter, message: Message, most: int) -> None:
         """Refuse an upload of another form, and counts that cannot be."""
@@ -238,6 +200,8 @@ class NetworkEngine:
         if self.opened is not None and party in self.opened.waits_for:
             self.opened.lost[party] = cause
             self.opened.moved.set()
+        if self.buffered is not None:
+            self.buffered.lose(party, cause)
 
     # -- one round ---------------------------------------------------------------------------------
 
@@ -246,7 +210,9 @@ class NetworkEngine:
     ) -> Outcome:
         """Run round t with these parties; the shared state changes with the last message."""
         patience = patience or Patience()
-        self._up = self._down = 0
+        if self.buffered is not None:
+            return await self.buffered.round(t, parties, patience)
+        self.up = self.down = 0
         asked = sorted(int(k) for k in parties)
         missing = {k: Cause("diverged before") for k in asked if k in self._barred}
         while True:
@@ -261,56 +227,84 @@ class NetworkEngine:
         if tried.shared is not None:
             self.shared = tried.shared
         arrived = np.array(tried.arrived, np.int64)
-        return Outcome(arrived, missing, tried.gradients, self._up, self._down)
+        spent = (tried.gradients, self.up, self.down)
+        return Outcome(arrived, missing, *spent, tried.given_up, tried.left)
 
-    async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> _Tried:
+    async def _try(self, t: int, asked: list[int], patience: Patience, began: float) -> Tried:
         """Ask for the round's uploads, message by message."""
-        attempt = self._attempt = max(self._attempt + 1, time.time_ns())  # parties want it to grow
-        missing, gradients = dict[int, Cause](), 0
-        session = session_of(self.study, attempt)
-        steps = Steps(self.boxes, self.anatomy, self.shared, self.parties, t, session)
+        attempt = self.attempt()
+        steps = self.steps(t, attempt)
         sent = travelling(self.boxes.broadcast(self.shared, t))
-        letter = await asyncio.to_thread(Sealed, self._letter(t, 0, attempt, sent))
-        letters, most = dict.fromkeys(asked, letter), len(asked)
+        letter = await asyncio.to_thread(Sealed, self.letter(t, 0, attempt, sent, self.log))
+        return await self.messages(steps, attempt, dict.fromkeys(asked, letter), patience, began)
+
+    def attempt(self) -> int:
+        """The number of another attempt at a round: parties want it to grow."""
+        self._attempt = max(self._attempt + 1, time.time_ns())
+        return self._attempt
+
+    def steps(self, t: int, attempt: int) -> Steps:
+        """The algorithm's server in an attempt at round t."""
+        session = session_of(self.study, attempt)
+        return Steps(self.boxes, self.anatomy, self.shared, self.parties, t, session)
+
+    async def messages(
+        self,
+        steps: Steps,
+        attempt: int,
+        letters: Mapping[int, Sealed | Named],
+        patience: Patience,
+        began: float,
+    ) -> Tried:
+        """Have these parties answer the round's messages, of which the first has these letters."""
+        t, most, gradients = steps.t, len(letters), 0
+        missing, left, counted = dict[int, Cause](), dict[int, Cause](), list[int]()
         for number in range(len(self.anatomy.messages)):
             opened = Opened(t, number, attempt, letters, most)
             try:
                 await self._gather(opened, patience, began)
             finally:
                 self.opened = None  # who is late now is refused
-            missing |= opened.lost
+            in_it = number > self.anatomy.counts_at  # whoever goes now is in the round
+            gone, needed = (left, 1) if in_it else (missing, max(1, patience.needed))
+            gone |= opened.lost
             uploads = opened.uploads
             gradients += sum(upload.gradients for upload in uploads.values())
             result, out = None, list[int]()
-            if len(uploads) >= max(1, patience.needed):
+            if len(uploads) >= needed:
                 try:
                     result, out = await asyncio.to_thread(steps.take, uploads)
-                except BelowQuorum:  # too few for what stands between them and the server
-                    return _Tried(None, [], missing, gradients)
-                missing |= dict.fromkeys(out, Cause("diverged"))
-            if len(uploads) - len(out) < max(1, patience.needed):
-                return _Tried(None, [], missing, gradients)
+                except BelowQuorum as why:  # too few for what stands between them and the server
+                    return Tried(None, [], missing | left, gradients, given_up=str(why))
+                gone |= dict.fromkeys(out, Cause("diverged"))
+            if len(uploads) - len(out) < needed:
+                return Tried(None, [], missing | left, gradients)
+            if number == self.anatomy.counts_at:
+                counted = sorted(set(uploads) - set(out))
             if number == 0:
                 most = len(steps.there)
             if number < len(self.anatomy.messages) - 1:
                 letters = await asyncio.to_thread(
                     self._replies, t, number + 1, attempt, result, steps.there
                 )
-        return _Tried(result, sorted(set(uploads) - set(out)), missing, gradients)
+        return Tried(result, counted, missing, gradients, left)
 
-    def _letter(self, t: int, number: int, attempt: int, arrays: Sequence[Tensor]) -> Letter:
+    def letter(
+        self, t: int, number: int, attempt: int, arrays: Sequence[Tensor], log: str | None
+    ) -> Letter:
+        """What parties are asked in a message of round t."""
         fields = {"study": self.study, "round": t, "number": number, "attempt": attempt}
-        return Letter("work", {**fields, "log": self.log}, arrays)
+        return Letter("work", {**fields, "log": log}, arrays)
 
     def _replies(
         self, t: int, number: int, attempt: int, reply: Tree, there: list[int]
     ) -> dict[int, Sealed]:
         """The server's reply, a letter for each party that is still there."""
         if not isinstance(reply, Each):
-            sealed = Sealed(self._letter(t, number, attempt, travelling(reply)))
+            sealed = Sealed(self.letter(t, number, attempt, travelling(reply), self.log))
             return dict.fromkeys(there, sealed)
         return {
-            k: Sealed(self._letter(t, number, attempt, travelling(row)))
+            k: Sealed(self.letter(t, number, attempt, travelling(row), self.log))
             for i, k in enumerate(there)
             for row in [tree_map(itemgetter(i), reply.rows)]
         }
@@ -386,13 +380,16 @@ class NetworkEngine:
         """All that the next round depends on besides its number: a checkpoint."""
         state = {f"shared.{i}": leaf.clone() for i, leaf in enumerate(leaves(self.shared))}
         told = torch.tensor([*self.rows.items()], dtype=torch.float64).reshape(-1, 2)
-        return {**state, "rows": told}
+        flights = {} if self.buffered is None else self.buffered.state()
+        return {**state, "rows": told, **flights}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         count = len(leaves(self.shared))
         self.shared = fill(self.shared, [state[f"shared.{i}"].clone() for i in range(count)])
         told = state["rows"].tolist() if "rows" in state else []  # not of an older version
         self.rows = {int(k): n for k, n in told} | self.rows
+        if self.buffered is not None:
+            self.buffered.restore(state)
 
 
 def _tells(message: Message) -> bool:

@@ -21,10 +21,12 @@ from archipel.engines.protection import Protection, Setting, protection, simulat
 from archipel.errors import ArchipelError
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import Anatomy, examine
-from archipel.exchange.boxes import Boxes
+from archipel.exchange.boxes import Around, Boxes
+from archipel.exchange.talk import Talk
 from archipel.models.model import Model
 from archipel.privacy import party as by_party
 from archipel.privacy.promise import Kept, Privacy
+from archipel.tree import Tree
 from archipel.wire.wire import Wire
 
 _MOST_PARTIES = 1 << 20  # of a study between sites
@@ -33,6 +35,20 @@ _MOST_PARTIES = 1 << 20  # of a study between sites
 _SIZES = 32  # of sites, for which what they plan is found elsewhere as well
 _SOME = 20  # records of a party that stands for any
 _COHORT = 32  # parties of a round that is tried before the first one, at most
+
+
+class Joining(Around):
+    """An asynchronous algorithm: what comes after it knows the round that an upload is for."""
+
+    def party(self, me: Any, *states: Tree) -> Any:
+        talk = Talk(self.inner.party(me, *states))
+        if not talk.ended:
+            raise ArchipelError(
+                f"algorithm.name, {self.name}: sends several messages, and between institutions "
+                "an asynchronous algorithm sends one; return the upload without a yield."
+            )
+        _ = me.staleness  # asked for, if the algorithm did not
+        return talk.said
 
 
 def fitted(
@@ -59,6 +75,9 @@ def fitted(
         clipping=None if kept_by is None else kept_by.clipping,
     )  # fmt: skip
     boxes = statistics.joined(inside, model)
+    if bare.asynchronous:
+        check_asynchronous(bare, wire or Wire(), kept_by)
+        boxes = Joining(boxes)
     with planning.threads(1):
         at = (me, model.w.clone(), parties, min(parties, _COHORT))
         wire = wire or Wire()
@@ -73,6 +92,27 @@ def fitted(
     if not statistics.keep_own(bare, model):
         statistics.check_others(model, model.buffers, me.buffers)
     return boxes, anatomy
+
+
+def check_asynchronous(bare: Boxes, wire: Wire, kept_by: Protection | None) -> None:
+    """Refuse what cannot go with rounds in which nobody waits for anybody."""
+    if bare.has_personal:
+        raise ArchipelError(
+            f"algorithm.name, {bare.name}: makes models of parties' own, which no asynchronous "
+            "algorithm does between institutions; take a synchronous one."
+        )
+    if wire.sum is not None and any(getattr(step, "common", False) for step in wire.up):
+        raise ArchipelError(
+            f"wire.up and wire.sum: {bare.name} adds up uploads that began from several versions, "
+            "and a step with common draws the same numbers for those of one; leave one of the two "
+            "out."
+        )
+    promise = None if kept_by is None or kept_by.kept is None else kept_by.kept.promise
+    if promise is not None and promise.correlated is not None:
+        raise ArchipelError(
+            f"privacy.correlated: noise that is correlated over rounds is planned for rounds in "
+            f"their order, and {bare.name} has each party in rounds of its own pace; leave it out."
+        )
 
 
 def protected(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +16,12 @@ from archipel.core import Algorithm, PeerAlgorithm, ServerAlgorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import Outcome
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted, protected
 from archipel.engines.network.in_memory import MemoryLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import Words
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.party_loop import PartyLoop
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Peer, Report
@@ -50,11 +52,14 @@ async def play(
     wire: Wire | None = None,
     privacy: Privacy | None = None,
     private: bool = False,
+    pace: Callable[[int], Awaitable[None]] | None = None,
 ) -> Played:
     """Run rounds with these parties; each party's first streams are cut after so many bytes.
 
     Every party has a copy of the model: they compute in threads, where a site is a process. Where
-    it is `private`, noise is that of institutions; else it is drawn from the seed.
+    it is `private`, noise is that of institutions; else it is drawn from the seed. Where nobody
+    waits for anybody, `pace` is awaited of each party when it has trained, and a round takes the
+    uploads of all its parties unless `patience` says how many.
     """
     count = data.training
     kept_by = None
@@ -77,7 +82,15 @@ async def play(
         link = MemoryLink(str(k), answer, partials)
         link.cuts += cuts
         tasks.append(
-            asyncio.create_task(PartyLoop(party_states[k], link, "twin", pause=0.01).run())
+            asyncio.create_task(
+                PartyLoop(
+                    party_states[k],
+                    link,
+                    "twin",
+                    pause=0.01,
+                    pace=None if pace is None else partial(pace, k),
+                ).run()
+            )
         )
     outcomes = []
     try:

@@ -69,12 +69,15 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "busy": (str, type(None)),  # what a party does that asks for nothing
         "reached": (int, type(None)),  # how far it is with it: a number that grows
         "scale": (str, type(None)),  # the name of the scale that its data is on
+        "last": (int, type(None)),  # the last round that it was in, where nobody waits for anybody
     },
+    "ready": {"study": (str,), "round": (int,), "answers": (bytes,)},  # it has trained
     "upload": {
         "study": (str,),
         "round": (int,),
         "number": (int,),
         "attempt": (int,),
+        "version": (int, type(None)),  # the round that its work began in, if it may be another
         "n": (float,),
         "gradients": (int,),
         "answers": (bytes,),
@@ -125,6 +128,14 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "attempt": (int,),
         "log": (str, type(None)),
     },
+    "admitted": {  # the round that an upload of a version is for
+        "study": (str,),
+        "round": (int,),
+        "joined": (int,),
+        "attempt": (int,),
+        "log": (str, type(None)),
+    },
+    "again": {"study": (str,), "round": (int,)},  # what was sent of this version was lost
     "verdict": {"study": (str,), "round": (int,), "counted": (bool,)},
     "evaluate": {"study": (str,), "round": (int,)},
     "learnt": {"study": (str,), "rounds": (int,)},
@@ -148,7 +159,14 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
     },
-    "said": {"study": (str,), "number": (int,), "content": (bytes,)},  # to all, in a private mean
+    "relay": {  # a site tells the others something, through the coordinator, and asks for theirs
+        "study": (str,),
+        "number": (int,),
+        "wanted": (list,),
+        "signature": (bytes,),
+    },
+    "heard": {"signatures": (dict,)},  # of the sites whose bytes are its arrays, in this order
+    "said": {"study": (str,), "number": (int,)},  # to all, in a private mean: bytes are its array
 }
 
 

@@ -16,12 +16,13 @@ from archipel.aggregation.others import Stranger
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.scoring import Learnt
-from archipel.engines.network.transport import SMALL, Cut, Link, Refused
+from archipel.engines.network.transport import BEAT, SMALL, Cut, Link, Refused
+from archipel.engines.network.turn import Arrays, Turn
 from archipel.errors import ArchipelError
 from archipel.exchange.talk import Talk
 from archipel.tree import leaves
 
-_BEAT = 5.0  # seconds between two words on how far the work is
+_OFTEN = 1.0  # seconds between two words of a party that listens while it trains
 _LONG = 60.0  # seconds that a party waits at most before it asks again
 
 T = TypeVar("T")
@@ -31,6 +32,10 @@ Doing = tuple[str, int]  # what a party does, and how far it is: a number that g
 
 class Rescaled(ArchipelError):
     """The party's data is on a scale that the study has no more."""
+
+
+class CalledBack(ArchipelError):
+    """What a party works on is not waited for any more."""
 
 
 class PartyLoop:
@@ -50,6 +55,7 @@ class PartyLoop:
         scale: str | None = None,
         log: Callable[[str | None], str | None] = lambda _: None,
         meet: Callable[[], Awaitable[None]] | None = None,
+        pace: Callable[[], Awaitable[None]] | None = None,
         pause: float = 1.0,
     ) -> None:
         """`keep` is called before anything leaves, so that a restart sends the same again.
@@ -58,20 +64,25 @@ class PartyLoop:
         `scale` names the scale of the party's data; where it was made anew, `Rescaled` is raised.
         Without `counts` the party does not tell how many points it has, trained on or measured on.
         `log` takes the anchor of the other side's audit log and returns this one's. `meet` asks who
-        the other parties are, where the work names one that is not known here.
+        the other parties are, where the work names one that is not known here. `pace` is awaited
+        after training: a rehearsal has slow parties.
         """
         self._party_state, self._link, self._study = party_state, link, study
         link.most = max(link.most, SMALL + party_state.most)
         self._sign, self._keep, self._say, self._pause = sign, keep, say, pause
         self._may, self._counts, self._scale, self._log = may, counts, scale, log
-        self._meet = meet
+        self._meet, self._pace = meet, pace
         self._tells_work = counts and not party_state.by_record
+        self._anchor: str | None = None  # of the other side's audit log, as it came last
+        self._scoring = asyncio.Lock()
         self._grown = 0, 0  # how far the work was at the last beat, and how often it had grown
 
     async def run(self) -> int:
         """Take part until the study is done; return its number of rounds."""
         while True:
             asked = {"pending": self._party_state.pending, "busy": None, "scale": self._scale}
+            if self._party_state.asynchronous:
+                asked["last"] = self._party_state.last
             letter = await self._ask("next", **asked)
             match letter.kind:
                 case "verdict":
@@ -79,6 +90,8 @@ class PartyLoop:
                     self._keep()
                 case "work":
                     await self._work(letter)
+                case "again":
+                    await self._send(*self._party_state.again(letter["round"]))
                 case "evaluate":
                     await self._evaluate(letter)
                 case "wait":
@@ -94,26 +107,100 @@ class PartyLoop:
     async def _work(self, letter: Letter) -> None:
         t, number = letter["round"], letter["number"]
         self._say(f"round {t + 1}, message {number + 1}")
-        asked = (t, number, list(letter.arrays), letter["attempt"])
+        asked = (t, number, list(letter.arrays), letter["attempt"], letter.name)
         try:
-            arrays, gradients = await self._busy(self._party_state.work, *asked)
+            arrays, gradients = await self._worked(*asked)
         except Stranger:
             if self._meet is None:
                 raise
             await self._meet()
-            arrays, gradients = await self._busy(self._party_state.work, *asked)
+            arrays, gradients = await self._worked(*asked)
+        except CalledBack as why:
+            self._say(f"round {t + 1}: {why}")
+            self._party_state.verdict(t, False)
+            self._keep()
+            return
         self._keep()
-        fields = {
-            "round": t,
-            "number": number,
-            "attempt": letter["attempt"],
+        turn = self._party_state.turn
+        if self._party_state.asynchronous and number == 0 and turn is not None:
+            await self._send(turn, arrays)
+            return
+        fields = {"round": t, "number": number, "attempt": letter["attempt"]}
+        await self._upload(arrays, gradients, letter.name, letter.fields.get("log"), **fields)
+
+    async def _send(self, turn: Turn, arrays: Arrays) -> None:
+        """Send what was made of a version, for the round that it has joined."""
+        fields = {"round": turn.joined, "number": 0, "attempt": turn.attempt}
+        fields |= {"version": turn.round}
+        await self._upload(arrays, turn.gradients[0], turn.name, self._anchor, **fields)
+
+    async def _upload(
+        self, arrays: Arrays, gradients: int, answers: bytes, log: str | None, **fields: Any
+    ) -> None:
+        fields |= {
             "n": self._party_state.n,
             "gradients": gradients if self._counts else 0,
-            "answers": letter.name,
-            "log": self._log(letter.fields.get("log")),
+            "answers": answers,
+            "log": self._log(log),
         }
         with suppress(Refused):  # too late, or begun anew: ask what now
             await self._ask("upload", arrays, **fields)
+
+    # -- where nobody waits for anybody ------------------------------------------------------------
+
+    async def _worked(self, *asked: Any) -> tuple[Arrays, int]:
+        """An upload, made in a thread; where others do not wait for it, this party listens then."""
+        work = self._party_state.work
+        if not self._party_state.asynchronous or asked[1] > 0:
+            found: tuple[Arrays, int] = await self._busy(work, *asked)
+            if self._pace is not None and asked[1] == 0:
+                await self._pace()
+            return found
+        events = asyncio.get_running_loop()
+
+        def admission(version: int, name: bytes) -> tuple[int, int]:
+            asking = self._admission(version, name)
+            return asyncio.run_coroutine_threadsafe(asking, events).result()
+
+        self._party_state.admission = admission
+        listening = asyncio.create_task(self._listen())
+        try:
+            return await asyncio.to_thread(work, *asked)
+        finally:
+            async with self._scoring:  # one model at a time
+                listening.cancel()
+
+    async def _admission(self, version: int, name: bytes) -> tuple[int, int]:
+        """Say that this party has trained: the round that its upload is for, and the attempt."""
+        if self._pace is not None:
+            await self._pace()
+        while True:
+            try:
+                letter = await self._ask("ready", round=version, answers=name)
+            except Refused as no:
+                raise CalledBack(str(no)) from None
+            if letter.kind == "wait":
+                await asyncio.sleep(min(max(0.0, letter["seconds"]), _LONG))
+            elif letter.kind != "admitted" or letter["round"] != version:
+                raise Refused(f"a {letter.kind} is no answer to a party that has trained.")
+            else:
+                self._anchor = letter.fields.get("log")
+                return letter["joined"], letter["attempt"]
+
+    async def _listen(self) -> None:
+        """While this party trains, say how far it is, and score models that others have made."""
+        while True:
+            with suppress(ArchipelError):
+                if self._may is not None:
+                    await self._may()
+                doing, reached = self._progress()
+                said = self._letter("next", (), pending=-1, busy=doing, reached=reached)
+                answer = await self._link.ask(said)
+                if answer.kind == "evaluate":
+                    async with self._scoring:
+                        await self._evaluate(answer)
+                    continue
+            await asyncio.sleep(_OFTEN)
 
     async def _evaluate(self, letter: Letter) -> None:
         """Score the shared model, and this party's own where it has one.
@@ -183,7 +270,7 @@ class PartyLoop:
         task, beat = asyncio.create_task(work), None
         try:
             while True:
-                done, _ = await asyncio.wait([task], timeout=_BEAT)
+                done, _ = await asyncio.wait([task], timeout=BEAT)
                 if done:
                     return task.result()
                 if (beat is None or beat.done()) and (said := doing()):
@@ -199,7 +286,7 @@ class PartyLoop:
             if self._may is not None:
                 await self._may()  # in a pause not even a count leaves
             letter = self._letter("next", (), pending=-1, busy=said[0], reached=said[1])
-            async with asyncio.timeout(_BEAT):
+            async with asyncio.timeout(BEAT):
                 await self._link.ask(letter)
 
     def _progress(self) -> Doing:

@@ -5,7 +5,8 @@ A seat answers letters and never asks. It is told after a round whether it count
 keeps what the round made of its own state: so a round that is done again, because the coordinator
 or the site was killed, starts from the same state and gives the same upload. An upload that was
 sent before is sent again, not computed again. A party that is lost after it masked its upload is
-in a secure sum and not told so: it keeps its state of before, as one that did not count.
+in a secure sum: its verdict is open from that message on, and when it comes back it is told that it
+counted.
 
 Where a study promises privacy, a round's noise is of the round's secrets: what is sent again has
 the noise that it had. The secrets are on the disk, and what the round costs is charged, before
@@ -16,12 +17,14 @@ finds the same state here.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from math import inf
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -108,6 +111,9 @@ class PartyState:
                 f"round.separation = {separation}: {self.boxes.name} has no server that asks, and "
                 "between institutions its peers are in every round; leave it out."
             )
+        self.asynchronous, self._lock = self.boxes.asynchronous, Lock()
+        self.admission: Callable[[int, bytes], tuple[int, int]] | None = None  # round, attempt
+        self._scorer = copy.deepcopy(model) if self.asynchronous else model  # beside the training
         self._keeps_own = statistics.keep_own(self.boxes, model)
         self._draws = model.one.draws(data.x[:2])
         self._separable = planning.separable(model, data)
@@ -159,16 +165,21 @@ class PartyState:
         """Rows of correlated noise that a round uses."""
         return 0 if self.protection is None else self.protection.rows.get(self.party, 0)
 
-    def work(self, t: int, number: int, arrays: Arrays, attempt: int = 0) -> tuple[Arrays, int]:
-        """Upload number `number` of round t, in an attempt of the server's; gradients it took."""
+    def work(
+        self, t: int, number: int, arrays: Arrays, attempt: int = 0, name: bytes = b""
+    ) -> tuple[Arrays, int]:
+        """Upload number `number` of round t, in an attempt of the server's; gradients it took.
+
+        `name` is that of the letter that asks for it.
+        """
         if not 0 <= number < len(self.anatomy.messages):
             raise Refused(f"round {t + 1}: message {number + 1} is none of the algorithm's.")
         turn = self.turn
-        if turn is None or turn.round != t:
+        if turn is None or not turn.is_of(t, number):
             self._begin(t)
             if turn is not None:
                 self._use_up(turn)
-            turn = Turn(t, attempt, [], [], [])
+            turn = Turn(t, attempt, [], [], [], name=name)
         if attempt < turn.attempt:
             raise Refused(
                 f"round {t + 1}: attempt {attempt} came after attempt {turn.attempt}, and what "
@@ -218,6 +229,36 @@ class PartyState:
                 f"round.separation is {self._separation}: it sits out."
             )
         self._last = t
+
+    def _join(self, turn: Turn) -> int:
+        """The round that a turn's upload is for: asked once, when the party has trained.
+
+        A party is in a round once: what it is given next is of a later one.
+        """
+        if turn.joined is None:
+            joined, attempt = turn.round, turn.attempt
+            if self.admission is not None:
+                joined, attempt = self.admission(turn.round, turn.name)
+            if not turn.round <= joined < (inf if self._rounds is None else self._rounds):
+                raise Refused(
+                    f"version {turn.round}: its upload is for round {joined + 1}, which is none "
+                    f"that comes after it, of {self._rounds or 'any'}."
+                )
+            turn.joined, turn.attempt = joined, attempt
+            self._last = max(self._last, joined)
+        return turn.joined
+
+    @property
+    def last(self) -> int:
+        """The last round that the party was in."""
+        return self._last
+
+    def again(self, version: int) -> tuple[Turn, Arrays]:
+        """What was made of a version and is not judged yet."""
+        turn = self.turn
+        if turn is None or turn.round != version or turn.own is None or turn.joined is None:
+            raise Refused(f"version {version}: nothing of it is here.")
+        return turn, turn.outbox[-1]
 
     def _pay(self, turn: Turn, number: int, arrays: Arrays) -> None:
         """Have it written down what the noise costs with which a letter is answered."""
@@ -280,6 +321,8 @@ class PartyState:
             turn.me = self._me(turn.round, self.own.buffers)
             turn.me.secrets = turn.secrets
             turn.me.acquainted = partial(self._others, turn)
+            if self.asynchronous:
+                turn.me.joins = partial(self._join, turn)
         assert turn.me is not None
         while True:
             said, turn.me.heard = self._said(at, turn.inbox[at]), cache(partial(turn.heard, at))
@@ -314,10 +357,13 @@ class PartyState:
         if talk.ended:
             upload, own = pair(f"{self.boxes.name}.party", "upload, own", talk.said)
         gradients = self._told_gradients(me) if talk.ended or not self.by_record else 0
-        turn.put(self.anatomy.messages[len(turn.outbox)], upload, gradients)
-        if talk.ended:
-            turn.own = self._kept(me, own)
-            turn.talk = turn.me = None
+        number = len(turn.outbox)
+        with self._lock:
+            turn.put(self.anatomy.messages[number], upload, gradients)
+            if number == self.anatomy.counts_at:  # with this upload it may be in the round's sum
+                turn.own = self._kept(me, own if talk.ended else me.after)
+            if talk.ended:
+                turn.talk = turn.me = None
 
     def _behind(self, records: int) -> int:
         """Records behind what leaves, as rules are told: those of a private sample are secret."""
@@ -515,7 +561,7 @@ class PartyState:
 
     def _outputs(self, model: Learnt, t: int, own: bool, x: Tensor) -> Tensor:
         w, buffers = model
-        outputs = self.model.one.outputs(w, x, None if buffers is None else buffers.clone())
+        outputs = self._scorer.one.outputs(w, x, None if buffers is None else buffers.clone())
         if own and self.boxes.has_predict:
             outputs = self.boxes.predict(self._me(t, buffers), w, x, False)
         return outputs
@@ -530,6 +576,10 @@ class PartyState:
 
     def state(self) -> dict[str, Tensor]:
         """The own state and the open round, as tensors by name."""
+        with self._lock:  # a model may be scored, and that kept, while another is trained
+            return self._state()
+
+    def _state(self) -> dict[str, Tensor]:
         found = {"own.trained": torch.tensor([int(self.own.trained)])}
         found["last"] = torch.tensor([self._last, self._again])
         found["paid"] = torch.tensor([self.paid])

@@ -6,16 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from archipel.core import Vector
-from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
+from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.letters import Letter
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.presence import Adjourned, Presence
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
@@ -51,6 +53,8 @@ class Remote:
         self.kept = kept
         self.engine, self.answers, self.presence = engine, answers, Presence()
         engine.away = self.presence.away  # also between two messages of a round
+        if engine.buffered is not None:
+            engine.buffered.here = lambda k: bool(self.presence.here([k])[0])
         self._events, self._metric, self._patience = events, metric, patience
         self._weighs = any(m.asks & {"n", "mean by examples"} for m in engine.anatomy.messages)
         self._done = 0
@@ -110,8 +114,10 @@ class Remote:
 
     @property
     def doing(self) -> dict[int, str]:
-        """What the parties do that the round waits for."""
+        """What the parties do that the round waits for, or that are at work at their own pace."""
         opened = self.engine.opened
+        if self.engine.buffered is not None:
+            return self.engine.buffered.doing
         return {} if opened is None else {k: opened.doing.get(k, "works") for k in opened.waits_for}
 
     def round(
@@ -129,19 +135,32 @@ class Remote:
 
         How far they get, and how many messages they answer, is up to them.
         """
+        outcome = self._round(t, parties, replace(self._patience, enough=enough, needed=needed))
+        return outcome._replace(down=outcome.down + unheard * self.anatomy.bytes_down)
+
+    def take_step(self, t: int, parties: Ints, buffer: int, at_once: int, needed: int) -> Outcome:
+        """Do round t in which nobody waits for anybody: a step with `buffer` uploads.
+
+        So many of the parties train at once.
+        """
+        how = replace(self._patience, buffer=buffer, at_once=at_once, needed=needed)
+        return self._round(t, parties, how)
+
+    def _round(self, t: int, parties: Sequence[int] | Ints, patience: Patience) -> Outcome:
         self._done = t + 1
-        patience = Patience(self._patience.deadline, self._patience.silence, enough, needed)
         outcome = self._wait(self.engine.round(t, parties, patience))
-        for k, cause in outcome.missing.items():
+        for k, cause in [*outcome.missing.items(), *outcome.left.items()]:
             if cause.why == "silent":
                 self.presence.silent(k)
-        return outcome._replace(down=outcome.down + unheard * self.anatomy.bytes_down)
+        return outcome
 
     def skip(self, t: int) -> None:
         """Leave round t out, for which too few are there: what is scored next is after it."""
         self._done = t + 1
 
-    def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
+    def evaluate(
+        self, w: Vector | None = None, *, own: bool = False, who: Some | None = None
+    ) -> Evaluation:
         """Have the parties that are there score the shared model, and with `own` their own ones."""
         if not own:
             there = [k for k in list(self.presence.asked) if self.presence.here([k])[0]]

@@ -21,6 +21,7 @@ from archipel.engines.network.letters import PIECE, BadLetter, Letter, Sealed, d
 from archipel.errors import ArchipelError
 
 POLL = 20.0  # seconds that a question is held before it is answered with "not yet"
+BEAT = 5.0  # seconds between two words of a party at work on how far it is
 INLINE = 64 << 10  # bytes of a letter that comes with its offer
 SMALL = 2 << 20  # bytes of a letter that brings no model
 _REASON = 4000  # characters of a refusal, which may say again what was sent

@@ -54,9 +54,15 @@ class Turn:
     hides: bool = False  # whether the algorithm made keys or masks of them
     agreed: dict[int, frozenset[int]] = field(default_factory=dict)  # sums that were signed
     charged: bytes = b""  # the name under which what its noise costs is written down
-    own: Own | None = None  # after the last upload
+    own: Own | None = None  # after the upload with which the round may count
+    name: bytes = b""  # of the letter that it began with, where nobody waits for anybody
+    joined: int | None = None  # the round that its upload is for, which may be a later one
     me: LocalParty | None = None
     talk: Talk | None = None
+
+    def is_of(self, t: int, number: int) -> bool:
+        """Whether message `number` of round t is of this one: later ones of that it has joined."""
+        return t == (self.round if number == 0 or self.joined is None else self.joined)
 
     def until(self, number: int) -> Turn:
         """The same round as it was before message `number`."""
@@ -90,6 +96,9 @@ class Turn:
     def tensors(self) -> dict[str, Tensor]:
         found = {"turn.round": torch.tensor([self.round])}
         found["turn.attempt"] = torch.tensor([self.attempt, int(self.hides)])
+        if self.joined is not None:
+            found["turn.joined"] = torch.tensor([self.joined])
+            found["turn.name"] = torch.tensor(list(self.name), dtype=torch.uint8)
         for number, parties in self.agreed.items():
             found[f"turn.agreed.{number}"] = torch.tensor(sorted(parties))
         found["turn.charged"] = torch.tensor(list(self.charged), dtype=torch.uint8)
@@ -99,7 +108,10 @@ class Turn:
         for name, box in (("inbox", self.inbox), ("outbox", self.outbox)):
             for i, arrays in enumerate(box):
                 found |= {f"turn.{name}.{i}.{j}": a for j, a in enumerate(arrays)}
-        return found if self.own is None else found | self.own.tensors("turn.own")
+        if self.own is not None:
+            found["turn.settled"] = torch.ones(1, dtype=torch.int64)
+            found |= self.own.tensors("turn.own")
+        return found
 
     @classmethod
     def read(cls, anatomy: Anatomy, state: Mapping[str, Tensor]) -> Turn | None:
@@ -111,6 +123,8 @@ class Turn:
         )  # not of an older version
         turn = cls(int(state["turn.round"]), attempt, [], [], state["turn.gradients"].tolist())
         turn.secrets, turn.hides = state.get("turn.secrets"), bool(hides)
+        if "turn.joined" in state:
+            turn.joined, turn.name = int(state["turn.joined"]), state["turn.name"].numpy().tobytes()
         for number in range(len(anatomy.messages)):
             if (parties := state.get(f"turn.agreed.{number}")) is not None:
                 turn.agreed[number] = frozenset(parties.tolist())
@@ -129,7 +143,7 @@ class Turn:
             turn.charged = state["turn.charged"].numpy().tobytes()
         elif turn.outbox:  # of an older version, which charged a round before it answered
             turn.charged = b"before"
-        if len(turn.outbox) == len(messages):
+        if "turn.settled" in state or len(turn.outbox) == len(messages):  # of an older version
             turn.own = Own.read(anatomy.own, state, "turn.own", True)
         return turn
 

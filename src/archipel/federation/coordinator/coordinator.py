@@ -36,6 +36,7 @@ from archipel.federation.coordinator.folder import CoordinatorFolder
 from archipel.federation.coordinator.notices import Notices
 from archipel.federation.coordinator.peer_study import PeerStudy
 from archipel.federation.coordinator.refusals import Refusals
+from archipel.federation.coordinator.relay import Relay
 from archipel.federation.coordinator.server_study import ServerStudy
 from archipel.federation.scale import Scale, path_of
 from archipel.federation.site.binding import schema_of
@@ -78,6 +79,7 @@ class Coordinator:
         self._evidence = Evidence(home.evidence, self._full)
         self._anchors, self._faults = Anchors(home.anchors), dict[str, str]()
         self.enrolment = Enrolment(home, self.registry, self.server_studies, say)
+        self._relay = Relay()
         self._server = GrpcServer(self.answer, self._admit, self._most, moved=self._moved)
 
     async def up(self, listen: str | None = None) -> int:
@@ -191,6 +193,8 @@ class Coordinator:
             answer = self.enrolment.answer(sender, letter)
             if answer is not None:
                 return answer
+            if letter.kind == "relay":
+                return await self._relay.answer(sender, letter)
             return await self._of_study(sender, letter)
         except RunFailed:  # the database is away, or a disk is full: the site asks again
             raise

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Vector
-from archipel.engines.engine import Cause, Evaluation, Floats, Outcome
+from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
 from archipel.engines.network.bounds import check_scores
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.presence import Presence
@@ -126,7 +126,9 @@ class PeerReports:
                 return
             self.presence.pause(0.02)
 
-    def evaluate(self, w: Vector | None = None, *, own: bool = False) -> Evaluation:
+    def evaluate(
+        self, w: Vector | None = None, *, own: bool = False, who: Some | None = None
+    ) -> Evaluation:
         """The peers' own models, each scored by its peer on its own test points."""
         return over_sites(self._letters, "metrics", self._parties, self._metric)
 

@@ -19,24 +19,29 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.answers import Answers
-from archipel.engines.network.engine import NetworkEngine, Patience
+from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted, keepable, protected, told_plan
 from archipel.engines.network.letters import Letter, Sealed
+from archipel.engines.network.opened import Patience
 from archipel.engines.network.remote import Remote
 from archipel.engines.protection import Protection, protecting
 from archipel.errors import ArchipelError, BelowQuorum, BudgetSpent, unknown
+from archipel.exchange.boxes import Boxes, buffer_of, is_asynchronous
+from archipel.exchange.statistics import averages
 from archipel.federation.coordinator.sites import Sites
 from archipel.federation.scale import Scale
 from archipel.metrics import PRIMARY, may_leave, name_of, pool
 from archipel.models.model import Model
 from archipel.privacy.promise import Kept, Privacy
 from archipel.runs.beginning import Beginning
+from archipel.runs.buffering import check_buffer
 from archipel.runs.loop import Loop
 from archipel.runs.participation import Cohort
 from archipel.runs.run import Run
 from archipel.runs.simulation import Options
 
 _SIGNED = Cause.read(SIGNED)
+_OTHER_SUM = "wire.sum: sites that signed a sum of this round before are in no other one."
 _AGAIN = 2.0  # seconds until a round below the quorum is tried again
 
 
@@ -50,29 +55,34 @@ class SiteAttendance:
         """Ask sites that are there, until the round counts or the study says to go on without."""
         sites = self._sites
         sites.find_scale()
-        waited, blocked = 0, dict[int, Cause]()
+        waited, blocked, why = 0, dict[int, Cause](), ""
         while True:
             sites.take_in()
             self._refuse_spent(t)
             cohort, outcome, needed = self._try(t)
             cohort = cohort._replace(waited=waited, blocked=blocked)
             arrived, sampled = len(cohort.present), len(cohort.sampled)
+            over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
+            why = outcome.given_up or (_OTHER_SUM if over else why)
+            over = over or (bool(outcome.given_up) and is_asynchronous(self._run.algorithm))
             answer = f"{arrived} of {sampled} sites answer"
-            sites.waits("" if cohort.counted else "below quorum", f"{answer}, {needed} are needed")
+            needs = outcome.given_up.rstrip(".") or f"{answer}, {needed} are needed"
+            word = "its sum was given up" if outcome.given_up else "below quorum"
+            sites.waits("" if cohort.counted else word, needs)
             if not cohort.counted:
                 self._refuse_spent(t)
             on_missing = sites.policy()[0].on_missing
-            over = _SIGNED in cohort.missing.values()  # who signed a sum is in no other of a round
             if cohort.counted or on_missing == "continue" or over:
-                return cohort, outcome
+                return cohort, outcome._replace(given_up=why)
             if on_missing == "abort":
                 causes = ", ".join(
                     f"{self._run.data.name(k)} {cause}"
                     for k, cause in [*cohort.missing.items()][:5]
                 )
+                below = f"below the quorum of {needed}: lower round.quorum, or"
+                below = f"{why.rstrip('.')}:" if why else below
                 raise BelowQuorum(
-                    f"round {t + 1}: {answer} ({causes}), below the quorum of {needed}: lower "
-                    "round.quorum, or say on_missing = 'wait'."
+                    f"round {t + 1}: {answer} ({causes}), {below} say on_missing = 'wait'."
                 )
             waited, blocked = waited + 1, cohort.missing
             sites.presence.pause(_AGAIN)
@@ -96,6 +106,8 @@ class SiteAttendance:
         sites, presence = self._sites, self._sites.presence
         (who, needed), eligible = sites.policy(), sites.eligible
         sites.wait_for(min(needed, len(eligible)))
+        if is_asynchronous(self._run.algorithm):
+            return *self._step(t, who.count(len(eligible)), needed), needed
         awake = who.awake(eligible, self._run.participation)
         sampled, here = who.ask(eligible, self._run.seed, t, presence.here(eligible), awake)
         missing = {int(k): presence.cause(int(k)) for k in sampled[~here]}
@@ -110,6 +122,19 @@ class SiteAttendance:
         effort = np.broadcast_to(1.0, outcome.arrived.shape)
         counted = len(outcome.arrived) >= max(1, needed)
         return Cohort(sampled, outcome.arrived, effort, missing, counted), outcome, needed
+
+    def _step(self, t: int, at_once: int, needed: int) -> tuple[Cohort, Outcome]:
+        """Have the server take a step, with uploads of whichever versions come first."""
+        sites, eligible = self._sites, self._sites.eligible
+        buffer = min(buffer_of(self._run.algorithm, at_once), len(eligible))
+        sites.waiting = ""
+        outcome = self._engine.take_step(t, eligible, buffer, at_once, needed)
+        missing = dict(outcome.missing)
+        sampled = np.array(sorted({*outcome.arrived.tolist(), *missing}), np.int64)
+        effort = np.broadcast_to(1.0, outcome.arrived.shape)
+        counted = len(outcome.arrived) >= max(1, needed)
+        cohort = Cohort(sampled, outcome.arrived, effort, missing, counted, stale=outcome.stale)
+        return cohort, outcome
 
     def before_evaluation(self) -> None:
         self._sites.wait_for(1)
@@ -134,14 +159,17 @@ class ServerStudy:
         self._study = study
         self.members: Callable[[], bytes] = bytes  # who the sites are, as sites are told
         begun = Beginning(algorithm, fed, model, options)
-        metric = _metric(fed, model, options)
+        metric, wire = _metric(fed, model, options), options.get("wire")
+        how, averaged = None if wire is None else wire.sum, averages(Boxes(algorithm), model)
+        averaged = averaged and len(model.running) > 0
+        check_buffer(algorithm, begun.who, how, fed.training, averaged)
         at = (algorithm, fed, model)
         kept_by = _protection(options.get("privacy"), *at, begun.seed, options)
-        wire = options.get("wire")
         boxes, anatomy = fitted(*at, 0, begun.seed, wire, fed.training, kept_by)
         network = NetworkEngine(boxes, model, anatomy, fed.training, study, begun.seed)
         patience = Patience(begun.who.deadline, silence)
-        self.answers = Answers(network, self.judged, silence, patience.limit, metric)
+        limit = silence if boxes.asynchronous else patience.limit
+        self.answers = Answers(network, self.judged, silence, limit, metric)
         kept = _planned(options.get("privacy"), *at, begun.seed, options)
         self.engine = Remote(network, self.answers, events, metric, patience, kept)
         (self.run,) = begun.runs(self.engine, {})
@@ -151,9 +179,19 @@ class ServerStudy:
         self.loop = Loop(self.engine, attendance, [self.run], begun.every)
 
     def judged(self, t: int, party: int) -> bool | None:
-        """Whether a party counted in round t; None until that is on the disk."""
-        recorder = self.loop.recorder
-        if t >= (self.run.done if recorder is None else recorder.rounds):
+        """Whether a party counted in round t; None until that is on the disk.
+
+        Where nobody waits for anybody, whether what it made of version t did, in whichever round.
+        """
+        recorder, buffered = self.loop.recorder, self.engine.engine.buffered
+        done = self.run.done if recorder is None else recorder.rounds
+        if buffered is not None:
+            later = self.run.participation[max(0, t) : done]
+            if any(cohort.counted and party in cohort.present for cohort in later):
+                return True
+            over = self.answers.rounds_done is not None
+            return None if not over and buffered.holds(party, t) else False
+        if t >= done:
             return None
         cohort = self.run.participation[t]
         return bool(cohort.counted and party in cohort.present)

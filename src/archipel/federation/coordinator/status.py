@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from archipel.federation.coordinator.coordinator import Coordinator
     from archipel.federation.coordinator.peer_study import PeerStudy
     from archipel.federation.coordinator.server_study import ServerStudy
+    from archipel.runs.run import Run
 
 _LAST = 5  # misses that are shown
 
@@ -61,6 +62,7 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
             "sites_present": server_study.sites.present,
             "misses": len(misses),
             "missing": misses[-_LAST:],
+            "contributions": _contributions(run),
         }
     return {
         "sites": {site: now - seen for site, seen in list(coordinator.seen.items())},
@@ -69,6 +71,16 @@ def status_of(coordinator: Coordinator) -> dict[str, Any]:
         "letters": dict(coordinator.letters),
         "refused": coordinator.refused,
     }
+
+
+def _contributions(run: Run) -> dict[str, dict[str, float]]:
+    """By site, where nobody waits for anybody: uploads that counted, and how late they were."""
+    from archipel.runs.contributions import contributions, has_own_pace
+
+    if not has_own_pace(run.algorithm, ()):
+        return {}
+    found = contributions(list(run.participation), run.data.training)
+    return {run.data.name(k): each._asdict() for k, each in enumerate(found)}
 
 
 def waiting(server_study: ServerStudy | PeerStudy) -> str:
@@ -134,6 +146,7 @@ def _overview(
         "decisions": _decisions(registry, study.hash),
         "sites": seen.get("sites", {}),
         "missing": seen.get("missing", []),
+        "contributions": seen.get("contributions", {}),
     }
 
 

@@ -17,32 +17,47 @@ from typing import Any
 import numpy as np
 
 from archipel.aggregation import averaging
-from archipel.aggregation.averaging import PUBLISHED, Numbers
+from archipel.aggregation.averaging import PUBLISHED
+from archipel.engines.network.transport import SMALL
 from archipel.errors import ArchipelError, RunFailed
+from archipel.federation.averages import (
+    BULLETIN,
+    PATIENCE,
+    Average,
+    Say,
+    assure_new,
+    keep,
+    proved,
+    terms_of,
+)
+from archipel.federation.certificates import Identity, write_secret
 from archipel.federation.numbers import Card, NumbersFile
 from archipel.federation.peer import port
-from archipel.federation.peer.mesh import PATIENCE, Mesh
+from archipel.federation.peer.mesh import Mesh
 from archipel.federation.roster import check_address
 from archipel.privacy.sources import System
+from archipel.verifiable import peers
+from archipel.verifiable.bulletin import Board
+from archipel.verifiable.party import Party
+from archipel.verifiable.verification import Verdict, checked
 
 _LOG = "averages.jsonl"  # of a party's folder: what it has published
-
-
-@dataclass(frozen=True)
-class Average:
-    """What came of a private mean."""
-
-    estimate: Numbers
-    parties: tuple[str, ...]  # that are in it
+_KEY = "identity.key"  # with which it signs what it says
 
 
 def card(home: Path, name: str, address: str) -> Card:
     """What others need to know of this party; its key is made where there is none."""
     check_address(address)
+    home.mkdir(parents=True, exist_ok=True)
     if not (home / "port.pem").exists():
-        home.mkdir(parents=True, exist_ok=True)
         port.make(home, name)
-    return Card(name, address, port.certificate(home))
+    if not (home / _KEY).exists():
+        write_secret(home / _KEY, Identity.create().pem)
+    return Card(name, address, port.certificate(home), _identity(home).public.hex())
+
+
+def _identity(home: Path) -> Identity:
+    return Identity.read((home / _KEY).read_bytes())
 
 
 def published(home: Path) -> list[dict[str, Any]]:
@@ -51,56 +66,132 @@ def published(home: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@dataclass(frozen=True)
+class Part:
+    """One party of a file, with its own numbers and its own keys."""
+
+    file: NumbersFile
+    me: str
+    home: Path
+    wait: float
+    patience: float = PATIENCE
+    say: Say = lambda _: None
+    charge: Callable[[], None] = lambda: None  # what a site's ledger is told
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.file.peers]
+
+    @property
+    def mine(self) -> int:
+        """Its number among the parties."""
+        return self.names.index(self.me)
+
+    def assure(self) -> None:
+        """Refuse what cannot be, and a question that was answered."""
+        file, me, home = self.file, self.me, self.home
+        if me not in self.names:
+            known = ", ".join(self.names) or "none"
+            raise ArchipelError(f"--me {me}: is not among the [[peers]]: {known}.")
+        others = sorted(file.values.keys() - {me})
+        if me not in file.values or others:
+            whose = f"those of {others[0]} are another's, leave them out" if others else "give them"
+            raise ArchipelError(f"values: this file has {me}'s own numbers alone; {whose}.")
+        if not (home / "port.pem").exists():
+            raise ArchipelError(
+                f"--home {home}: has no key; make it with 'archipel average --me {me} --card "
+                f"HOST:PORT --home {home}'."
+            )
+        if file.peers[self.mine].certificate != port.certificate(home):
+            raise ArchipelError(f"--home {home}: its key is not that of {me} in [[peers]].")
+        for entry in published(home):
+            if entry["session"] == file.session:
+                raise ArchipelError(
+                    f"average.run = {file.run}: {me} has answered this on {entry['when']}, and "
+                    f"again costs another epsilon; give run = {file.run + 1} in everybody's file."
+                )
+
+    def publishes(self) -> None:
+        """Write down that what leaves now counts, whatever becomes of the run."""
+        self.charge()
+        question = self.file.question
+        entry = {
+            "session": self.file.session, "names": question.names, "epsilon": question.epsilon,
+            "delta": question.delta, "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        }  # fmt: skip
+        with (self.home / _LOG).open("a") as log:
+            log.write(json.dumps(entry) + "\n")
+            log.flush()
+            os.fsync(log.fileno())
+
+
 async def take_part(
     file: NumbersFile,
     me: str,
     home: Path,
     wait: float,
     patience: float = PATIENCE,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
+    charge: Callable[[], None] = lambda: None,
 ) -> Average:
     """Take part with this party's own numbers; the same question is answered once."""
-    names, question = [each.name for each in file.peers], file.question
-    if me not in names:
-        raise ArchipelError(f"--me {me}: is not among the [[peers]]: {', '.join(names) or 'none'}.")
-    others = sorted(file.values.keys() - {me})
-    if me not in file.values or others:
-        whose = f"those of {others[0]} are another's, leave them out" if others else "give them"
-        raise ArchipelError(f"values: this file has {me}'s own numbers alone; {whose}.")
-    if not (home / "port.pem").exists():
-        raise ArchipelError(
-            f"--home {home}: has no key; make it with 'archipel average --me {me} --card HOST:PORT "
-            f"--home {home}'."
-        )
-    if file.peers[names.index(me)].certificate != port.certificate(home):
-        raise ArchipelError(f"--home {home}: its key is not that of {me} in [[peers]].")
-    for entry in published(home):
-        if entry["session"] == file.session:
-            raise ArchipelError(
-                f"average.run = {file.run}: {me} has answered this on {entry['when']}, and again "
-                f"costs another epsilon; give run = {file.run + 1} in everybody's file."
-            )
-    mine, x = names.index(me), question.scaled(file.values[me], me)
-    plan = question.plan(len(names))
+    part, question = Part(file, me, home, wait, patience, say, charge), file.question
+    part.assure()
+    x, plan = question.scaled(file.values[me], me), question.plan(len(file.peers))
 
     def before(number: int) -> None:
-        if number == PUBLISHED:  # what leaves now counts, whatever becomes of the run
-            entry = {
-                "session": file.session, "names": question.names, "epsilon": question.epsilon,
-                "delta": question.delta, "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            }  # fmt: skip
-            with (home / _LOG).open("a") as log:
-                log.write(json.dumps(entry) + "\n")
-                log.flush()
-                os.fsync(log.fileno())
+        if number == PUBLISHED:
+            part.publishes()
 
-    box = averaging.member(question, plan, mine, x, os.urandom(32), System())
-    found = await Mesh(home, file.session, file.peers, mine).run(box, wait, patience, before, say)
-    return Average(averaging.estimate(question, plan, found), tuple(names[j] for j in found.there))
+    box = averaging.member(question, plan, part.mine, x, os.urandom(32), System())
+    mesh = Mesh(home, file.session, file.peers, part.mine)
+    found = await mesh.run(box, wait, patience, before, say)
+    return Average(
+        averaging.estimate(question, plan, found), tuple(part.names[j] for j in found.there)
+    )
 
 
-async def rehearse(file: NumbersFile, out: Path, patience: float = PATIENCE) -> Average:
-    """Every party of the file a process of its own on this machine, with real TLS."""
+async def prove(
+    file: NumbersFile,
+    me: str,
+    home: Path,
+    bulletin: Path,
+    wait: float,
+    patience: float = PATIENCE,
+    say: Say = lambda _: None,
+    charge: Callable[[], None] = lambda: None,
+) -> Verdict:
+    """Take part with proofs, and write the bulletin that all parties have; return what it shows."""
+    part, question = Part(file, me, home, wait, patience, say, charge), file.question
+    part.assure()
+    assure_new(bulletin)
+    question.scaled(file.values[me], me)  # a number beyond its range is refused before the others
+    terms = terms_of(file, {each.name: each.identity for each in file.peers})
+    if not (home / _KEY).exists() or _identity(home).public.hex() != terms.parties[me]:
+        raise ArchipelError(f"--home {home}: its identity is not that of {me} in [[peers]].")
+    box = peers.member(
+        Party(me, file.values[me], _identity(home)), terms, board := Board(None),
+        question.dropouts, lambda phase: part.publishes() if phase == "publish" else None,
+    )  # fmt: skip
+    most = SMALL + 4 * len(terms.parties) * peers.longest(terms)
+    steps = peers.steps(terms, question.dropouts)
+    session = f"{file.session} with proofs"
+    try:
+        await Mesh(home, session, file.peers, part.mine, steps, most).run(
+            box, wait, patience, say=say
+        )
+    finally:
+        keep(board, bulletin)  # also of a run that came to nothing
+    return checked(board.entries, board.lines)
+
+
+async def rehearse(
+    file: NumbersFile, out: Path, patience: float = PATIENCE, verifiable: bool = False
+) -> Average:
+    """Every party of the file a process of its own on this machine, with real TLS.
+
+    With proofs, each has its bulletin in its folder.
+    """
     names = sorted(file.values)
     cards = [card(out / name, name, f"localhost:{_free_port()}") for name in names]
     processes = []
@@ -108,6 +199,7 @@ async def rehearse(file: NumbersFile, out: Path, patience: float = PATIENCE) -> 
         given = {
             "me": name, "home": str(out / name), "values": file.values[name], "peers": cards,
             "question": asdict(file.question), "run": file.run, "patience": patience,
+            "verifiable": verifiable,
         }  # fmt: skip
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "archipel.federation.peer.average",
@@ -128,6 +220,8 @@ async def rehearse(file: NumbersFile, out: Path, patience: float = PATIENCE) -> 
     first, *rest = (json.loads(each) for each in told)
     if any(each != first for each in rest):
         raise RunFailed("the parties have different means.")
+    if verifiable and len({(out / name / BULLETIN).read_bytes() for name in names}) > 1:
+        raise RunFailed("the parties have different bulletins.")
     return Average(np.array(first["estimate"]), tuple(first["parties"]))
 
 
@@ -146,7 +240,11 @@ async def _party(given: dict[str, Any]) -> None:
         tuple(Card(*each) for each in given["peers"]),
         given["run"],
     )
-    found = await take_part(file, given["me"], Path(given["home"]), 60.0, given["patience"])
+    me, home, patience = given["me"], Path(given["home"]), given["patience"]
+    if given["verifiable"]:
+        found = proved(await prove(file, me, home, home / BULLETIN, 60.0, patience))
+    else:
+        found = await take_part(file, me, home, 60.0, patience)
     print(json.dumps({"estimate": found.estimate.tolist(), "parties": found.parties}))
 
 

@@ -11,6 +11,7 @@ from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
+from archipel.federation.confirmed import Confirmed
 from archipel.federation.peer.known_keys import KnownKeys
 from archipel.federation.roster import Member, Roster, Signed, fingerprint
 from archipel.federation.site.site import Site
@@ -76,10 +77,13 @@ class Members:
     def _accept(self, roster: Roster, study: str, say: Say) -> Roster:
         """Check a roster, and remember whom this peer meets in it."""
         self._check(roster, study)
-        new = self._keys.new(each for each in roster.peers if each.name != self._site.name)
-        if new and self._confirm:
+        others = [each for each in roster.peers if each.name != self._site.name]
+        new, confirmed = self._keys.new(others), Confirmed(self._site.home)
+        confirmed.check({each.name: each.identity for each in others})
+        wanted = new if self._confirm else others if self._site.policy.confirmed else []
+        if names := confirmed.lacking({each.name: each.identity for each in wanted}):
             raise ArchipelError(
-                f"nobody here has confirmed the key of {', '.join(each.name for each in new)}: see "
+                f"nobody here has confirmed the key of {', '.join(names)}: see "
                 f"'archipel peer roster {study[:12]}', telephone, and say 'archipel peer trust "
                 "NAME' for each."
             )
@@ -151,9 +155,11 @@ class Members:
         """Have a name stand for this key from now on, or for the next that comes."""
         if identity is None:
             self._keys.forget(name)
+            Confirmed(self._site.home).forget(name)
             self._site.audit.append("forgotten", peer=name)
             return
         self._keys.trust(name, identity)
+        Confirmed(self._site.home).confirm(name, fingerprint(identity))
         self._site.audit.append("trusted", peer=name, fingerprint=fingerprint(identity))
 
     def revoked(self, study: str) -> frozenset[str]:

@@ -2,7 +2,8 @@
 """The other sites of a study, by the keys that this site knows them by.
 
 Sums that nobody can look into hold against the coordinator only where it cannot stand for other
-sites. Who a study's sites are comes from the coordinator; a site believes it once. From then on a
+sites. Who a study's sites are comes from the coordinator; a site believes it once, and where
+somebody has confirmed a key beforehand (`federation/confirmed.py`) not even then. From then on a
 number of the study has its name, and a name its key in every study, until an operator who has
 telephoned says otherwise (`archipel site keys`). Where a study takes nobody late, no number comes
 to those that the site met first. Keys of peers are the same ones.
@@ -21,8 +22,10 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation.certificates import verify
+from archipel.federation.confirmed import Confirmed, not_confirmed
 from archipel.federation.peer.known_keys import KnownKeys
 from archipel.federation.roster import fingerprint
+from archipel.federation.site.policy import POLICY, Withheld
 from archipel.store.files import write
 
 if TYPE_CHECKING:
@@ -46,8 +49,9 @@ class Acquaintances:
         self._site, self._study = site, study
         self._path = site.site_studies.folder(study) / "members.json"
         self._trusted = site.home / "peers.json"
-        self._keys = KnownKeys(self._trusted)
+        self._keys, self._confirmed = KnownKeys(self._trusted), Confirmed(site.home)
         self._known: dict[int, bytes] = {}
+        self._unconfirmed: dict[int, str] = {}  # whom the policy wants confirmed first
         self._seen: tuple[object, ...] = ()  # the files as they were when they were read last
 
     def names(self) -> dict[int, str]:
@@ -64,15 +68,25 @@ class Acquaintances:
         return self._site.identity.sign(SUM + what)
 
     def signed(self, by: int, signature: bytes, what: bytes) -> bool:
-        files = tuple(_mark(path) for path in (self._path, self._trusted))
-        if files != self._seen:  # an operator may have forgotten a key meanwhile
-            keys = {name: bytes.fromhex(each.identity) for name, each in self._keys.known().items()}
-            keys[self._site.name] = self._site.identity.public
-            self._known = {k: keys[name] for k, name in self.names().items() if name in keys}
+        paths = (self._path, self._trusted, self._confirmed.path, self._site.home / POLICY)
+        files = tuple(map(_mark, paths))
+        if files != self._seen:  # an operator may have decided otherwise meanwhile
+            self._look()
             self._seen = files
+        if by in self._unconfirmed:
+            raise Withheld(not_confirmed([self._unconfirmed[by]]))
         if by not in self._known:
             raise Stranger(f"study {self._study[:12]}: the key of party {by} is not known here.")
         return verify(self._known[by], signature, SUM + what)
+
+    def _look(self) -> None:
+        """Read whom this site knows by which key, and whom its policy does not let it know yet."""
+        keys = {name: each.identity for name, each in self._keys.known().items()}
+        wanted = self._confirmed.lacking(keys) if self._site.policy.confirmed else []
+        keys[self._site.name] = self._site.identity.public.hex()
+        names = {k: name for k, name in self.names().items() if name in keys}
+        self._known = {k: bytes.fromhex(keys[name]) for k, name in names.items()}
+        self._unconfirmed = {k: name for k, name in names.items() if name in wanted}
 
     async def meet(self, link: GrpcLink, say: Callable[[str], None] = lambda _: None) -> None:
         """Ask the coordinator who the others are, and remember those who are new."""
@@ -113,6 +127,10 @@ class Acquaintances:
                     f"'archipel site keys' says there '{fingerprint(identity)}', say 'archipel "
                     f"site keys --forget {name}'."
                 )
+        others = {name: key for name, key in told.values() if name != site.name}
+        self._confirmed.check(others)
+        if site.policy.confirmed and (lacking := self._confirmed.lacking(others)):
+            raise Withheld(not_confirmed(lacking))
         for name, identity in told.values():
             if name != site.name and name not in keys:
                 self._keys.trust(name, identity)

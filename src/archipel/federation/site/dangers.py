@@ -115,6 +115,11 @@ def _sums(study: Exposure, policy: Policy) -> Iterator[str]:
         "know that one's upload. A dishonest coordinator can invent sites: count those that you "
         "know."
     )
+    if study.unheard:
+        yield (
+            "A coordinator that takes your upload, cuts you off, and tells the other sites that "
+            "you sent none, sees it: GOPA has no second mask against that, and secure sums have."
+        )
     if study.counts:
         yield (
             "The sum of the sites' numbers of rows is in it; from two sums, of which one is "

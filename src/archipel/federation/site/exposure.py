@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from archipel import models
+from archipel.aggregation.gopa import Gopa
 from archipel.aggregation.shuffled import ShuffledSum
 from archipel.aggregation.summation import Hiding
 from archipel.data.federation import Federation
@@ -63,6 +64,7 @@ class Exposure:
     untold: tuple[str, ...]  # metrics that do not leave: how far a record moves them is not known
     statistics: int  # numbers of one round that are BatchNorm's means and variances
     hidden: bool = False  # whether a protocol adds uploads up that shows nobody a single one
+    unheard: bool = False  # whether that holds only while nobody who sent it is kept from others
     shuffled: bool = False  # whether uploads leave as reports of which nobody knows whose they are
     counts_in_sums: bool = False  # whether numbers of rows are added up, and leave so alone
     promise: Privacy | None = None
@@ -122,6 +124,7 @@ def exposure(
         counts_in_sums=anatomy.weighed,
         neighbours=is_peer(algorithm),
         hidden=hidden,
+        unheard=isinstance(study.wire_object.sum, Gopa),
         shuffled=isinstance(study.wire_object.sum, ShuffledSum),
         untold=tuple(
             name for name in study.chosen.names if not may_leave(data.task, data.classes, name)

@@ -14,8 +14,10 @@ same rows, so both have one account.
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
@@ -164,6 +166,14 @@ def table_of(site: Site, study: Study, data: Federation | None = None) -> str:
 # -- writing ---------------------------------------------------------------------------------------
 
 
+@contextmanager
+def charging(site: Site) -> Iterator[None]:
+    """One entry at a time, whichever thread or process of the site makes it: all see the sum."""
+    with _one_at_a_time, (site.home / "charging").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @dataclass(frozen=True)
 class Charging:
     """Where the rounds of one study at a site are charged."""
@@ -178,7 +188,7 @@ class Charging:
         What is there under the name of this noise is the same, and not written again.
         """
         (k,) = kept.uses
-        with _one_at_a_time:
+        with charging(self.site):
             spent = entries(self.site, verified=False)
             if any(self._is(each, t, noise) for each in spent):
                 return

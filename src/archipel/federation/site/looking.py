@@ -12,6 +12,7 @@ from archipel.engines.network.fitting import fitted, keepable, of_size, protecte
 from archipel.engines.protection import Protection, simulated
 from archipel.errors import ArchipelError
 from archipel.federation import approval
+from archipel.federation.confirmed import Confirmed
 from archipel.federation.peer.known_keys import KnownKeys
 from archipel.federation.site import ledger
 from archipel.federation.site.account import NOTHING, Account, for_records
@@ -99,8 +100,11 @@ def review_at(
     approved = [each for each in site.site_studies.approved() if each != digest]
     before = [each for each in approved if site.site_studies.name(each) == study.name]
     changes = approval.difference(site.site_studies.text(before[-1]), text) if before else []
+    known, confirmed = KnownKeys(site.home / "peers.json").known(), Confirmed(site.home)
+    keys, pinned = {name: each.identity for name, each in known.items()}, confirmed.all()
+    lacking = confirmed.lacking(keys)
     return Review(
         study, digest, found, anatomy, site.policy, members, mixed, changes,
         site.site_studies.namesakes(study.name, besides=digest),
-        [site.name, *KnownKeys(site.home / "peers.json").known()],
+        [site.name, *keys], [site.name, *(name for name in pinned if name not in lacking)],
     ).text()  # fmt: skip

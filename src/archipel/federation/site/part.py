@@ -46,7 +46,7 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
     party_state = PartyState(
         described.algorithm_object, data, model, party=party, seed=about.seed,
         rounds=about.rounds, evaluate_every=about.evaluate_every,
-        rules=Standing(site.home, found, policy.counts), wire=described.wire_object,
+        rules=Standing(site.home, found, policy.tells_counts), wire=described.wire_object,
         privacy=described.promise, charge=charge, separation=described.round.separation or 1,
         study=study, identities=Acquaintances(site, study),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import floor, log10, nan
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import tomli_w
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from archipel.federation.site.exposure import Exposure
     from archipel.metrics import Guarded
 
-_FILE = "policy.toml"
+POLICY = "policy.toml"  # in a site's folder
+_SUMS = "sums"  # a word of `counts`
 SPENT = "spent (its privacy budget)"  # what a coordinator is told of it
 _EXACT = 15  # digits: as they are
 
@@ -63,8 +64,9 @@ class Policy:
     )
     rounds: int = _key(10_000, "of one study, at most")
     megabytes: float = _key(1000.0, "of numbers that leave for one study, at most")
-    counts: bool = _key(
-        False, "whether numbers of rows may leave, but for that in the sums of columns"
+    counts: bool | Literal["sums"] = _key(
+        False,
+        'whether numbers of rows leave, but for sums of columns; "sums": in sums over sites alone',
     )
     neighbours: bool = _key(False, "whether peers may see vectors of this site one by one")
     statistics: bool = _key(True, "whether BatchNorm's means and variances may leave")
@@ -75,6 +77,9 @@ class Policy:
         None, "privacy budget of each table over all studies, for every record; none: no limit"
     )
     delta: float = _key(1e-5, "at which that budget is counted")
+    confirmed: bool = _key(
+        False, "whether sites whose keys nobody here has confirmed are refused in sums"
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -95,19 +100,19 @@ class Policy:
     def read(cls, home: Path) -> Self:
         """The policy of a site's folder; careful where nothing is set."""
         try:
-            text = (home / _FILE).read_text()
+            text = (home / POLICY).read_text()
             given = tomllib.loads(text)
         except FileNotFoundError:
             return cls()
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValueError) as error:
             raise ArchipelError(
-                f"'{home / _FILE}': cannot be read ({error}); correct it, nothing leaves before."
+                f"'{home / POLICY}': cannot be read ({error}); correct it, nothing leaves before."
             ) from None
         made: Self = build("policy", cls, given)
         return made
 
     def write(self, home: Path) -> None:
-        write(home / _FILE, self.toml().encode())
+        write(home / POLICY, self.toml().encode())
 
     def toml(self) -> str:
         return tomli_w.dumps({key: _plain(value) for key, value in asdict(self).items()})
@@ -142,7 +147,7 @@ class Policy:
             ),
             Rule(
                 "counts",
-                self.counts or not study.counts,
+                self._lets_count(study),
                 _counted(study),
             ),
             self._among("algorithms", study.algorithm),
@@ -155,6 +160,16 @@ class Policy:
             said = f"{study.test_rows} test rows here, so no score leaves"
             rules.append(Rule("least_test_rows", True, said))
         return [rule for rule in [*rules, *self._privacy(study)] if rule is not None]
+
+    def _lets_count(self, study: Exposure) -> bool:
+        """Whether numbers of rows may leave in the way in which they would."""
+        in_sums = self.counts == _SUMS and study.counts_in_sums
+        return self.tells_counts or in_sums or not study.counts
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether this site's own numbers of rows may leave by themselves."""
+        return self.counts is True
 
     def _privacy(self, study: Exposure) -> Iterator[Rule]:
         """What a study promises, and whether this site's budget bears it."""
@@ -306,8 +321,9 @@ class Standing:
         policy = Policy.read(self.home)
         if self.study is not None:
             policy.refuse(self.study)
-        if self.counts and not policy.counts:
-            raise Withheld("counts = false: numbers of rows left so far; it begins without them.")
+        if self.counts and not policy.tells_counts:
+            now = shown(policy.counts)
+            raise Withheld(f"counts = {now}: numbers of rows left so far; it begins without them.")
         return policy
 
 
@@ -360,7 +376,7 @@ def _plain(value: Any) -> Any:
 
 def _value(text: str) -> Any:
     """A value as TOML writes it; words without quotes are texts, and with commas lists."""
-    if text == "none":
+    if text in ("none", _SUMS):
         return text
     try:
         return tomllib.loads(f"x = {text}")["x"]

@@ -18,6 +18,7 @@ from torch import Tensor
 from archipel.data.schema import TEST, Column
 from archipel.errors import clean
 from archipel.exchange.anatomy import Anatomy, Message
+from archipel.exchange.boxes import is_asynchronous
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.dangers import dangers
 from archipel.federation.site.exposure import Exposure
@@ -54,6 +55,7 @@ class Review:
     changes: Sequence[str] = ()  # since this site last approved a study of that name
     namesakes: Sequence[str] = ()  # hashes of other studies of that name that are known here
     met: Sequence[str] = ()  # of the members, those whose keys this site knows, itself among them
+    confirmed: Sequence[str] = ()  # of these, those whose keys somebody here has confirmed
 
     def text(self) -> str:
         about = [*_wrapped(self._about(), 10), ""]
@@ -78,13 +80,28 @@ class Review:
         if self.exposure.hidden and self.members:
             new = [name for name in self.members if name not in self.met]
             more = f": {_cut(', '.join(new))}" if new else ""
-            late = "later ones, too" if self.study.round.late_joiners else "nobody after these"
             yield (
                 f"Of {len(self.members)} sites that approved it so far this site knows the keys of "
-                f"{len(self.members) - len(new)} and has not met {len(new)}{more}. It believes the "
-                f"coordinator once who those are, and when they first add up ({late}): look then "
-                "at 'archipel site keys'."
+                f"{len(self.members) - len(new)} and has not met {len(new)}{more}. "
+                + self._unconfirmed()
             )
+
+    def _unconfirmed(self) -> str:
+        """Whose keys are believed because the coordinator says so, and what comes of that."""
+        names = [name for name in self.members if name not in self.confirmed]
+        late = "later ones, too" if self.study.round.late_joiners else "nobody after these"
+        said = "Somebody here has confirmed all of their keys. "
+        if names:
+            said = f"Nobody here has confirmed the keys of {len(names)}: {_cut(', '.join(names))}. "
+        if self.policy.confirmed:
+            return said + (
+                "This site adds up with none that is not confirmed (policy confirmed), whatever "
+                f"the coordinator says ({late})."
+            )
+        return said + (
+            f"It believes the coordinator once who others are, when they first add up ({late}): "
+            "look then at 'archipel site keys', or before at --trust."
+        )
 
     def _about(self) -> Iterator[str]:
         study, exposure = self.study, self.exposure
@@ -126,11 +143,26 @@ class Review:
         below = {"wait": "it waits", "abort": "the study ends", "continue": "it is left out"}
         more = f" and {rules.over_select:.0%} more" if rules.over_select else ""
         rest = (rules.separation or 1) - 1
+        if is_asynchronous(self.study.algorithm_object):
+            return self._own_pace(below[rules.on_missing])
         return (
             f"a round asks {_share(rules.sample)}{more} and counts with {_share(rules.quorum)} or "
             f"more (quorum), else {below[rules.on_missing]}; "
             + (f"after one a site sits out {rest}; " if rest else "")
             + (f"{rules.deadline:g} s for a round; " if rules.deadline else "no time limit; ")
+            + ("sites may join later" if rules.late_joiners else "nobody joins later")
+        )
+
+    def _own_pace(self, below: str) -> str:
+        """The same where nobody waits for anybody."""
+        rules, buffer = self.study.round, getattr(self.study.algorithm_object, "buffer", None)
+        many = "half of the sites that train at once" if buffer is None else _share(buffer)
+        return (
+            f"{_share(rules.sample)} train at once, each at its own pace, and nobody waits for a "
+            f"slow one; a round is a step of the server with uploads of {many}, or with "
+            f"{_share(rules.quorum)} (quorum) where no more come, else {below}; a site is in a "
+            "round once at most; "
+            + (f"{rules.deadline:g} s for a site's work; " if rules.deadline else "")
             + ("sites may join later" if rules.late_joiners else "nobody joins later")
         )
 
@@ -144,9 +176,13 @@ class Review:
                 "training rows, for the common scale; the coordinator sees each site's. What an "
                 "earlier study got of a column is sent again as it was"
             )
+        own_pace = is_asynchronous(study.algorithm_object)
+        often = "once a round at most" if own_pace else "every round"
+        if own_pace:
+            yield "once a round at most: that you have trained, before the upload leaves"
         for number, message in enumerate(anatomy.messages, 1):
             which = f"upload {number}" if len(anatomy.messages) > 1 else "an upload"
-            yield f"every round: {which} of {_form(message, anatomy.wire.sum)}"
+            yield f"{often}: {which} of {_form(message, anatomy.wire.sum)}"
         if self.wire:
             hidden = "your numbers are masked, and no key to them leaves that would show them alone"
             shuffled = "your report has noise of its own, and leaves sealed for the shuffler"
@@ -174,7 +210,7 @@ class Review:
             )
         elif exposure.counts:
             yield "with every upload: your number of training rows"
-        if self.policy.counts:
+        if self.policy.tells_counts:
             yield "numbers of training rows, test rows and gradients, since your policy has counts"
         which = "the shared model" + " and your own" * (exposure.scored > exposure.evaluations)
         yield (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -83,6 +83,7 @@ class Site:
         self.audit = Audit(home / "audit.jsonl", self.identity)
         self.site_studies = SiteStudies(home / "studies")
         self._fault = ""  # of the coordinator's log, as it was last said
+        self.pace: Callable[[], Awaitable[None]] | None = None  # of slow sites, in a rehearsal
 
     def assure_listens(self) -> None:
         """Refuse what only a peer can do."""
@@ -362,7 +363,7 @@ class Site:
     def tells_counts(self, study: str) -> bool:
         """Whether numbers of rows leave for a study: they did on approval, and still may."""
         decision = self.site_studies.decision(study)
-        return self.policy.counts and decision is not None and decision.facts.get("n", 0) > 0
+        return self.policy.tells_counts and decision is not None and decision.facts.get("n", 0) > 0
 
     async def attend(
         self,
@@ -387,9 +388,8 @@ class Site:
             write(path, save(party_state.state()))
 
         attendance = PartyLoop(
-            party_state, link, study, sign=self.sign, keep=keep, say=say,
-            may=lambda: self.may(link, study),
-            counts=self.tells_counts(study),
+            party_state, link, study, sign=self.sign, keep=keep, say=say, pace=self.pace,
+            may=lambda: self.may(link, study), counts=self.tells_counts(study),
             scale=scale.name_at(path.with_name("scale.safetensors")),
             log=lambda theirs: self.exchange(theirs, say),
             meet=lambda: Acquaintances(self, study).meet(link, say),

@@ -89,7 +89,7 @@ class SiteStudies:
         """What a study calls itself; empty where it cannot be read here."""
         try:
             return approval.name_of(self.text(study))
-        except ArchipelError:
+        except (ArchipelError, FileNotFoundError):
             return ""
 
     def find(self, name: str) -> str:
