@@ -106,6 +106,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_killed_with_all_that_it_started_and_resumed_to_the_same_bits(folder, archipel):
     home = Path.home() / ".ray" / "auth_token"
     had = home.exists()

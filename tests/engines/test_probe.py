@@ -354,7 +354,7 @@ def check_mutants(folder, count, seed, monkeypatch):
 
 
 def test_mutations_of_bundled_algorithms_are_caught(tmp_path, monkeypatch):
-    assert check_mutants(tmp_path, 12, 0, monkeypatch) > 6
+    assert check_mutants(tmp_path, 16, 0, monkeypatch) > 6
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 """Who is in a sum keeps what the round made of its own state, also if it went before the end."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -202,19 +203,19 @@ _WHY = "wire.sum: 2 of those who hold shares of party 1's keys are left, and 3 a
 
 def test_a_coordinator_says_why_a_sum_was_given_up():
     sites = _Sites("wait")
-    attendance = _There(None, sites, None)
+    attendance = _There(None, sites, SimpleNamespace(algorithm=ar.FedAvg()))
     cohort, outcome = attendance.take_part(4, 0)
 
     assert cohort.counted and cohort.waited == 2 and outcome.given_up == _WHY
     assert sites.said[0] == f"its sum was given up: {_WHY.rstrip('.')}" and sites.said[-1][0] == ":"
 
     sites = _Sites("continue")
-    cohort, outcome = _There(None, sites, None).take_part(4, 0)
+    cohort, outcome = _There(None, sites, SimpleNamespace(algorithm=ar.FedAvg())).take_part(4, 0)
     assert not cohort.counted and outcome.given_up == _WHY
 
     sites = _Sites("abort")
     with pytest.raises(ar.ArchipelError, match=r"round 5: .*2 of those who hold shares .*needed"):
-        _There(None, sites, None).take_part(4, 0)
+        _There(None, sites, SimpleNamespace(algorithm=ar.FedAvg())).take_part(4, 0)
 
 
 def test_the_run_has_it_in_its_notes():

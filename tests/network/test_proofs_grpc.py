@@ -225,7 +225,8 @@ def test_a_site_that_stops_between_two_messages_does_not_stop_a_secure_sum(
         engine.round(1, range(5), answers=answers)
         engine.round(2, [0, 1, 3, 4])
         expected = engine.vector()
-    assert [len(cohort.present) for cohort in run.participation] == [5, 4, 4]
+    masked = answered >= 3  # with the third message its upload is in the sum
+    assert [len(cohort.present) for cohort in run.participation] == [5, 5 if masked else 4, 4]
     torch.testing.assert_close(run.vector, expected, rtol=1e-6, atol=1e-6)
 
 

@@ -227,7 +227,7 @@ def nobody_rests(patch):
     """Separation is claimed, and the same parties come in every round."""
     patch.setattr(Participation, "awake", lambda self, eligible, past: None)
     asked = Participation.ask
-    patch.setattr(Participation, "ask", lambda self, eligible, seed, t, here, awake=None:
+    patch.setattr(Participation, "ask", lambda self, eligible, seed, t, here=None, awake=None:
                   asked(self, eligible, seed, 0, here))  # fmt: skip
 
 
