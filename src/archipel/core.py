@@ -59,7 +59,7 @@ class Descent(NamedTuple):
 
 
 class Near(NamedTuple):
-    """Some other parties, as one knows them. Those of a stack have d places each, the last empty."""
+    """Some other parties, as one knows them: d places, of which the last may be empty."""
 
     number: Tensor  # [..., d] of the party in each place; -1 in an empty one
     weight: Tensor  # [..., d, 1] of the edge to it, in a graph without directions; 0 where none is
