@@ -42,7 +42,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.core import Batch, Blueprint, Descent, LocalWork, Others, Vector
+from archipel.core import Batch, Blueprint, Descent, LocalWork, Near, Others, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
@@ -102,6 +102,18 @@ class Inside(Protocol):
     def noise(self, like: Vector) -> Vector: ...
     def secret(self, purpose: str) -> Tensor: ...
     def mix(self, x: Vector) -> Vector: ...
+    @property
+    def near(self) -> Near: ...
+    @property
+    def degree(self) -> Tensor: ...
+    @property
+    def drawn(self) -> Near: ...
+    def join(self, others: Near, weight: Tensor) -> None: ...
+    def swap(self, x: States) -> States: ...
+    @property
+    def met(self) -> Tensor: ...
+    @property
+    def woke(self) -> Tensor: ...
 
 
 class Used(NamedTuple):
@@ -222,9 +234,9 @@ class Door:
 
     def _wider(self, size: int) -> Floats:
         """Scales `[m]` of Laplace noise, with what rounding so many numbers to a grid adds."""
-        clip, noise = self._noised.clip, self._noised.noise
-        found = {z: Laplace.calibrated(1 / z, 1.0, size).scale for z in set(noise.values())}
-        return np.array([clip * found[noise[k]] for k in self._numbers])
+        own = [self._noised.noise[k] for k in self._numbers]
+        found = {z: Laplace.calibrated(1 / z, 1.0, size).scale for z in set(own)}
+        return np.array([self._noised.clip * found[z] for z in own])
 
     def _correlated(self, total: Tensor, sample: _Sample, orders: list[Order]) -> Tensor:
         """The same with the noise of the party's next gradient; batches are used in their order."""
@@ -348,6 +360,32 @@ class Door:
 
     def mix(self, x: Vector) -> Vector:
         return self._me.mix(x)
+
+    @property
+    def near(self) -> Near:
+        return self._me.near
+
+    @property
+    def degree(self) -> Tensor:
+        return self._me.degree
+
+    @property
+    def drawn(self) -> Near:
+        return self._me.drawn
+
+    def join(self, others: Near, weight: Tensor) -> None:
+        self._me.join(others, weight)
+
+    def swap(self, x: States) -> States:
+        return self._me.swap(x)
+
+    @property
+    def met(self) -> Tensor:
+        return self._me.met
+
+    @property
+    def woke(self) -> Tensor:
+        return self._me.woke
 
     # -- what is refused ---------------------------------------------------------------------------
 
