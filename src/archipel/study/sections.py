@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of a study file: every key, its kind, its default, and what it is for."""
+"""The sections of a study file: every key, its kind, its default, and what it is for.
+
+One file, since one page is where a key is looked up.
+"""
 
 from __future__ import annotations
 
