@@ -26,7 +26,7 @@ from archipel.core import Each
 from archipel.data.federation import Federation
 from archipel.engines.lines import Code, Line, Step, first_difference
 from archipel.engines.local.settings import Settings
-from archipel.engines.local.share import stacked_leaves
+from archipel.engines.local.stacked import stacked_leaves
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
 from archipel.engines.standin import (
