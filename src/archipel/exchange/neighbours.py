@@ -36,10 +36,16 @@ class Neighbours(Protocol):
 
 
 class Trial:
-    """Neighbours of one party that is alone: as if all were as it is, with edges of weight 1."""
+    """Neighbours to try an algorithm with: all others have told the same, with edges of weight 1.
 
-    def __init__(self, told: Tree, count: int, asked: int, dtype: torch.dtype) -> None:
+    `told` is what one party tells; `lead` has the parties of a stack.
+    """
+
+    def __init__(
+        self, told: Tree, count: int, asked: int, dtype: torch.dtype, lead: tuple[int, ...] = ()
+    ) -> None:
         self._told, self._count, self._asked, self._dtype = told, count, asked, dtype
+        self._lead = lead
         self.swapped: list[Tree] = []  # what was given in meetings
 
     @property
@@ -48,7 +54,7 @@ class Trial:
 
     @property
     def degree(self) -> Tensor:
-        return torch.full((1,), float(self._count), dtype=self._dtype)
+        return torch.full((*self._lead, 1), float(self._count), dtype=self._dtype)
 
     @property
     def drawn(self) -> Near:
@@ -63,13 +69,14 @@ class Trial:
 
     @property
     def met(self) -> Tensor:
-        return torch.zeros(1, dtype=torch.int64)
+        return torch.zeros(*self._lead, 1, dtype=torch.int64)
 
     @property
     def woke(self) -> Tensor:
-        return torch.ones(1, dtype=self._dtype)
+        return torch.ones(*self._lead, 1, dtype=self._dtype)
 
     def _some(self, count: int) -> Near:
-        ones = torch.ones((count, 1), dtype=self._dtype)
-        told = tree_map(lambda leaf: leaf.expand(count, *leaf.shape).clone(), self._told)
-        return Near(torch.arange(count), ones, ones * self._count, told)
+        rows = (*self._lead, count)
+        ones = torch.ones((*rows, 1), dtype=self._dtype)
+        told = tree_map(lambda leaf: leaf.expand(*rows, *leaf.shape).clone(), self._told)
+        return Near(torch.arange(count).expand(rows), ones, ones * self._count, told)
