@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from archipel.core import Algorithm
@@ -183,11 +184,11 @@ def check_turns_one_by_one(algorithm: Algorithm) -> None:
         return
     plan = Plan("stacked", 5, 1)
     together = _learn(algorithm, PLAIN, plan)
-    by_itself = {
-        "disjoint": lambda touched: np.arange(len(touched))[:, None],
-        "independent": lambda order, number: np.arange(len(order))[:, None],
-    }
-    with patch.multiple(schedule, **by_itself):
+
+    def each(turns: NDArray[Any], *_: object) -> NDArray[Any]:
+        return np.arange(len(turns))[:, None]
+
+    with patch.object(schedule, "disjoint", each), patch.object(schedule, "independent", each):
         _close(_learn(algorithm, PLAIN, plan), together, "turns one by one")
 
 

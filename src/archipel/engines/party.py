@@ -69,6 +69,7 @@ class LocalParty:
     neighbours: Neighbours | None = None  # whom they talk to, where there are no rounds
     turns: Ints | None = None  # [m] how often each had its turn before in the round
     edges: int = 0  # of a party at most, in a graph that stays
+    whole: Points | None = None  # all points of each, padded, where somebody has them at hand
     secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
     each: bool = False  # whether the last reply of the round was a row to each party
     hides: bool = False  # whether the algorithm has asked for a secret
@@ -148,6 +149,10 @@ class LocalParty:
                 out.append(self.way.grad(part, points, self._buffers(at)))
                 continue
             self._use_all()
+            if self.whole is not None and len(part) == len(rows):
+                self.spent += self._sizes
+                out.append(self.way.grad(part, self.whole, None))
+                continue
             total = torch.zeros_like(part)
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
@@ -167,6 +172,9 @@ class LocalParty:
                 out.append(self.way.loss(part, self._points(batch, at), self._buffers(at)))
                 continue
             self._use_all()
+            if self.whole is not None and len(part) == len(rows):
+                out.append(self.way.loss(part, self.whole, None))
+                continue
             total = part.new_zeros(len(part))
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]

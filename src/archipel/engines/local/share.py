@@ -38,7 +38,7 @@ from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
 from archipel.models.clipped import Clipping
-from archipel.models.model import Model, OneByOne, Way
+from archipel.models.model import Model, OneByOne, Points, Way
 from archipel.privacy.correlated import begun_anew, kept_on
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
@@ -330,6 +330,7 @@ class Share:
         step: int | None = None,
         turns: Ints | None = None,
         neighbours: Neighbours | None = None,
+        whole: Points | None = None,
     ) -> LocalParty:
         """These parties as the algorithm's `me` in round t."""
         job = self._job
@@ -359,6 +360,7 @@ class Share:
             turns=turns,
             neighbours=neighbours,
             edges=job.edges,
+            whole=whole,
         )
 
     def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:
