@@ -98,6 +98,7 @@ def protection(
 
 def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     """Try a round without records at one party of each size, and find the noise for all."""
+    wakes = record.check_clock(promise, boxes)
     data, model, ids = setting.data, setting.model, setting.ids
     parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
@@ -124,7 +125,8 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
             "counted by adding or removing a record; take all of a party's data in each, or leave "
             "neighbours out."
         )
-    kept = Kept.planned(promise, promise.neighbours, uses, setting.most)
+    most = (promise.wakes or setting.rounds) if wakes else setting.most
+    kept = Kept.planned(promise, promise.neighbours, uses, most, wakes=wakes)
     return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
 
 
