@@ -62,6 +62,40 @@ def woke_until(none, rounds):
     return counts
 
 
+@dataclass(frozen=True)
+class Alone:
+    """One step by itself."""
+
+    lr: float = 1.0
+    local_steps: int = 1
+    batch_size: int | None = None
+    clock: ClassVar[str] = "wakes"
+
+    def init(self, w):
+        return w
+
+    def told(self, w):
+        return w
+
+    def party(self, me, w):
+        return me.descend(w, self).w
+
+
+@pytest.mark.parametrize("algorithm", [Alone(), Coordinate(warm_rounds=20, smoothness=1.0)])
+def test_a_party_that_goes_on_does_so_with_what_it_released(algorithm):
+    """Steps of length 1 by itself: every later one repeats the mean of the first ones."""
+    rounds, most = 16, 2
+    found, _ = states(algorithm, promised(wakes=most, spent="propagate"), rounds)
+    first = states(algorithm, promised(wakes=most), rounds)[0]
+    start, last = network(4, 3).w, found[-1]
+    mean = (start - first[-1].inner) / most  # of the gradients of those who rest then
+    times = torch.from_numpy(woke_until(np.zeros(6, int), rounds)).double()[:, None]
+
+    assert bool((last.woke == most).all())
+    torch.testing.assert_close(last.mean, mean)
+    torch.testing.assert_close(last.inner, start - times * mean)
+
+
 def test_each_pays_for_its_own_wake_ups():
     data, model = classification(6, 4, 3, 0), network(4, 3)
     run = ar.simulate(
@@ -74,6 +108,11 @@ def test_each_pays_for_its_own_wake_ups():
     for k, cost in run.kept.spent(run.counted).items():
         one = [Release(Laplace(4.0), None, int(counts[k]))]
         assert cost == epsilon(one, 1e-3, neighbours="replace") <= counts[k] * 2 / 4.0
+
+
+class Twice(Alone):
+    def party(self, me, w):
+        return w - me.grad(w) - me.grad(w)
 
 
 def test_two_wake_ups_in_one_round_have_noise_of_their_own():
@@ -90,6 +129,8 @@ def test_two_wake_ups_in_one_round_have_noise_of_their_own():
     ("algorithm", "changes", "said"),
     [
         (ar.DSGD(0.1), {"wakes": 3}, "DSGD runs in rounds"),
+        (ar.DSGD(0.1), {"spent": "propagate"}, "DSGD runs in rounds"),
+        (Twice(), {"spent": "propagate"}, "other than one gradient"),
         (Coordinate(), {"wakes": 0}, "privacy.wakes = 0"),
         (
             Coordinate(),
@@ -169,7 +210,9 @@ def test_what_is_broken_is_found(breaks, monkeypatch):
 def test_a_party_that_does_not_stop_is_found(monkeypatch):
     started = budgeted.Budgeted.__init__
     monkeypatch.setattr(
-        budgeted.Budgeted, "__init__", lambda self, inner, most: started(self, inner, 3 * most)
+        budgeted.Budgeted,
+        "__init__",
+        lambda self, inner, noised, most, rest: started(self, inner, noised, 3 * most, rest),
     )
     promise = Privacy("record", noise=2.5, delta=DELTA, clip=0.5, mechanism="laplace", wakes=4)
     found, kept = states(Seen(12), promise, 12, records(6000), linear(2), topology("ring", 6000))

@@ -111,6 +111,8 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
         int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), parties)
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
+    if promise.spent == "propagate":
+        record.check_propagates(boxes, found[int(sizes[0])])
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
     uses = {
         k: record.uses_of(asked[k], int(n), promise.mechanism)

@@ -36,6 +36,7 @@ Unit = Literal["record", "party"]
 Trust = Literal["server", "sum", "shuffler", "nobody"]
 Adaptive = Literal["adaptive"]
 Noise = Literal["gaussian", "laplace"]
+Afterwards = Literal["rest", "propagate"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Privacy:
     mechanism: Noise = "gaussian"  # by record: on gradients clipped in L2; "laplace": in L1
     neighbours: Neighbours = "add_or_remove"  # by record: what tables differ in; or "replace" one
     wakes: int | None = None  # T: of a party at most, where parties wake; as many as rounds
+    spent: Afterwards = "rest"  # what it does then; "propagate": goes on with what it released
 
     def __post_init__(self) -> None:
         for field, value, known in (
@@ -70,6 +72,7 @@ class Privacy:
             ("shares", self.shares, get_args(Kind)),
             ("mechanism", self.mechanism, get_args(Noise)),
             ("neighbours", self.neighbours, get_args(Neighbours)),
+            ("spent", self.spent, get_args(Afterwards)),
         ):
             if value not in known:
                 raise unknown(f"privacy.{field}", str(value), known)

@@ -77,6 +77,15 @@ def asked(boxes: Boxes, me: Any, w: Vector, parties: int) -> dict[Size, tuple[in
     return counted.used
 
 
+def check_propagates(boxes: Boxes, found: Mapping[Size, tuple[int, int]]) -> None:
+    """Refuse an algorithm whose wake-ups are not one gradient each, to go on with their mean."""
+    if sum(draws * gradients for draws, gradients in found.values()) != 1:
+        raise ArchipelError(
+            f'privacy.spent = "propagate": {boxes.name} takes other than one gradient when it '
+            'wakes, and the mean of one each is what it would go on with; say spent = "rest".'
+        )
+
+
 def check_steady(boxes: Boxes, mes: Iterable[Any], w: Vector, parties: int) -> None:
     """Refuse an algorithm that asks for more in some rounds: `mes` are one party in several."""
     found = [asked(boxes, me, w, parties) for me in mes]
@@ -133,8 +142,9 @@ def behind_door(
     }
     clip, mechanism = kept.promise.first_clip, kept.promise.mechanism
     noised = Noised(clip, dict(kept.noise), dict(found), orders or None, mechanism)
-    behind = Doored(boxes, noised)
-    return Budgeted(behind, kept.rounds) if kept.wakes else behind
+    if kept.wakes:
+        return Budgeted(boxes, noised, kept.rounds, kept.promise.spent == "propagate")
+    return Doored(boxes, noised)
 
 
 def check_clock(promise: Privacy, boxes: Boxes) -> bool:
@@ -146,11 +156,12 @@ def check_clock(promise: Privacy, boxes: Boxes) -> bool:
             'themselves (clock = "wakes"), or one in rounds.'
         )
     wakes = boxes.clock == "wakes"
-    if promise.wakes is not None and not wakes:
-        raise ArchipelError(
-            f"privacy.wakes = {promise.wakes}: {boxes.name} runs in rounds, in which nobody wakes "
-            "by itself; leave it out."
-        )
+    for field, own in (("wakes", None), ("spent", "rest")):
+        if not wakes and (value := getattr(promise, field)) != own:
+            raise ArchipelError(
+                f"privacy.{field} = {value!r}: {boxes.name} runs in rounds, in which nobody wakes "
+                "by itself; leave it out."
+            )
     if wakes and promise.correlated is not None:
         raise ArchipelError(
             f'privacy.correlated = "{promise.correlated}": noise is correlated over rounds, and '
