@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 class Kind(StrEnum):
     algorithms = "algorithms"
+    attacks = "attacks"
     data = "data"
     models = "models"
     topologies = "topologies"
@@ -90,7 +91,7 @@ def _added_file(name: str) -> Path:
     from archipel.errors import ArchipelError, unknown
     from archipel.study import plugins
 
-    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "model"]
+    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "attack", "model"]
     known = {each for kind in kinds for each in outline.names(kind)}
     if name not in known and plugins.file_of(name) is None:
         raise unknown("algorithm, model or step", name, known)
@@ -117,7 +118,8 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
     if kind is Kind.data:
         added = dict.fromkeys(plugins.added("data"), "from an installed package")
         return sorted((added | outline.data()).items())
-    return _described("algorithm" if kind is Kind.algorithms else "model")
+    of: dict[Kind, PluginKind] = {Kind.algorithms: "algorithm", Kind.attacks: "attack"}
+    return _described(of.get(kind, "model"))
 
 
 def _wire() -> list[tuple[str, str]]:
