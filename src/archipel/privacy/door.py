@@ -40,7 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.core import Batch, Blueprint, Descent, LocalWork, Others, Vector
+from archipel.core import Batch, Blueprint, Descent, LocalWork, Near, Others, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
@@ -96,6 +96,18 @@ class Inside(Protocol):
     def noise(self, like: Vector) -> Vector: ...
     def secret(self, purpose: str) -> Tensor: ...
     def mix(self, x: Vector) -> Vector: ...
+    @property
+    def near(self) -> Near: ...
+    @property
+    def degree(self) -> Tensor: ...
+    @property
+    def drawn(self) -> Near: ...
+    def join(self, others: Near, weight: Tensor) -> None: ...
+    def swap(self, x: States) -> States: ...
+    @property
+    def met(self) -> Tensor: ...
+    @property
+    def woke(self) -> Tensor: ...
 
 
 class Used(NamedTuple):
@@ -329,6 +341,32 @@ class Door:
 
     def mix(self, x: Vector) -> Vector:
         return self._me.mix(x)
+
+    @property
+    def near(self) -> Near:
+        return self._me.near
+
+    @property
+    def degree(self) -> Tensor:
+        return self._me.degree
+
+    @property
+    def drawn(self) -> Near:
+        return self._me.drawn
+
+    def join(self, others: Near, weight: Tensor) -> None:
+        self._me.join(others, weight)
+
+    def swap(self, x: States) -> States:
+        return self._me.swap(x)
+
+    @property
+    def met(self) -> Tensor:
+        return self._me.met
+
+    @property
+    def woke(self) -> Tensor:
+        return self._me.woke
 
     # -- what is refused ---------------------------------------------------------------------------
 
