@@ -32,6 +32,7 @@ from archipel.models.normals import Normals
 from archipel.models.private import Rule, Samples, window
 from archipel.models.private import descend as private_descent
 from archipel.privacy import grid
+from archipel.privacy.promise import Noise
 from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Private, Work, checked_batch_size, work_of
@@ -362,15 +363,17 @@ class LocalParty:
             seeds = rng.subkeys(self._keys("layers")[:, None], draws[None])
         return Samples(self._x, self._y, rows, lengths, counts, seeds)
 
-    def noised(self, values: Tensor, purpose: str) -> Tensor:
-        """The same with standard normal noise that protects people: on a grid (`privacy.grid`).
+    def noised(self, values: Tensor, purpose: str, mechanism: Noise = "gaussian") -> Tensor:
+        """The same with noise of scale 1 that protects people: on a grid (`privacy.grid`).
 
-        In a simulation it is drawn from the seed, as floating-point numbers, and hides nothing.
+        In a simulation it is drawn from the seed and hides nothing; normal noise is of
+        floating-point numbers there.
         """
         inner = self._inner(values)
-        if self.private:
+        if self.private or mechanism == "laplace":
             rows = values.double().reshape(-1, len(self.ids), *inner)
-            return grid.gaussian(rows, 1.0, self.source(purpose)).view(values.shape).to(values)
+            add = grid.laplace if mechanism == "laplace" else grid.gaussian
+            return add(rows, 1.0, self.source(purpose)).view(values.shape).to(values)
         noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self._keyed)
         drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
