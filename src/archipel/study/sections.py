@@ -275,6 +275,14 @@ class Privacy(Section):
         str | None,
         Field(description='noise over rounds: "banded", "banded:8" or "tree"; independent'),
     ] = None
+    mechanism: Annotated[
+        Literal["gaussian", "laplace"] | None,
+        Field(description="by record: noise on gradients clipped in L2, or in L1; gaussian"),
+    ] = None
+    neighbours: Annotated[
+        Literal["add_or_remove", "replace"] | None,
+        Field(description="by record: what two tables differ in; add_or_remove"),
+    ] = None
     clip_start: Annotated[
         Number | None, Field(description="where an adaptive clip begins; 1.0")
     ] = None
