@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,14 @@ def learned(algorithm: Any, graph: str | Topology, rounds: int) -> tuple[Any, Lo
 
 
 def smoothed(graph: str, pull: float, own: Tensor) -> Tensor:
-    """argmin of pull/2 sum_{i<j} W_ij |t_i - t_j|^2 + sum_i own_i L_i(t_i), as one linear system."""
+    """argmin of pull/2 sum_{i<j} W_ij |t_i - t_j|^2 + sum_i own_i L_i(t_i): a linear system."""
     _, _, hessian, target = problem()
     W = torch.from_numpy(topology(graph, N).affinity().toarray())
     laplacian = pull * (torch.diag(W.sum(1)) - W)
     whole = torch.kron(laplacian, torch.eye(P, dtype=torch.float64))
     whole = whole + torch.block_diag(*(own[:, None, None] * hessian))
-    return torch.linalg.solve(whole, (own[:, None] * target).flatten()).view(N, P)
+    found: Tensor = torch.linalg.solve(whole, (own[:, None] * target).flatten()).view(N, P)
+    return found
 
 
 def degrees(graph: str) -> Tensor:
@@ -72,7 +74,7 @@ def confidence() -> Tensor:
 
 def test_coordinate_descent_ends_where_its_objective_says() -> None:
     smooth = float(torch.linalg.eigvalsh(problem()[2]).max())
-    own, _ = learned(Coordinate(mu=0.7, smoothness=smooth, confident=20), "ring", 150)
+    own, _ = learned(Coordinate(mu=0.7, smoothness=smooth, confident=20), "ring", 100)
 
     expected = smoothed("ring", 1.0, 0.7 * degrees("ring") * confidence())
     torch.testing.assert_close(own, expected, rtol=0, atol=1e-8)
@@ -84,18 +86,18 @@ def test_coordinate_descent_never_goes_up() -> None:
     W = torch.from_numpy(topology("torus:2x4", N).affinity().toarray())
     weight = 0.7 * W.sum(1) * confidence()
 
-    def Q(theta: Tensor) -> float:
+    def objective(theta: Tensor) -> float:
         apart = (theta[:, None] - theta[None]).square().sum(-1)
         loss = ((hessian @ theta[..., None]).squeeze(-1) / 2 - target).mul(theta).sum(-1)
         return float((W * apart).sum() / 4 + (weight * loss).sum())
 
     algorithm = Coordinate(mu=0.7, smoothness=smooth, confident=20)
     with LocalEngine(algorithm, data, model, topology=topology("torus:2x4", N)) as engine:
-        seen = [Q(engine.own_states(EVERYBODY))]
+        seen = [objective(engine.own_states(EVERYBODY))]
         for t in range(40):
             engine.round(t, EVERYBODY)
-            seen.append(Q(engine.own_states(EVERYBODY)))
-    assert all(after <= before + 1e-12 for before, after in zip(seen, seen[1:], strict=False))
+            seen.append(objective(engine.own_states(EVERYBODY)))
+    assert all(after <= before + 1e-12 for before, after in pairwise(seen))
 
 
 def test_models_propagate_to_the_closed_form() -> None:
@@ -110,7 +112,7 @@ def test_models_propagate_to_the_closed_form() -> None:
 
 
 def test_admm_finds_the_central_solution() -> None:
-    own, _ = learned(Collaborative(lr=0.3, mu=0.7, local_steps=30), "torus:2x4", 150)
+    own, _ = learned(Collaborative(lr=0.3, mu=0.7, local_steps=20), "torus:2x4", 80)
 
     expected = smoothed("torus:2x4", 2.0, 0.7 * degrees("torus:2x4"))
     torch.testing.assert_close(own.theta, expected, rtol=0, atol=1e-3)
@@ -137,7 +139,7 @@ def test_walkmans_token_is_the_mean_and_finds_the_optimum(form: Any) -> None:
     _, _, hessian, target = problem()
     smooth = float(torch.linalg.eigvalsh(hessian).max())
     beta = 1.0 if form == "proximal" else 2 * smooth
-    algorithm = Walkman(lr=0.3, beta=beta, form=form, local_steps=40)
+    algorithm = Walkman(lr=0.3, beta=beta, form=form, local_steps=20)
     own, engine = learned(algorithm, "complete", 60 if form == "proximal" else 120)
     (token,) = engine.state()["token.0"]
 
@@ -148,7 +150,7 @@ def test_walkmans_token_is_the_mean_and_finds_the_optimum(form: Any) -> None:
 
 def test_walkman_finds_the_lasso() -> None:
     _, _, hessian, target = problem()
-    own, engine = learned(Walkman(lr=0.3, l1=0.4, local_steps=40), "complete", 80)
+    _, engine = learned(Walkman(lr=0.3, l1=0.4, local_steps=20), "complete", 60)
     H, g, x = hessian.mean(0), target.mean(0), torch.zeros(P, dtype=torch.float64)
     for _ in range(5000):  # proximal gradient
         step = x - 0.1 * (H @ x - g)
@@ -163,12 +165,12 @@ def test_every_party_holds_the_token_as_often_whatever_its_degree() -> None:
     data, model, *_ = problem()
     with LocalEngine(Walk(lr=0.0), data, model, topology=topology("star", N)) as engine:
         seen = []
-        for t in range(400):
+        for t in range(200):
             engine.round(t, EVERYBODY)
             seen.append(int(engine.state()["holders"]))
     counts = np.bincount(seen, minlength=N)
 
-    assert abs(counts[0] - 400 / N) < 40  # a plain walk would be there half of the time
+    assert abs(counts[0] - 200 / N) < 30  # a plain walk would be there half of the time
 
 
 @pytest.mark.parametrize(
@@ -208,6 +210,4 @@ def test_what_cannot_be_is_refused_in_a_sentence() -> None:
     with pytest.raises(ArchipelError, match="name a topology"):
         LocalEngine(Gossip(), data, model)
     with pytest.raises(ArchipelError, match="start a run per value"):
-        LocalEngine(
-            Gossip(), data, model, topology=topology("ring", N), sweep={"lr": [0.1, 0.2]}
-        )
+        LocalEngine(Gossip(), data, model, topology=topology("ring", N), sweep={"lr": [0.1, 0.2]})

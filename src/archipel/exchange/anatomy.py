@@ -5,6 +5,8 @@ The engine learns the shape of every message and of a party's state, what of it 
 number of parties in the round, and what the server asks to see of each upload: a sum, or
 individuals. The round runs through all that is around the algorithm, so that what is written down
 is what travels. A study can refuse what it did not promise before it starts.
+
+One file, since rounds with a server and turns of peers are found, and refused, in the same way.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -56,6 +56,14 @@ if TYPE_CHECKING:
 
 Pools = Callable[[Job, Memory], Pool]  # makes the workers of an engine
 
+
+class Watched(NamedTuple):
+    """Who looks on: around the algorithm itself, and around its wire, sum and noise."""
+
+    inside: Callable[[Boxes], Boxes]
+    outside: Callable[[Boxes], Boxes]
+
+
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
 
 
@@ -92,6 +100,7 @@ class LocalEngine:
         drawn: int | None = None,
         separation: int = 1,
         pools: Pools | None = None,
+        watched: Watched | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
@@ -102,6 +111,9 @@ class LocalEngine:
         of `separation` that follow each other; they ask `drawn` parties each, all as likely.
 
         `pools` makes the workers: processes forked from this one unless given.
+
+        `watched` goes around the algorithm, and around all that is around it: for an audit, which
+        is told what there is to see. With one worker it sees the parties' side as well.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
@@ -110,7 +122,7 @@ class LocalEngine:
         bare, self._wire = Boxes(algorithm), wire or Wire()
         if bare.asynchronous:
             check_stepping(algorithm, self._wire)
-        self._protocols = protocols
+        self._protocols, self._watched = protocols, watched
         self.peer = bare.peer
         if topology is not None and not self.peer:
             raise ArchipelError(
@@ -206,8 +218,9 @@ class LocalEngine:
     def __enter__(self) -> Self:
         if self._pool is not None:
             raise ArchipelError("the engine is running already: enter it once.")
-        if isinstance(self._job.boxes, Summed):
-            self._job.boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
+        boxes: Any = self._job.boxes if self._watched is None else self._job.boxes.inner  # type: ignore[attr-defined]
+        if isinstance(boxes, Summed):
+            boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
         self._pool = self._pools(self._job, self._memory)
         return self
@@ -554,6 +567,7 @@ class LocalEngine:
     # -- before the start --------------------------------------------------------------------------
 
     def _protected(self, boxes: Boxes) -> Boxes:
+        boxes = boxes if self._watched is None else self._watched.inside(boxes)
         return boxes if self.protection is None else self.protection.inside(boxes)
 
     @property
@@ -598,6 +612,9 @@ class LocalEngine:
                 around = lambda each: outside(inner(each), messages)  # noqa: E731
                 seen = examine(around(boxes), *at)
                 found = found.seen_as(seen)
+            if self._watched is not None:
+                look, within = self._watched.outside, around
+                around = lambda each: look(within(each))  # noqa: E731
         if not statistics.keep_own(bare, self.model, self._joined):
             statistics.check_others(self.model, self.model.buffers, me.buffers)
         if mixed and not self._joined:
