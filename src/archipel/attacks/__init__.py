@@ -7,10 +7,17 @@ from typing import Any
 
 from archipel.attacks.dlg import DLG
 from archipel.attacks.exact import Exact
+from archipel.attacks.lira import LiRA, OfflineLiRA
 from archipel.attacks.loss import LossThreshold
+from archipel.attacks.rounds import OverRounds
+from archipel.attacks.shadows import Shadows
 
 ATTACKS: dict[str, Any] = {
     "loss": LossThreshold,
+    "shadows": Shadows,
+    "lira": LiRA,
+    "lira_offline": OfflineLiRA,
+    "rounds": OverRounds,
     "exact": Exact,
     "dlg": DLG,
 }

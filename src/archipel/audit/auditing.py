@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from archipel.attacks.case import Has
+from archipel.attacks.ratio import fits, stable
 from archipel.audit import adversaries as them
 from archipel.audit import worlds as drawn
 from archipel.audit.findings import Audit, Finding, Learnt, Picture
-from archipel.audit.judging import Curve, clopper_pearson, judge, match
+from archipel.audit.judging import Curve, area_interval, clopper_pearson, curve, judge, match
 from archipel.audit.letters import Opened, is_mean, opened
-from archipel.audit.recorder import Recorder
+from archipel.audit.recorder import Recorder, spread
 from archipel.audit.subject import Subject
 from archipel.audit.worlds import Candidates, World, candidates, run_world
 from archipel.exchange.boxes import is_peer
@@ -98,6 +99,7 @@ def audit(
             promise, guarantee = _promised(last), privacy(last).guarantee
     if promise is None:
         promise = _promised(run)
+    _by_round(work)
     everybody = them.adversaries(run.anatomy, is_peer(subject.algorithm), study.promise)
     learnt = [
         Learnt(who, _findings(work, who, chosen, promise) if who.there else ()) for who in everybody
@@ -221,6 +223,33 @@ def _scores(work: _Work, attack: Any, has: frozenset[Has]) -> tuple[Tensor, Tens
         for s in range(len(shadows))
     ]
     return torch.stack(rows), torch.stack([world.used for world in work.worlds])
+
+
+def _by_round(work: _Work) -> None:
+    """How well one round alone tells members, from single uploads and from the mean."""
+    if len(work.worlds) < LEAST:
+        return
+    used = torch.stack([world.used for world in work.worlds])
+    shown = sorted(spread(work.subject.options.get("rounds", 100), drawn.ROUNDS))
+    for name, part in (("an upload", "single"), ("the mean of uploads", "mean")):
+        steps = torch.stack(
+            [stable(getattr(world, part)) - stable(world.before) for world in work.worlds]
+        )
+        points = []
+        for i, t in enumerate(shown):
+            if bool(steps[:, :, i].isnan().all()):
+                continue
+            every = range(len(work.worlds))
+            rest = [torch.arange(len(work.worlds)) != s for s in every]
+            ratio = torch.stack(
+                [fits(steps[rest[s], :, i], used[rest[s]]).ratio(steps[s, :, i]) for s in every]
+            )
+            known = ~ratio.isnan()
+            area = curve(ratio[known], used[known]).area
+            members = max(1, int(used.double().mean() * used.shape[1]))
+            points.append((t + 1, area, *area_interval(area, members, used.shape[1] - members)))
+        if points:
+            work.by_round[f"from {name} of the round"] = points
 
 
 # -- inversion -------------------------------------------------------------------------------------
