@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from archipel.adversaries import ATTACKS
 from archipel.aggregation import SUMS
 from archipel.algorithms import ALGORITHMS, scaffold
 from archipel.data import DATASETS
@@ -18,6 +19,7 @@ from archipel.wire import STEPS, float16
     ("kind", "names"),
     [
         ("algorithms", ALGORITHMS),
+        ("attacks", ATTACKS),
         ("data", DATASETS),
         ("models", MODELS),
         ("topologies", TOPOLOGIES),
