@@ -249,7 +249,7 @@ def test_a_study_says_who_attacks_and_rules_allow_for_as_many():
     [
         ({"parties": 0.2}, "adversary.attack is missing: name one"),
         ({"attack": "alie"}, "adversary.parties is missing: give a share"),
-        ({"attack": "alei", "parties": 1}, "unknown attack 'alei': did you mean 'alie'?"),
+        ({"attack": "alei", "parties": 1}, "unknown adversary 'alei': did you mean 'alie'?"),
         ({"attack": "alie", "parties": 1, "zz": 1}, "unknown key of [adversary] 'zz'"),
         ({"attack": "alie", "parties": 1.5}, "adversary.parties = 1.5: give a share above 0"),
         ({"attack": "alie", "parties": 0}, "adversary.parties = 0: give a share above 0"),

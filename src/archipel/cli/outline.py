@@ -27,7 +27,8 @@ _TABLES = {
     "step": ("wire", "STEPS"),
     "rule": ("rules", "RULES"),
     "sum": ("aggregation", "SUMS"),
-    "attack": ("adversaries", "ATTACKS"),
+    "attack": ("attacks", "ATTACKS"),
+    "adversary": ("adversaries", "ATTACKS"),
 }
 
 

@@ -23,7 +23,7 @@ def adversary_of(section: Attackers, base: Path) -> Adversary | None:
         raise ArchipelError('adversary.attack is missing: name one, such as "alie".')
     if section.parties is None:
         raise ArchipelError("adversary.parties is missing: give a share, a number, or names.")
-    cls: Any = plugins.find("attack", section.attack, base)
+    cls: Any = plugins.find("adversary", section.attack, base)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ArchipelError(
             f'adversary.attack = "{section.attack}": is no dataclass; make it one, '

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sections of a study file: every key, its kind, its default, and what it is for.
 
-One file, since it is one table, which reads from the first key of a study to the last.
+One file, since it is one table of keys that is read from top to bottom.
 """
 
 from __future__ import annotations
@@ -275,6 +275,14 @@ class Privacy(Section):
         str | None,
         Field(description='noise over rounds: "banded", "banded:8" or "tree"; independent'),
     ] = None
+    mechanism: Annotated[
+        Literal["gaussian", "laplace"] | None,
+        Field(description="by record: noise on gradients clipped in L2, or in L1; gaussian"),
+    ] = None
+    neighbours: Annotated[
+        Literal["add_or_remove", "replace"] | None,
+        Field(description="by record: what two tables differ in; add_or_remove"),
+    ] = None
     clip_start: Annotated[
         Number | None, Field(description="where an adaptive clip begins; 1.0")
     ] = None
@@ -302,9 +310,21 @@ class Graph(Section):
     """[topology]"""
 
     name: Annotated[str | None, Field(description='for peers: "ring", "torus:4x8", ...')] = None
+    file: Annotated[
+        str | None,
+        Field(description="in place of a name: a table of edges, two parties each and a weight"),
+    ] = None
+    weights: Annotated[
+        Literal["metropolis", "max_degree", "given"] | None,
+        Field(description='of the mixing matrix; "given" are the file\'s; "metropolis"'),
+    ] = None
     asynchronous: Annotated[
         bool, Field(description="between peers: each at its own pace, averaging pair by pair")
     ] = False
+    learned: Annotated[
+        bool | None,
+        Field(description="the algorithm learns the graph, which is only where it begins; false"),
+    ] = None
 
 
 Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
