@@ -1,4 +1,4 @@
-"""Labels, symbols, directions, properties, differences and a model that was made to read records."""
+"""Labels, symbols, directions, properties, differences, and a model made to read records."""
 
 import numpy as np
 import pytest
