@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topologies by the words that a study has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from archipel.errors import ArchipelError, unknown
+from archipel.graphs.changing import (
+    alternate,
+    changing_regular,
+    local_steps,
+    matching,
+    one_peer_exponential,
+)
+from archipel.graphs.file import of_edges, read
+from archipel.graphs.fixed import (
+    complete,
+    erdos_renyi,
+    exponential,
+    hypercube,
+    random_regular,
+    ring,
+    small_world,
+    star,
+    torus,
+)
+from archipel.graphs.graph import Topology
+
+TOPOLOGIES = {  # name: how a study writes it
+    "alternate": "alternate:SPEC,SPEC,...",
+    "changing_regular": "changing_regular:DEGREE",
+    "complete": "complete",
+    "erdos_renyi": "erdos_renyi:PROBABILITY",
+    "exponential": "exponential",
+    "hypercube": "hypercube",
+    "local_steps": "local_steps:EVERY:SPEC",
+    "matching": "matching",
+    "one_peer_exponential": "one_peer_exponential",
+    "random_regular": "random_regular:DEGREE",
+    "ring": "ring",
+    "small_world": "small_world:DEGREE or small_world:DEGREE:PROBABILITY",
+    "star": "star",
+    "torus": "torus or torus:ROWSxCOLUMNS",
+}
+
+
+def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
+    """Return the topology that a study names, over n parties.
+
+    >>> topology("torus:4x8", 32).neighbours(0)
+    [1, 7, 8, 24]
+    """
+    if isinstance(spec, Topology):
+        if spec.n != n:
+            raise ArchipelError(
+                f"the topology joins {spec.n} parties, not {n}: make it with n={n}."
+            )
+        return spec
+    name, _, value = spec.partition(":")
+    if name not in TOPOLOGIES:
+        raise unknown("topology", name, TOPOLOGIES)
+    plain = {
+        "complete": complete,
+        "exponential": exponential,
+        "hypercube": hypercube,
+        "one_peer_exponential": one_peer_exponential,
+        "ring": ring,
+        "star": star,
+    }
+    try:
+        match name:
+            case "matching" if not value:
+                return matching(n, seed)
+            case "torus" if not value:
+                return torus(n)
+            case "torus":
+                rows, columns = (int(side) for side in value.split("x"))
+                if rows * columns != n:
+                    raise ArchipelError(
+                        f"topology '{spec}' has {rows * columns} places for {n} parties: "
+                        f"write 'torus' for the squarest grid of {n}."
+                    )
+                return torus(n, rows)
+            case "random_regular":
+                return random_regular(n, int(value), seed)
+            case "changing_regular":
+                return changing_regular(n, int(value), seed)
+            case "small_world":
+                degree, _, rewired = value.partition(":")
+                return small_world(n, int(degree), float(rewired or 0.1), seed)
+            case "erdos_renyi":
+                return erdos_renyi(n, float(value), seed)
+            case "local_steps":
+                every, _, then = value.partition(":")
+                return local_steps(int(every), topology(then, n, seed))
+            case "alternate":
+                return alternate([topology(part, n, seed) for part in value.split(",")])
+            case _ if not value:
+                return plain[name](n)
+    except ArchipelError:
+        raise
+    except ValueError:
+        pass
+    raise ArchipelError(f"topology '{spec}' is not understood: write {TOPOLOGIES[name]}.")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A topology as a study describes it, before it is known who the parties are."""
+
+    name: str | None = None
+    file: Path | None = None  # in place of a name: a table of edges
+    weights: str = "metropolis"  # or another of `WEIGHTS`
+    learned: bool = False  # by the algorithm, from here on
+
+    def over(self, parties: Sequence[str], seed: int = 0) -> Topology:
+        """Return the topology over parties of these names."""
+        if self.file is not None:
+            graph = of_edges(self.file.name, read(self.file), parties)
+        else:
+            graph = topology(str(self.name), len(parties), seed)
+        if self.weights != "metropolis":
+            graph = graph.weighed(self.weights)
+        return replace(graph, learned=self.learned)
