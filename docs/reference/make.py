@@ -54,11 +54,12 @@ NAMES = {  # the public names, by what one wants to do
     "Compare": "compare Comparison",
     "Data and models": "Federation load Model load_bundle",
     "scikit-learn": "FederatedClassifier FederatedRegressor",
-    "Write an algorithm": "ServerAlgorithm PeerAlgorithm Personal Party Uploads Each Batch "
-    "Blueprint Descent Examples topology check_algorithm",
+    "Write an algorithm": "ServerAlgorithm PeerAlgorithm WalkAlgorithm Near Personal Party Uploads "
+    "Each Batch Blueprint Descent Examples topology check_algorithm",
     "Between parties and server": "Privacy Wire check_step",
-    "Algorithms": "Alone APGD1 APGD2 Ditto DSGD FedAvg FedBN FedDyn FedNova FedOpt FedPer FedProx "
-    "FedRep FedSGD FineTuned KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe Scaffold",
+    "Algorithms": "Alone APGD1 APGD2 Collaborative Coordinate Ditto DSGD FedAsync FedAvg FedBN "
+    "FedBuff FedDyn FedNova FedOpt FedPer FedProx FedRep FedSGD FineTuned Gossip KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe "
+    "Propagation Scaffold Walk Walkman",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
     "Underneath": "LocalEngine Plan ArchipelError",
 }

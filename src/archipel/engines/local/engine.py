@@ -136,6 +136,11 @@ class LocalEngine:
             )
         self._swept, count = check_sweep(algorithm, sweep)
         check_clock(bare, topology, sweep, self._wire)
+        if pools is not None and bare.clock != "rounds":
+            raise ArchipelError(
+                f'engine = "ray": parties of {bare.name} have their turns one after the other, on '
+                "one machine; leave the engine out."
+            )
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
                 "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
