@@ -154,7 +154,7 @@ class Circle:
         algorithm: PeerAlgorithm,
         data: Federation,
         model: Model,
-        topology: Topology,
+        topology: Topology | None,
         rounds: int,
         *,
         asynchronous: bool = False,
@@ -163,7 +163,9 @@ class Circle:
         cuts: Sequence[tuple[float, float]] = (),
         wire: Wire | None = None,
         privacy: Privacy | None = None,
+        pause: float = 0.0,
     ) -> None:
+        self._pause = pause
         self._promised = _promised(privacy, rounds)
         self._parts, self._wire = (algorithm, data, model, topology), wire
         self._rounds, self._asynchronous, self._silence = rounds, asynchronous, silence
@@ -185,7 +187,7 @@ class Circle:
         peer = self.up[k] = Peer(
             party_state, topology, links, Words("twin", self._rounds), self.disks[k],
             asynchronous=self._asynchronous, silence=self._silence, deadline=self._deadline,
-            report=lambda report: self._reported(peer, report),
+            pause=self._pause, report=lambda report: self._reported(peer, report),
         )  # fmt: skip
         self.tasks[k] = asyncio.create_task(peer.run())
         return peer
