@@ -25,10 +25,20 @@ if TYPE_CHECKING:
 
 class Kind(StrEnum):
     algorithms = "algorithms"
+    attacks = "attacks"
     data = "data"
     models = "models"
+    rules = "rules"
     topologies = "topologies"
     wire = "wire"
+
+
+_KINDS: dict[Kind, PluginKind] = {
+    Kind.algorithms: "algorithm",
+    Kind.attacks: "attack",
+    Kind.models: "model",
+    Kind.rules: "rule",
+}
 
 
 def list_(
@@ -90,7 +100,7 @@ def _added_file(name: str) -> Path:
     from archipel.errors import ArchipelError, unknown
     from archipel.study import plugins
 
-    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "model"]
+    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "attack", "model"]
     known = {each for kind in kinds for each in outline.names(kind)}
     if name not in known and plugins.file_of(name) is None:
         raise unknown("algorithm, model or step", name, known)
@@ -117,12 +127,12 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
     if kind is Kind.data:
         added = dict.fromkeys(plugins.added("data"), "from an installed package")
         return sorted((added | outline.data()).items())
-    return _described("algorithm" if kind is Kind.algorithms else "model")
+    return _described(_KINDS[kind])
 
 
 def _wire() -> list[tuple[str, str]]:
-    """Steps, rules and sums, each with what it is."""
-    kinds: list[PluginKind] = ["step", "rule", "sum"]
+    """Steps and sums, each with what it is."""
+    kinds: list[PluginKind] = ["step", "sum"]
     found = [(name, f"{kind}: {about}") for kind in kinds for name, about in _described(kind)]
     return sorted([*found, ("plain", "sum: Add up uploads as they arrive.")])
 
