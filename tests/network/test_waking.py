@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.engines.network.in_process import Circle
 from archipel.engines.network.party_state import PartyState
 from archipel.graphs import topology
 from network.clocked import Coordinate, Joining, Short, driven

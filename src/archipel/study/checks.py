@@ -163,6 +163,8 @@ def check_names(network: Network, graph: Graph) -> None:
         raise unknown("model.loss", network.loss, LOSSES)
     if graph.name is not None and graph.name.partition(":")[0] not in TOPOLOGIES:
         raise unknown("topology.name", graph.name, TOPOLOGIES)
+    if graph.pause is not None and not 0 <= graph.pause < inf:
+        raise ArchipelError(f"topology.pause = {graph.pause}: give seconds, 0 or more.")
 
 
 def check_policy(policy: Round, simulated: Simulated, base: Path, elsewhere: bool) -> None:

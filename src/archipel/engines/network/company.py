@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from archipel import rng
 from archipel.core import Near
 from archipel.errors import ArchipelError
+from archipel.graphs import Topology
 from archipel.tree import Tree, tree_map
 
 PAUSE = 0.05  # seconds between two turns of a peer, on average
@@ -92,6 +94,11 @@ def near_of(
     else:
         tree = tree_map(lambda leaf: leaf.new_zeros((0, *leaf.shape)), form)
     return Near(torch.tensor(numbers, dtype=torch.int64), weight, degree, tree)
+
+
+def most_edges(topology: Topology) -> int:
+    """Neighbours of a peer at most, in a graph that stays."""
+    return int(np.diff(topology.affinity(0).indptr).max(initial=0))
 
 
 class Pace:

@@ -106,6 +106,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "gradients": (int,),
         "up": (int,),
         "down": (int,),
+        "edges": (dict, type(None)),  # a peer's own, with their weights, where they are learned
         "log": (str, type(None)),
         "signature": (bytes,),
     },

@@ -96,7 +96,8 @@ class PartyState:
         self.model, self.party, self.seed = model, party, seed
         self.data = numbered(data.as_trained(), party)
         self._test = Test.of(self.data, party, model)
-        self._cohort, self._private, self._edges = parties or _COHORT, private, edges
+        self._cohort, self._private = parties or _COHORT, private
+        self._parties, self._edges = parties, edges
         at = (algorithm, self.data, model, party)
         several = min(self._cohort, 8)
         self.protection: Protection | None = None
@@ -107,7 +108,7 @@ class PartyState:
             )  # fmt: skip
         self._charge, self._separation = charge, separation
         self._study, self._identities = study, identities or Simulated(party, seed)
-        self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection, edges)
+        self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection, edges, parties)
         if self.boxes.peer and separation > 1:
             raise ArchipelError(
                 f"round.separation = {separation}: {self.boxes.name} has no server that asks, and "
@@ -501,6 +502,7 @@ class PartyState:
             neighbours=company,
             turns=np.array([again]) if again else None,
             edges=self._edges,
+            parties=self._parties,
             private=self._private,
             used=self._unused(),
             clipping=None if self.protection is None else self.protection.clipping,

@@ -90,7 +90,9 @@ class Peer:
         self._secrets = party_state.secrets  # on the disk
         self.mixing.restore(kept, (self.round, 0))
 
-    def _mixing(self, topology: Topology | None, asynchronous: bool, pause: float) -> Rounds | Gossip | Clocked:
+    def _mixing(
+        self, topology: Topology | None, asynchronous: bool, pause: float
+    ) -> Rounds | Gossip | Clocked:
         """How this peer talks to others."""
         state, liveness, words = self.party_state, self.liveness, self.words
         clock, party = state.boxes.clock, state.party
@@ -119,9 +121,7 @@ class Peer:
     def most(self) -> int:
         """Bytes of the largest letter that a peer may send."""
         plain = (self.party_state.model.w, *(chain.form for chain in self._coding.chains))
-        found = self.party_state.anatomy
-        clocked = (found.token, found.told, found.said, *found.swapped)
-        return (1 << 16) + max(map(nbytes, (*plain, *found.mixed, *clocked)))
+        return (1 << 16) + max(*map(nbytes, plain), nbytes(tuple(self.party_state.anatomy.between)))
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Answer a letter of peer j, whom TLS has told apart."""
@@ -169,7 +169,10 @@ class Peer:
             return self.party_state.own.state
         finally:
             self.liveness.leave()
-            under_way = [beats, *(self.mixing.under_way() if isinstance(self.mixing, Clocked) else ())]
+            under_way = [
+                beats,
+                *(self.mixing.under_way() if isinstance(self.mixing, Clocked) else ()),
+            ]
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)

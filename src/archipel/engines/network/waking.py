@@ -96,7 +96,7 @@ class Waking:
         self._letters: dict[tuple[str, int], Letter] = {}  # signed once, for all neighbours
         self.edges: dict[int, Edge] = {}
         self._degrees: dict[int, float] = {}  # of others, before they tell
-        if not self._boxes.learns_graph and topology is not None:
+        if topology is not None:
             given = topology.affinity()
             for j in liveness.of:
                 row = given[[j]]

@@ -13,6 +13,8 @@ from safetensors import safe_open
 if TYPE_CHECKING:
     from archipel.federation.site.site import Site
 
+VECTORS = ("upload", "vector", "news", "copy", "meet", "token")  # kinds of letters that bring some
+
 
 @dataclass
 class Sent:
@@ -24,7 +26,7 @@ class Sent:
 
     def add(self, detail: Mapping[str, Any]) -> None:
         self.bytes += int(detail["bytes"])
-        if detail["kind"] in ("upload", "vector"):
+        if detail["kind"] in VECTORS:
             self.uploads += 1
             self.rounds.add(int(detail["round"]))
 

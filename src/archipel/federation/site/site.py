@@ -38,6 +38,7 @@ from archipel.federation.certificates import (
 )
 from archipel.federation.peer import port
 from archipel.federation.site.policy import Policy
+from archipel.federation.site.sent import VECTORS
 from archipel.federation.site.studies import Decision, SiteStudies
 from archipel.store.files import locked, write
 
@@ -325,7 +326,7 @@ class Site:
         detail = {"kind": letter.kind, "study": letter["study"], "bytes": size}
         detail |= {"numbers": numbers, "digest": sha256(said).hexdigest()}
         if "round" in letter.fields:
-            detail["round"] = int(letter["round"]) + (letter.kind in ("upload", "vector"))
+            detail["round"] = int(letter["round"]) + (letter.kind in VECTORS)
         self.audit.append("sent", **detail)
         return self.identity.sign(said)
 
