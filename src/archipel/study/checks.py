@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Set
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 

@@ -169,10 +169,9 @@ class Peer:
             return self.party_state.own.state
         finally:
             self.liveness.leave()
-            under_way = [
-                beats,
-                *(self.mixing.under_way() if isinstance(self.mixing, Clocked) else ()),
-            ]
+            under_way: list[asyncio.Task[Any]] = [beats]
+            if isinstance(self.mixing, Clocked):
+                under_way += self.mixing.under_way()
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)

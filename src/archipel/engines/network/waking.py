@@ -8,10 +8,10 @@ whenever it changes; before the first, all know what each would tell: that of th
 - **News.** `said` goes to every neighbour, with the number that their copy has after it. One whose
   copy has the number before makes `hear(copy, said)` of it. Whatever else it holds, it says so, and
   gets what is missing: the news in between, where they are fewer bytes, or else the whole. So it is
-  after a cut, a restart and with a new edge. Nobody waits for it: a peer that is away keeps the last
-  copy that it had, and others the last that they had of it.
-- **Questions.** In rounds with `asks(t)` > 0 a peer asks that many others at random, whoever answers
-  of them, for the whole of what they tell and for their degree, before it computes.
+  after a cut, a restart and with a new edge. Nobody waits for it: of a peer that is away, others
+  keep the last copy that they had.
+- **Questions.** In rounds with `asks(t)` > 0 a peer asks that many others at random, of those that
+  answer, for the whole of what they tell and for their degree, before it computes.
 - **Edges.** An edge has a weight and a version, and is decided in one place: at its lower end. That
   end changes it in one step, on its disk before it tells the other, which takes over whatever is
   newer. The higher end proposes a change with the version that it computed from; where the edge has
