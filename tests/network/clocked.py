@@ -112,5 +112,54 @@ async def driven(algorithm, data, model, graph, order, rounds, **options):
     return circle, states
 
 
-async def lost(*_):
-    raise Cut("nobody is there.")
+class Sum(NamedTuple):
+    x: Tensor
+    turns: Tensor  # [1]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Numbers that parties average; the first turn of each adds its own."""
+
+    clock = "meetings"
+    swaps: int = 1
+
+    def init(self, w):
+        return Sum(torch.zeros_like(w), w.new_zeros(1))
+
+    def party(self, me, own):
+        x = own.x + (own.turns == 0) * (1.0 + me.number)
+        theirs = me.swap(x)
+        for _ in range(self.swaps - 1):
+            theirs = theirs + me.swap(x) - me.swap(x)
+        return Sum((x + theirs) / 2, own.turns + 1)
+
+
+async def with_kills(circle, kinds, random, kills, chance=0.1):
+    """Begin a circle's peers, and kill some right after an answer was made; it may be lost."""
+    again, count = [], len(circle.disks)
+
+    async def restart(k):
+        await circle.end(k)
+        circle.begin(k)
+
+    def fault(k, j, reply):
+        if len(again) < kills and reply.kind in kinds and random.random() < chance:
+            victim = int(random.choice([k, j]))
+            if victim in circle.up:
+                del circle.up[victim]
+                circle.disks[victim] = circle.disks[victim].copied()
+                again.append(asyncio.create_task(restart(victim)))
+            if random.random() < 0.5:
+                raise Cut("the answer is lost")
+
+    circle.fault = fault
+    for k in range(count):
+        circle.begin(k)
+    while any(len(circle.up) < count or not circle.up[k].done for k in range(count)):
+        await asyncio.sleep(0.01)
+        for task in circle.tasks.values():
+            if task.done() and not task.cancelled() and task.exception():
+                raise task.exception()
+    await asyncio.gather(*again)
+    return len(again), await circle.done()

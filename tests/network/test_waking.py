@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from archipel.engines.network.in_process import Circle
 from archipel.engines.network.party_state import PartyState
 from archipel.graphs import topology
-from network.clocked import Coordinate, Joining, Short, driven
+from network.clocked import Coordinate, Joining, Short, driven, with_kills
 from network.test_peers import loop_time, problem, run  # noqa: F401
 
 PEERS, ROUNDS = 5, 6
@@ -93,3 +94,34 @@ def test_a_learned_graph_is_that_of_a_loop_and_the_same_at_both_ends():
     torch.testing.assert_close(found, A, rtol=1e-6, atol=1e-6)
     assert (A > 0).any()
     assert torch.equal(found, found.T)
+
+
+@pytest.mark.parametrize("algorithm", [Short(), Joining()], ids=["given", "learned"])
+@pytest.mark.parametrize("seed", range(2))
+def test_peers_that_are_killed_anywhere_hold_what_others_tell_and_the_same_edges(seed, algorithm):
+    data, model = problem(PEERS)
+    graph = None if isinstance(algorithm, Joining) else topology("ring", PEERS)
+    circle = Circle(algorithm, data, model, graph, 12, pause=0.01)
+    peers = {}
+    begin = circle.begin
+
+    def begun(k):
+        peers[k] = begin(k)
+        return peers[k]
+
+    circle.begin = begun
+    kinds = ("holds", "copy", "edge")
+    kills, _ = run(with_kills(circle, kinds, np.random.default_rng(seed), 10), 100)
+
+    assert kills == 10
+    wakers = {k: peer.mixing for k, peer in peers.items()}
+    for k, waker in wakers.items():
+        assert waker.at[0] == 12
+        for j in waker.neighbours:
+            assert wakers[j].edges[k] == waker.edges[j]
+            held = waker._copy(j)
+            assert held.number == wakers[j].version
+            own = peers[j].party_state.own.state
+            torch.testing.assert_close(held.told, algorithm.told(own), rtol=1e-9, atol=1e-9)
+    if graph is None:
+        assert any(waker.neighbours for waker in wakers.values())

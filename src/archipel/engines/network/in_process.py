@@ -16,6 +16,7 @@ from archipel.core import Algorithm, PeerAlgorithm, ServerAlgorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import Outcome
 from archipel.engines.network.answers import Answers
+from archipel.engines.network.company import most_edges
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted, protected
 from archipel.engines.network.in_memory import MemoryLink
@@ -182,7 +183,8 @@ class Circle:
     def begin(self, k: int) -> Peer:
         """Start peer k from what is on its disk."""
         algorithm, data, model, topology = self._parts
-        party_state = _party(algorithm, data, model, k, self._wire, **self._promised)
+        edges = 0 if topology is None else most_edges(topology)
+        party_state = _party(algorithm, data, model, k, self._wire, edges=edges, **self._promised)
         links = {j: self._link(k, j) for j in range(data.training) if j != k}
         peer = self.up[k] = Peer(
             party_state, topology, links, Words("twin", self._rounds), self.disks[k],

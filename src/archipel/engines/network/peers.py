@@ -21,6 +21,7 @@ from archipel.engines.network.exchanges import Behind, Store
 from archipel.engines.network.gossip import Gossip
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import SILENCE, Liveness, Over, Words
+from archipel.engines.network.meeting import Meeting
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peer_rounds import Rounds
 from archipel.engines.network.transport import Link, Refused
@@ -45,7 +46,7 @@ class Report(NamedTuple):
     edges: dict[int, float] | None = None  # its own, with their weights, where they are learned
 
 
-Clocked = Waking  # by clocks of their own
+Clocked = Waking | Meeting  # by clocks of their own
 
 
 class Peer:
@@ -96,11 +97,13 @@ class Peer:
         """How this peer talks to others."""
         state, liveness, words = self.party_state, self.liveness, self.words
         clock, party = state.boxes.clock, state.party
+        pace = Pace(state.seed, party, pause)
         if clock == "wakes":
-            pace = Pace(state.seed, party, pause)
             return Waking(state, topology, liveness, words, self._keep, pace)
         if topology is None:
             raise ArchipelError(f'{state.boxes.name} needs a topology: give one, such as "ring".')
+        if clock == "meetings":
+            return Meeting(state, topology, liveness, words, self._keep, pace)
         if asynchronous:
             seed, coding = state.seed, self._coding
             return Gossip(party, topology, liveness, words, self._keep, seed, coding)
@@ -159,6 +162,8 @@ class Peer:
 
     async def run(self) -> Any:
         """Take part until the rounds are done; return the own state."""
+        if isinstance(self.mixing, Clocked):
+            self.mixing.start()
         beats = asyncio.create_task(self.liveness.beat(self.mixing.around, self.told))
         try:
             while not self.done:
@@ -233,7 +238,14 @@ class Peer:
         self.party_state.draw(t)
         if self.party_state.secrets is not self._secrets:
             self._keep()  # before it is charged: after a kill the turn has the same noise
-        gradients = await mixing.turn(t, commit)
+        try:
+            gradients = await mixing.turn(t, commit)
+        except Over:
+            self.round = self.words.rounds
+            mixing.begin(self.round)
+            self._keep()
+            await self._tell({}, 0, 0, 0)
+            return
         await self._tell(dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
 
     async def _tell(self, missing: dict[int, str], gradients: int, up: int, down: int) -> None:

@@ -466,6 +466,10 @@ class Waking:
         except ArchipelError as no:
             self.missing[j] = why_not(no)
 
+    def start(self) -> None:
+        """Go on with what a process before left."""
+        self._tell_all()
+
     # -- what survives the process -----------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
