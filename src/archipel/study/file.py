@@ -46,6 +46,7 @@ from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import fields, plugins, wiring
 from archipel.study.checks import (
     check_data,
+    check_graph,
     check_names,
     check_policy,
     check_test,
@@ -267,9 +268,12 @@ class Study(BaseModel):
 
     def _topology(self) -> str | Described | None:
         said = self.topology
-        if said.name is None or not said.learned:
+        if said.file is None and not said.learned and said.weights is None:
             return said.name
-        return Described(said.name, said.learned)
+        if said.file is None and said.name is None:
+            return None
+        file = None if said.file is None else self._base / said.file
+        return Described(said.name, file, said.weights or "metropolis", bool(said.learned))
 
     def policy(self) -> Options:
         """The same without what only a simulation does: between institutions it is real."""
@@ -347,6 +351,8 @@ class Study(BaseModel):
             paths.append(self._base / str(data.folder) / MANIFEST)  # it has the files' hashes
         elif data.folder is not None and data.name is None:
             paths += frames.party_files(self._base / data.folder)
+        if self.topology.file is not None:
+            paths.append(self._base / self.topology.file)
         paths += map(Path, trace_of(self.simulate, self._base).values())
         return {os.path.relpath(path, self._base): path for path in paths}
 
@@ -481,6 +487,7 @@ class Study(BaseModel):
             check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
         check_names(self.model, self.topology)
+        check_graph(self.topology, self._base, elsewhere)
         _ = self.wire_object, self.promise
         _ = self.chosen
         if self.topology.asynchronous and not is_peer(self.algorithm_object):

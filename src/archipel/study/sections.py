@@ -296,6 +296,14 @@ class Graph(Section):
     """[topology]"""
 
     name: Annotated[str | None, Field(description='for peers: "ring", "torus:4x8", ...')] = None
+    file: Annotated[
+        str | None,
+        Field(description="in place of a name: a table of edges, two parties each and a weight"),
+    ] = None
+    weights: Annotated[
+        Literal["metropolis", "max_degree", "given"] | None,
+        Field(description='of the mixing matrix; "given" are the file\'s; "metropolis"'),
+    ] = None
     asynchronous: Annotated[
         bool, Field(description="between peers: each at its own pace, averaging pair by pair")
     ] = False
