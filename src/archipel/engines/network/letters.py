@@ -13,7 +13,7 @@ of what it gets, never objects, and refuses a letter before it takes memory for 
 class names, no pickle.
 
 A letter's name is the SHA-256 of its header and of the SHA-256 of each array: who signs the arrays
-and who names the letter hash their bytes once.
+and who names the letter hash their bytes once. One file, since the list of kinds is a third of it.
 """
 
 from __future__ import annotations
@@ -222,6 +222,8 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "heard": {"signatures": (dict,)},  # of the sites whose bytes are its arrays, in this order
     "said": {"study": (str,), "number": (int,)},  # to all, in a private mean: bytes are its array
 }
+
+VECTORS = ("upload", "vector", "news", "copy", "meet", "token")  # what was computed
 
 
 class BadLetter(ArchipelError):

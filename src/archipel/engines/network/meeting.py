@@ -25,6 +25,7 @@ An asker gives up once the other was silent for `silence` seconds. The other, wh
 silent as long, takes the meeting for counted: an asker that was killed comes back and asks again.
 One gap is left: where the two are alive and cut off from each other for longer than `silence`, just
 when the answer was on its way, the meeting counts at the one that answered and not at the asker.
+One file, since both sides have the same state.
 """
 
 from __future__ import annotations

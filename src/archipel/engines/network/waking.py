@@ -20,7 +20,8 @@ whenever it changes; before the first, all know what each would tell: that of th
   higher end computes with the weight that it heard last.
 
 A peer waits while all its neighbours are silent: it cannot tell whether it is away itself. Where
-some of them are done it goes on, with what they told last.
+some of them are done it goes on, with what they told last. One file, since copies and edges change
+together.
 """
 
 from __future__ import annotations

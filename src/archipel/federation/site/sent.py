@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
+from archipel.engines.network.letters import VECTORS
+
 if TYPE_CHECKING:
     from archipel.federation.site.site import Site
-
-VECTORS = ("upload", "vector", "news", "copy", "meet", "token")  # kinds of letters that bring some
 
 
 @dataclass

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archipel.engines.network.letters import Letter
+from archipel.engines.network.letters import VECTORS, Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation import approval
@@ -38,7 +38,6 @@ from archipel.federation.certificates import (
 )
 from archipel.federation.peer import port
 from archipel.federation.site.policy import Policy
-from archipel.federation.site.sent import VECTORS
 from archipel.federation.site.studies import Decision, SiteStudies
 from archipel.store.files import locked, write
 
