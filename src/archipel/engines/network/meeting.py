@@ -104,7 +104,7 @@ class Meeting:
         self._degrees = [float(x) for x in topology.affinity().sum(axis=1)]
         self._asking: tuple[int, int] | None = None  # a meeting, and whom: not decided yet
         self._meetings = 0  # that this peer began to ask for
-        self._decided: dict[int, tuple[int, bool]] = {}  # of each peer asked: the last, if counted
+        self._counted: dict[int, int] = {}  # of each peer asked: the last meeting that counts
         self._open: Asked | None = None  # that another asked for, not decided yet
         self._last: dict[int, Asked] = {}  # of each peer that asked: the last that counted
         self._refused: dict[int, int] = {}  # of each peer that asked: the last that never will
@@ -270,7 +270,9 @@ class Meeting:
             return fill(form, [x.clone() for x in found])
 
     def _decide(self, j: int, meeting: int, counts: bool) -> None:
-        self._decided[j], self._asking = (meeting, counts), None
+        self._asking = None
+        if counts:
+            self._counted[j] = meeting
 
     async def _tell(self, j: int, meeting: int, counts: bool) -> None:
         """Say what became of a meeting, once: who does not hear it asks."""
@@ -443,10 +445,8 @@ class Meeting:
         """What peer j says that a meeting became; or what became of one, where it asks."""
         meeting, counts, one = letter["meeting"], letter["counts"], self._open
         if counts is None:
-            last, counted = self._decided.get(j, (0, False))
-            under_way = self._asking is not None and self._asking == (meeting, j)
-            found = None if under_way else counted and last == meeting
-            return self._met(j, meeting, found)
+            under_way = self._asking == (meeting, j)
+            return self._met(j, meeting, None if under_way else self._counted.get(j) == meeting)
         if one is not None and (one.j, one.meeting) == (j, meeting) and one.own is not None:
             self._settle(one, counts)
         elif one is not None and (one.j, one.meeting) == (j, meeting) and not counts:
@@ -460,8 +460,8 @@ class Meeting:
     def state(self) -> dict[str, Tensor]:
         asking = (0, 0) if self._asking is None else self._asking
         found = {"meets": torch.tensor([self._meetings, *asking, *self._turns])}
-        for j, (meeting, counted) in self._decided.items():
-            found[f"meets-decided-{j}"] = torch.tensor([meeting, int(counted)])
+        for j, meeting in self._counted.items():
+            found[f"meets-counted-{j}"] = torch.tensor(meeting)
         for j, meeting in self._refused.items():
             found[f"meets-refused-{j}"] = torch.tensor(meeting)
         for j, one in self._last.items():
@@ -481,9 +481,8 @@ class Meeting:
         self._asking = (meeting, j) if meeting else None
         for name, x in own.items():
             match name.split("-"):
-                case ["meets", "decided", j]:
-                    meeting, counted = x.tolist()
-                    self._decided[int(j)] = meeting, bool(counted)
+                case ["meets", "counted", j]:
+                    self._counted[int(j)] = int(x)
                 case ["meets", "refused", j]:
                     self._refused[int(j)] = int(x)
                 case ["meets", "last", j]:
