@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from archipel.adversaries.adversary import Adversary
     from archipel.algorithms import (
         APGD1,
         APGD2,
@@ -104,6 +105,7 @@ _HOMES = {  # where each public name lives; loaded when first asked for, so that
     "archipel.study.file": "Study",
     "archipel.privacy.promise": "Privacy",
     "archipel.wire.wire": "Wire",
+    "archipel.adversaries.adversary": "Adversary",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -114,6 +116,7 @@ __all__ = [
     "L2GD",
     "SGD",
     "Adam",
+    "Adversary",
     "Alone",
     "ArchipelError",
     "Batch",
