@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's scorecard from what the run remembers."""
+"""A run's scorecard from what the run remembers.
+
+One file, since every view of it is a few lines over the same run.
+"""
 
 from __future__ import annotations
 
