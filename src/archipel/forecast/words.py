@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +14,7 @@ from archipel.errors import clean
 from archipel.forecast.checking import Check, Line
 from archipel.forecast.figure import Figure
 from archipel.forecast.forecast import Forecast
+from archipel.graphs.summary import rounds_to
 from archipel.scorecard.words import amount, duration, plural, size, watt_hours
 
 NAMES = {
@@ -83,12 +86,27 @@ def table(forecast: Forecast) -> Table:
     shown.add_column("", justify="right")
     shown.add_column("", style="dim")
     _rows(shown, forecast.figures)
+    if forecast.graph is not None:
+        shown.add_row("Graph", plural(forecast.graph["edges"], "edge"), _mixing(forecast.graph))
     if forecast.on_cluster:
         told = forecast.cluster or {}
         words = f"On {plural(told['nodes'], 'node')} of {plural(told['cores'], 'core')}"
         shown.add_row(Text(words, "bold"))
         _rows(shown, forecast.on_cluster)
     return shown
+
+
+def _mixing(graph: Mapping[str, Any]) -> str:
+    """How fast parties agree, and who is joined."""
+    gap, within = graph["spectral_gap"], graph["within_clusters"]
+    told = []
+    if within is not None:
+        told.append(f"{100 * within:.0f} % of their weight within clusters")
+    if gap is not None:
+        told.append(f"spectral gap {gap:.3g}")
+    if gap is not None and 0 < gap < 1:
+        told.append(f"a tenth of what parties differ by after {ceil(rounds_to(gap, 10)):,} rounds")
+    return "; ".join(told)
 
 
 def _rows(shown: Table, figures: Mapping[str, Figure]) -> None:

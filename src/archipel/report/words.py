@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.measures import ALIKE, SITES, WEIGHTED
+from archipel.report import graph
 from archipel.report.figures import lines_of
 from archipel.runs.history import absent
 from archipel.scorecard.card import Efficacy, Scorecard
@@ -216,6 +217,7 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
     return {
         "curve": curve,
         "parties": spread,
+        "graph": graph.caption(run),
         "participation": f"Which {many} took part in which round, and why others did not.",
         "clock": _by_clock(run, card),
         "privacy": _spending(run, card),
@@ -266,6 +268,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
     return {
         "curve": f"Line chart of {metric_name(e.metric)} by round: {'; '.join(parts)}.",
         "parties": f"{metric_name(e.metric)} at each party{spread}.",
+        "graph": graph.caption(run),
         "participation": (
             f"Grid of {plural(run.data.training, 'party')} by {plural(run.done, 'round')}: "
             f"{r.arrived:,} of {r.party_rounds:,} uploads arrived; missing: {missing}."
