@@ -228,6 +228,7 @@ class Loop:
                     **({"simulated": run.simulated} if run.simulated else {}),
                     **_staleness(run),
                     **graph.recorded(engine, run, t, self._every),
+                    **_attack(run),
                 }
             )
 
@@ -246,6 +247,14 @@ def _staleness(run: Run) -> dict[str, Any]:
     if not late:
         return {}
     return {"staleness": {"mean": sum(late) / len(late), "max": max(late)}}
+
+
+def _attack(run: Run) -> dict[str, Any]:
+    """How often test points are taken for what adversaries want; their attack may want nothing."""
+    if run.adversary is None:
+        return {}
+    found = run.adversary.success(run.data, run.task_model, run.vector, run.buffers)
+    return {} if found is None else {"attack_success": found}
 
 
 def entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round:

@@ -26,6 +26,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from archipel import metrics
+from archipel.adversaries.adversary import Adversary
 from archipel.algorithms.fedavg import FedAvg
 from archipel.core import Algorithm
 from archipel.data import frames
@@ -44,6 +45,7 @@ from archipel.runs.run import Run
 from archipel.runs.simulation import Options, Watch, Where, simulate
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import fields, plugins, wiring
+from archipel.study.attackers import adversary_of, written_attack
 from archipel.study.checks import (
     check_data,
     check_graph,
@@ -59,6 +61,7 @@ from archipel.study.reading import read_tables, sentence, split_key
 from archipel.study.sections import (
     SECTIONS,
     About,
+    Attackers,
     Data,
     Graph,
     Method,
@@ -90,6 +93,7 @@ class Study(BaseModel):
     round: Round = Round()
     wire: WireSection = WireSection()
     privacy: Privacy = Privacy()
+    adversary: Attackers = Attackers()
     topology: Graph = Graph()
     simulate: Simulated = Simulated()
 
@@ -193,7 +197,18 @@ class Study(BaseModel):
 
     @property
     def _between(self) -> wiring.Between:
-        return wiring.Between(self.wire, self.round, self._base)
+        return wiring.Between(self.wire, self.round, self._base, self._liars)
+
+    @property
+    def _liars(self) -> int | float | None:
+        """How many parties [adversary] has, or which share of them."""
+        parties = self.adversary.parties
+        return len(parties) if isinstance(parties, list) else parties
+
+    @property
+    def adversary_object(self) -> Adversary | None:
+        """Who attacks the model, and how; None where nobody does."""
+        return adversary_of(self.adversary, self._base)
 
     @property
     def promise(self) -> Promised | None:
@@ -259,6 +274,7 @@ class Study(BaseModel):
             "topology": self._topology(),
             "server_sees": self.privacy.server_sees,
             "privacy": self.promise,
+            "adversary": self.adversary_object,
             "wire": self.wire_object if self._between.parts else None,
             **policy.model_dump(exclude={"rule"}),
             **simulated.model_dump(),
@@ -278,6 +294,7 @@ class Study(BaseModel):
     def policy(self) -> Options:
         """The same without what only a simulation does: between institutions it is real."""
         simulated = self.simulate.model_dump()
+        simulated["adversary"] = None
         return {k: v for k, v in self.options().items() if k not in simulated}  # type: ignore[return-value]
 
     def given(self) -> dict[str, Any]:
@@ -293,6 +310,10 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
+        if self.adversary == Attackers():  # as before there were any: its hash stays
+            del tables["adversary"]
+        else:
+            tables["adversary"] |= written_attack(self.adversary, self._base)
         tables["wire"], rule = self._between.written()
         tables["round"] |= rule
         if self.wire == WireSection():  # as before there were any: its hash stays
@@ -337,6 +358,7 @@ class Study(BaseModel):
             ("model", self.model.name),
             ("data", data.name),
             *(("metric", name) for name in (*(self.study.metrics or ()), self.study.metric)),
+            ("adversary", self.adversary.attack),
             *((part.kind, part.name) for part in self._between.parts),
         ]
         paths = [
@@ -488,7 +510,7 @@ class Study(BaseModel):
         self._options("model")
         check_names(self.model, self.topology)
         check_graph(self.topology, self._base, elsewhere)
-        _ = self.wire_object, self.promise
+        _ = self.wire_object, self.promise, self.adversary_object
         _ = self.chosen
         if self.topology.asynchronous and not is_peer(self.algorithm_object):
             raise ArchipelError(

@@ -292,6 +292,20 @@ class Privacy(Section):
     clip_rate: Annotated[Number | None, Field(description="how fast it moves; 0.2")] = None
 
 
+class Attackers(Open):
+    """[adversary]"""
+
+    parties: Annotated[
+        Number | list[str] | None,
+        Field(description="that attack the model in a simulation: a share, a number, or names"),
+    ] = None
+    attack: Annotated[
+        str | None, Field(description="archipel list attacks, or mine.py:Mine; its fields beside")
+    ] = None
+    first: Annotated[int, Field(ge=1, description="round in which they begin")] = 1
+    last: Annotated[int | None, Field(ge=1, description="round after which they stop; none")] = None
+
+
 class Graph(Section):
     """[topology]"""
 
@@ -412,6 +426,7 @@ SECTIONS: dict[str, type[Section]] = {
     "round": Round,
     "wire": Wire,
     "privacy": Privacy,
+    "adversary": Attackers,
     "topology": Graph,
     "simulate": Simulated,
 }
