@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 from typing import Any
 
 from rich.table import Table
@@ -14,7 +13,6 @@ from archipel.errors import clean
 from archipel.forecast.checking import Check, Line
 from archipel.forecast.figure import Figure
 from archipel.forecast.forecast import Forecast
-from archipel.graphs.summary import rounds_to
 from archipel.scorecard.words import amount, duration, plural, size, watt_hours
 
 NAMES = {
@@ -104,8 +102,9 @@ def _mixing(graph: Mapping[str, Any]) -> str:
         told.append(f"{100 * within:.0f} % of their weight within clusters")
     if gap is not None:
         told.append(f"spectral gap {gap:.3g}")
-    if gap is not None and 0 < gap < 1:
-        told.append(f"a tenth of what parties differ by after {ceil(rounds_to(gap, 10)):,} rounds")
+    if graph["rounds_to_tenth"] is not None:
+        after = plural(graph["rounds_to_tenth"], "round")
+        told.append(f"a tenth of what parties differ by after {after}")
     return "; ".join(told)
 
 

@@ -34,8 +34,14 @@ class Summary(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        found = self._asdict()
-        return {name: found[name] for name in ("name", *_TOLD)}
+        tenth = self.rounds(10)
+        return {
+            "name": self.name,
+            "edges": self.edges,
+            "spectral_gap": self.spectral_gap,
+            "rounds_to_tenth": None if tenth is None or not isfinite(tenth) else ceil(tenth),
+            "within_clusters": self.within_clusters,
+        }
 
     def __str__(self) -> str:
         """Say it in a sentence.
@@ -61,9 +67,6 @@ differ by in 14 rounds, and leaves a tenth of it after 45.
             f"{text}mixing halves what parties differ by in {_rounds(half)}, and leaves a tenth of "
             f"it after {ceil(tenth):,}."
         )
-
-
-_TOLD = ("edges", "spectral_gap", "within_clusters")
 
 
 def rounds_to(gap: float, factor: float) -> float:

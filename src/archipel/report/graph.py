@@ -20,9 +20,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from archipel.errors import clean
-from archipel.graphs.layout import layout
-from archipel.graphs.weights import pairs
 from archipel.measures import larger_is_better
+from archipel.report.layout import layout
 from archipel.report.style import AMBER, BLUE, GREY, INK, short
 from archipel.runs.graph import DRAWN, EDGES, Frame, clusters, frames
 from archipel.scorecard.words import metric_name, number, plural
@@ -46,8 +45,8 @@ Floats = npt.NDArray[np.float64]
 
 def places(found: list[Frame]) -> Floats:
     """Where the parties are drawn: mostly by the last graph, which is the one that was learned."""
-    last, all_of_them = found[-1].affinity, sum(frame.affinity for frame in found[:-1])
-    return layout(last if len(found) == 1 else last + 0.5 / len(found) * all_of_them)
+    others = sum((frame.affinity for frame in found[:-1]), np.zeros(()))
+    return layout(found[-1].affinity + 0.5 / len(found) * others)
 
 
 def _range(run: Run, found: list[Frame]) -> tuple[float, float]:
@@ -105,8 +104,8 @@ def draw(axes: Axes, run: Run, found: list[Frame]) -> None:
     """Draw the last graph."""
     at, frame = places(found), found[-1]
     n = len(at)
-    i, j, weight = pairs(frame.affinity)
-    most = max(float(f.affinity.max()) if f.affinity.nnz else 0.0 for f in found)
+    i, j, weight = frame.i, frame.j, frame.weight
+    most = max(float(f.weight.max(initial=0)) for f in found)
     widths = list(_widths(weight, most, n))
     lines = [tuple(map(tuple, line)) for line in at[np.stack([i, j], axis=-1)]]
     axes.add_collection(LineCollection(lines, linewidths=widths, color=GREY, alpha=0.6, zorder=1))
@@ -134,7 +133,7 @@ def page(run: Run, alternative: str) -> Markup | None:
         return None
     at, span = places(found), _range(run, found)
     at = _EDGE + at * (_SIZE - 2 * _EDGE)
-    last, most = found[-1], max(float(f.affinity.max()) if f.affinity.nnz else 0 for f in found)
+    last, most = found[-1], max(float(f.weight.max(initial=0)) for f in found)
     lines = [
         f'<path d="{path}" stroke-width="{width:.2f}"/>' for path, width in _lines(last, at, most)
     ]
@@ -168,7 +167,7 @@ def page(run: Run, alternative: str) -> Markup | None:
 
 def _lines(frame: Frame, at: Floats, most: float) -> list[tuple[str, float]]:
     """Edges as paths with their widths, those alike in one: as few as there are widths."""
-    i, j, weight = pairs(frame.affinity)
+    i, j, weight = frame.i, frame.j, frame.weight
     by_width: dict[float, list[str]] = {}
     widths = np.round(_widths(weight, most, len(at)) * 4) / 4
     for a, b, width in zip(at[i], at[j], widths.tolist(), strict=True):

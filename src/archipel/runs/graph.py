@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from archipel.engines.engine import Engine, Joined
-from archipel.graphs.summary import summary
-from archipel.graphs.weights import joined, pairs
+from archipel.rng import Ints
 from archipel.runs.history import Round
 from archipel.runs.run import Run
 
@@ -33,6 +31,9 @@ def recorded(engine: Engine, run: Run, t: int, every: int) -> dict[str, Any]:
     graph = engine.graph() if isinstance(engine, Joined) else None
     if graph is None:
         return {}
+    from archipel.graphs import summary  # which brings torch, and reports do without
+    from archipel.graphs.weights import pairs
+
     found: dict[str, Any] = summary(graph, run.data.clusters, t).to_json()
     evaluations = -(-run.rounds // every)
     stride = -(-evaluations // FRAMES)
@@ -71,8 +72,17 @@ class Frame(NamedTuple):
     """A graph at an evaluation."""
 
     round: int
-    affinity: Any  # A as a scipy CSR array
+    i: Ints  # [e] the edges: one end, the other, and what they weigh
+    j: Ints
+    weight: Floats
     values: Floats  # [n] each party's metric
+
+    @property
+    def affinity(self) -> Floats:
+        """The weights as a matrix, `[n, n]`."""
+        found = np.zeros((len(self.values), len(self.values)))
+        found[self.i, self.j] = found[self.j, self.i] = self.weight
+        return found
 
 
 def frames(history: Sequence[Round]) -> list[Frame]:
@@ -81,7 +91,7 @@ def frames(history: Sequence[Round]) -> list[Frame]:
 
 
 def _frames(history: Sequence[Round]) -> Iterator[Frame]:
-    edges: Any = csr_array((0, 0))
+    edges: tuple[Ints, Ints, Floats] | None = None
     for entry in history:
         drawn = entry.get("graph", {}).get("drawn")
         if drawn is None:
@@ -89,5 +99,6 @@ def _frames(history: Sequence[Round]) -> Iterator[Frame]:
         values = np.array(drawn["values"], np.float64)
         if "i" in drawn:
             i, j = np.array(drawn["i"], np.int64), np.array(drawn["j"], np.int64)
-            edges = joined(len(values), i, j, np.array(drawn["weight"], np.float64))
-        yield Frame(entry["round"], edges, values)
+            edges = i, j, np.array(drawn["weight"], np.float64)
+        assert edges is not None
+        yield Frame(entry["round"], *edges, values)

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 
-def layout(A: Any, steps: int = 300) -> Floats:
-    """Return a place in the unit square for each party, `[n, 2]`, by the weights of the edges.
+def layout(A: Floats, steps: int = 300) -> Floats:
+    """Return a place in the unit square for each party, `[n, n] -> [n, 2]`, by the edges' weights.
 
     It begins with the eigenvectors of the normalised Laplacian, and goes on with Fruchterman and
     Reingold's forces (1991): edges draw together, all push each other away. Nothing is drawn at
@@ -21,7 +19,7 @@ def layout(A: Any, steps: int = 300) -> Floats:
     n = A.shape[0]
     if n == 1:
         return np.full((1, 2), 0.5)
-    weight = A.toarray() / max(A.max(), 1e-300) if A.nnz else np.zeros((n, n))
+    weight = A / max(float(A.max()), 1e-300)
     root = 1 / np.sqrt(np.maximum(weight.sum(axis=1), 1e-9))
     _, vectors = np.linalg.eigh(np.eye(n) - root[:, None] * weight * root)
     around = 2 * np.pi * np.arange(n) / n  # tells apart those that have the same place
