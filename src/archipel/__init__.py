@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         DSGD,
         L2GD,
         Alone,
+        Choco,
         Ditto,
         FedAvg,
         FedBN,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         FedRep,
         FedSGD,
         FineTuned,
+        GradientTracking,
         KNNPer,
         PeFLL,
         PerFedAvg,
@@ -70,8 +72,9 @@ if TYPE_CHECKING:
     from archipel.wire.wire import Wire
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
-    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
-    "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
+    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Choco Ditto FedAvg FedBN FedDyn FedNova FedOpt "
+    "FedPer FedProx FedRep FedSGD FineTuned GradientTracking KNNPer PFedHN PFedMe PeFLL PerFedAvg "
+    "Scaffold",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.conformance": "check_algorithm check_step",
@@ -107,6 +110,7 @@ __all__ = [
     "ArchipelError",
     "Batch",
     "Blueprint",
+    "Choco",
     "Comparison",
     "Cosine",
     "Decay",
@@ -127,6 +131,7 @@ __all__ = [
     "FederatedRegressor",
     "Federation",
     "FineTuned",
+    "GradientTracking",
     "Inverse",
     "KNNPer",
     "LocalEngine",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
+from archipel.algorithms.choco import Choco
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedasync import FedAsync
@@ -19,6 +20,7 @@ from archipel.algorithms.fedprox import FedProx
 from archipel.algorithms.fedrep import FedRep
 from archipel.algorithms.fedsgd import FedSGD
 from archipel.algorithms.finetuned import FineTuned
+from archipel.algorithms.gradient_tracking import GradientTracking
 from archipel.algorithms.knnper import KNNPer
 from archipel.algorithms.l2gd import L2GD
 from archipel.algorithms.pefll import PeFLL
@@ -31,6 +33,7 @@ ALGORITHMS = {
     "alone": Alone,
     "apgd1": APGD1,
     "apgd2": APGD2,
+    "choco": Choco,
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedasync": FedAsync,
@@ -45,6 +48,7 @@ ALGORITHMS = {
     "fedrep": FedRep,
     "fedsgd": FedSGD,
     "finetuned": FineTuned,
+    "gradient_tracking": GradientTracking,
     "knnper": KNNPer,
     "l2gd": L2GD,
     "pefll": PeFLL,
@@ -61,6 +65,7 @@ __all__ = [
     "DSGD",
     "L2GD",
     "Alone",
+    "Choco",
     "Ditto",
     "FedAsync",
     "FedAvg",
@@ -74,6 +79,7 @@ __all__ = [
     "FedRep",
     "FedSGD",
     "FineTuned",
+    "GradientTracking",
     "KNNPer",
     "PFedHN",
     "PFedMe",

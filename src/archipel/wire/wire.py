@@ -23,6 +23,7 @@ from archipel.exchange.boxes import Boxes
 from archipel.exchange.sender import Sender
 from archipel.tree import Tree, fill, leaves
 from archipel.wire.chain import Chain
+from archipel.wire.changes import Changes
 from archipel.wire.step import Step
 from archipel.wire.structured import Structured
 from archipel.wire.wired import Wired, WiredPeers
@@ -101,9 +102,12 @@ class Wire:
         if boxes.peer:
             self._check_peers(boxes)
             with _naming("wire.up"):
-                mixed = chains(self.up, anatomy.mixed)
+                mixed = list[Chain | Changes](chains(self.up, anatomy.mixed))
                 for number, chain in enumerate(mixed):
-                    check_model(chain, me.sender(number))
+                    if number in me.changes:
+                        mixed[number] = Changes.fitted(chain, me.sender(number))
+                    else:
+                        check_model(chain, me.sender(number))
             layers.append(lambda inner: WiredPeers(inner, mixed))
             sent = tuple(chain.payload for chain in mixed)
             found = examine(around(boxes), me, w, parties)
