@@ -30,7 +30,7 @@ from archipel.wire.chain import Chain, Payload, name
 from archipel.wire.matrices import Feedback
 from archipel.wire.structured import Structured
 
-_TRIED = 8  # changes in a row, of which what is left becomes harder to code
+_TRIED = 4  # changes in a row: what is left after one is harder to code
 
 
 class Change(NamedTuple):
@@ -45,7 +45,7 @@ class Changes:
     """The steps of a wire for changes of one vector `[p]`."""
 
     chain: Chain
-    kept: float  # delta: the share of |v|² that one message keeps, of normal numbers
+    kept: float  # delta: the share of |v|² that a message keeps
 
     @classmethod
     def fitted(cls, chain: Chain, me: Sender) -> Changes:
@@ -61,15 +61,10 @@ class Changes:
                     f"{name(step)} goes on from its last message, and changes of a copy that "
                     "neighbours hold are coded each by itself: take top_k, random_k or quantise."
                 )
-        changes = cls(chain, 1.0)
         them = replace(me, ids=np.zeros(1, np.int64), lead=(), me=None)  # at all parties alike
-        drawn = rng.generator("check", "changes").standard_normal(chain.form.shape)
-        rest = torch.from_numpy(drawn).to(chain.form.dtype)
-        before, left = float(rest.double().square().sum()), 1.0
-        for t in range(_TRIED):
-            rest = rest - changes.send(replace(them, round=t), rest)[1]
-            left = float(rest.double().square().sum()) / max(before, 1e-300)
-        kept = 1 - left ** (1 / _TRIED)
+        draw, whole = rng.generator("check", "changes"), cls(chain, 1.0)
+        drawn = (draw.standard_normal(chain.form.shape), draw.uniform(-1, 1, chain.form.shape))
+        kept = min(whole._keeps(them, torch.from_numpy(x).to(chain.form.dtype)) for x in drawn)
         if not kept > 0:
             names = ", ".join(map(name, chain.steps))
             raise ArchipelError(f"{names}: nothing arrives of a change: take more bits.")
@@ -101,3 +96,11 @@ class Changes:
         """What arrives of a change."""
         q: Vector = self.chain.receive(them, change.code)
         return change.scale * q
+
+    def _keeps(self, them: Sender, v: Vector) -> float:
+        """The share of |v|² that a message keeps, over some in a row."""
+        rest = v
+        for t in range(_TRIED):
+            rest = rest - self.send(replace(them, round=t), rest)[1]
+        left, before = (float(x.double().square().sum()) for x in (rest, v))
+        return 1.0 - (left / max(before, 1e-300)) ** (1 / _TRIED)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -191,8 +192,13 @@ class Words:
         fields = {"study": self.study, "round": at[0], "number": at[1], "doing": doing}
         return Letter("beat", {**fields, "gave_up": None if gave_up is None else list(gave_up)})
 
-    def vector(self, at: At, *arrays: Tensor) -> Letter:
-        fields = {"study": self.study, "round": at[0], "number": at[1]}
+    def vector(
+        self, at: At, *arrays: Tensor, base: bytes | None = None, holds: bytes | None = None
+    ) -> Letter:
+        """`base` names what it is a change of; `holds` the copy that this peer has of the other."""
+        fields: dict[str, Any] = {"study": self.study, "round": at[0], "number": at[1]}
+        fields |= {} if base is None else {"base": base}
+        fields |= {} if holds is None else {"holds": holds}
         letter = Letter("vector", fields, [x.detach() for x in arrays])
         return letter.adding(signature=self.sign(letter))
 
