@@ -125,8 +125,8 @@ def _by_party(
 ) -> Protection:
     if wire.rule is not None:
         raise ArchipelError(
-            f'privacy.unit = "party", wire.rule = {wire.rule!r}: how far one party moves what '
-            "comes of it is not known; leave wire.rule out."
+            f'privacy.unit = "party", round.rule = {wire.rule!r}: how far one party moves what '
+            "comes of it is not known; leave round.rule out."
         )
     if wire.sum is not None and promise.trust not in ("sum", "shuffler"):
         trust = "shuffler" if isinstance(wire.sum, ShuffledSum) else "sum"

@@ -186,7 +186,11 @@ class Study(BaseModel):
     @property
     def wire_object(self) -> Wire:
         """What stands between parties and the server."""
-        return wiring.wire_of(self.wire, self._base)
+        return self._between.made()
+
+    @property
+    def _between(self) -> wiring.Between:
+        return wiring.Between(self.wire, self.round, self._base)
 
     @property
     def promise(self) -> Promised | None:
@@ -252,8 +256,8 @@ class Study(BaseModel):
             "topology": self.topology.name,
             "server_sees": self.privacy.server_sees,
             "privacy": self.promise,
-            "wire": self.wire_object if wiring.parts_of(self.wire) else None,
-            **policy.model_dump(),
+            "wire": self.wire_object if self._between.parts else None,
+            **policy.model_dump(exclude={"rule"}),
             **simulated.model_dump(),
             **trace_of(simulated, self._base),
         }
@@ -277,8 +281,9 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
-        tables["wire"] = wiring.written(self.wire, self._base)
-        if not wiring.parts_of(self.wire):  # as before there were any: its hash stays
+        tables["wire"], rule = self._between.written()
+        tables["round"] |= rule
+        if self.wire == WireSection():  # as before there were any: its hash stays
             tables["wire"] = {"steps": []}
         prints = self._prints
         if prints is None:
@@ -288,7 +293,7 @@ class Study(BaseModel):
     def toml(self) -> str:
         """The resolved study as a file."""
         tables = {name: table for name, table in self.resolved().items() if name != "sources"}
-        tables["wire"] = wiring.written(self.wire, self._base)
+        tables["wire"], _ = self._between.written()
         return tomli_w.dumps(_in_order(tables))
 
     @property
@@ -320,7 +325,7 @@ class Study(BaseModel):
             ("model", self.model.name),
             ("data", data.name),
             *(("metric", name) for name in (*(self.study.metrics or ()), self.study.metric)),
-            *((part.kind, part.name) for part in wiring.parts_of(self.wire)),
+            *((part.kind, part.name) for part in self._between.parts),
         ]
         paths = [
             path

@@ -206,6 +206,10 @@ class Round(Section):
         int | None,
         Field(ge=1, description="rounds from one in which a party is asked to the next; 1"),
     ] = None
+    rule: Annotated[
+        str | list[str] | None,
+        Field(description='for the mean of uploads, "krum:2", ["nnm:0.2", "median"], mine.py:Mine'),
+    ] = None
 
 
 class Wire(Section):
@@ -218,10 +222,6 @@ class Wire(Section):
     down: Annotated[
         list[str], Field(max_length=50, description="the same of what parties are sent")
     ] = []
-    rule: Annotated[
-        str | list[str] | None,
-        Field(description='what the server takes of the uploads, "krum:1", mine.py:Mine; all'),
-    ] = None
     sum: Annotated[
         str,
         Field(
