@@ -117,6 +117,7 @@ class Anatomy(NamedTuple):
     messages: tuple[Message, ...]
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
     mixed: tuple[Tree, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
+    whole: int = 0  # bytes of all that, for a neighbour that holds no copy, where it has to
     summed: bool = False  # whether messages are those of a protocol that shows sums alone
     weighed: bool = False  # whether that adds up numbers of examples as well
     counted: int = -1  # the message whose uploads the round is made of, from its end
@@ -137,7 +138,7 @@ class Anatomy(NamedTuple):
         """This round as it was found with something around it, on the same wire."""
         return other._replace(
             summed=self.summed, weighed=self.weighed, wire=self.wire, mixed=self.mixed,
-            counted=self.counted,
+            whole=self.whole, counted=self.counted,
         )  # fmt: skip
 
     def in_cohort(self, m: int) -> Anatomy:

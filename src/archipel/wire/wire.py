@@ -21,6 +21,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, OnWire, examine, go_on
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.sender import Sender
+from archipel.exchange.varying import size_of
 from archipel.tree import Tree, fill, leaves
 from archipel.wire.chain import Chain
 from archipel.wire.changes import Changes
@@ -112,8 +113,10 @@ class Wire:
                         check_model(chain, me.sender(number))
             layers.append(lambda inner: WiredPeers(inner, mixed))
             sent = tuple(chain.payload for chain in mixed)
+            forms = [each.form if isinstance(each, Changes) else each.payload for each in mixed]
+            whole = sum(map(size_of, forms)) if me.changes else 0
             found = examine(around(boxes), me, w, parties)
-            return around, found._replace(mixed=sent, wire=self._named)
+            return around, found._replace(mixed=sent, whole=whole, wire=self._named)
         if self.up or self.down:
             with _naming("wire.up"):
                 up = chains(self.up, [message.upload for message in anatomy.messages])

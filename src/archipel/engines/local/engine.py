@@ -26,6 +26,7 @@ from archipel.engines.checks import (
     check_sweep,
 )
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
+from archipel.engines.heard import Heard
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
 from archipel.engines.local.evaluation import chunk_of, evaluate
@@ -187,6 +188,7 @@ class LocalEngine:
         self._memory = Memory(self._job, board)
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
+        self._heard = Heard(data.training) if self.anatomy.whole else None
         self._pools = pools or forked
         self._versions: dict[int, Tree] = {}  # older shared states that parties are at work on
         self._pool: Pool | None = None
@@ -314,10 +316,12 @@ class LocalEngine:
         sent = 0
         if self._job.topology is not None:
             absent = np.setdiff1d(np.arange(self.data.training), arrived)
-            sizes = np.zeros(self.data.training, np.int64)
+            sizes = np.zeros((self.data.training, 2), np.int64)
             for answer in answers:
                 sizes[answer["ids"]] = answer["sizes"]
-            sent = int(sizes[self._job.topology.edges(t, absent).numpy()].sum())
+            edges = self._job.topology.edges(t, absent).numpy()
+            missed = self._heard.missed(t, arrived, edges) if self._heard else False
+            sent = int(np.where(missed, sizes[edges, 1], sizes[edges, 0]).sum())
         return Outcome(arrived, diverged, gradients, sent, sent)
 
     def _send(self, t: int) -> None:
@@ -366,7 +370,8 @@ class LocalEngine:
             for i, leaf in enumerate(leaves(told))
         }
         kept = self._memory.kept.state()
-        return {**shared, **older, **kept, "done": torch.tensor([self._done])}
+        heard = self._heard.state() if self._heard else {}
+        return {**shared, **older, **kept, **heard, "done": torch.tensor([self._done])}
 
     @property
     def keeps_much(self) -> bool:
@@ -410,6 +415,8 @@ class LocalEngine:
             raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
         self.restore_shared(state)
         self._memory.kept.restore(state)
+        if self._heard is not None:
+            self._heard.restore(state)
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
         told = self._memory.sent.shared
         older = {int(name.split(".")[1]) for name in state if name.startswith("version.")}

@@ -43,16 +43,25 @@ class Copies:
     def __init__(self, party: int, words: Words, coding: Coding) -> None:
         self._party, self._words, self._coding = party, words, coding
         self._held: dict[tuple[int, int], Copy] = {}  # of the party itself: what all began with
+        self._given: dict[tuple[int, int], bytes] = {}  # what others have of this peer, by name
+        self._restored = False  # then that is not known of all
 
-    def begin(self, exchange: Exchange) -> None:
-        """All peers begin with the same vectors."""
-        if exchange.held is not None and (self._party, exchange.at[1]) not in self._held:
-            self._held[self._party, exchange.at[1]] = Copy.of(exchange.held)
+    def begin(self, number: int, held: Tensor | None) -> bytes | None:
+        """Name what neighbours should hold; all peers begin with the same."""
+        if held is None:
+            return None
+        if (self._party, number) not in self._held:
+            self._held[self._party, number] = Copy.of(held)
+        return digest(held)
 
-    def keep(self, number: int, got: Mapping[int, Tensor]) -> None:
-        """These neighbours' vectors are now these."""
-        if self._coding.is_change(number):
-            self._held |= {(j, number): Copy.of(x) for j, x in got.items()}
+    def keep(self, exchange: Exchange, got: Mapping[int, Tensor]) -> None:
+        """These neighbours' vectors are now these, and they have this peer's."""
+        if exchange.base is None:
+            return
+        name = digest(exchange.x)
+        for j, x in got.items():
+            self._held[j, exchange.at[1]] = Copy.of(x)
+            self._given[j, exchange.at[1]] = name
 
     def _copy(self, j: int, number: int) -> Copy:
         return self._held.get((j, number)) or self._held[self._party, number]
@@ -61,32 +70,33 @@ class Copies:
 
     def question(self, exchange: Exchange, i: int, whole: bool = False) -> Letter:
         """What is sent to the lower end of an edge."""
-        if exchange.held is None:
+        number, base = exchange.at[1], exchange.base
+        if base is None:
             return self._words.vector(exchange.at, *exchange.sent)
-        holds = self._copy(i, exchange.at[1]).name
-        return self._letter(exchange, i, whole, holds)
+        first = base if self._restored else self._held[self._party, number].name
+        missed = self._given.get((i, number), first) != base
+        return self._letter(exchange, i, whole or missed, self._copy(i, number).name)
 
     def answer(self, exchange: Exchange, j: int, holds: bytes | None) -> Letter:
         """What is sent back to the higher end, which holds such a copy."""
-        if exchange.held is None:
+        if exchange.base is None:
             return self._words.vector(exchange.at, *exchange.sent)
-        return self._letter(exchange, j, holds != digest(exchange.held))
+        return self._letter(exchange, j, holds != exchange.base)
 
     def _letter(
         self, exchange: Exchange, j: int, whole: bool, holds: bytes | None = None
     ) -> Letter:
-        assert exchange.held is not None
         arrays = [exchange.x] if whole else exchange.sent
         exchange.went.setdefault(j, {})[whole] = nbytes(tuple(arrays))
-        base = None if whole else digest(exchange.held)
+        base = None if whole else exchange.base
         return self._words.vector(exchange.at, *arrays, base=base, holds=holds)
 
     def read(self, j: int, letter: Letter, exchange: Exchange) -> Tensor:
         """The vector in a letter of peer j, without what the wire did to it."""
         base, number, like = letter.fields.get("base"), exchange.at[1], exchange.x
-        whole = exchange.held is not None and base is None
+        whole = exchange.base is not None and base is None
         arrays = self._words.read(j, letter, like if whole else self._coding.form(number, like))
-        if exchange.held is None:
+        if exchange.base is None:
             return self._coding.undone(j, exchange.at, arrays, like)
         exchange.came.setdefault(j, {})[whole] = nbytes(tuple(letter.arrays))
         if whole:
@@ -106,6 +116,7 @@ class Copies:
 
     def restore(self, own: Mapping[str, Tensor]) -> None:
         for name, x in own.items():
+            self._restored = True
             if name.startswith("copy-"):
                 j, number = map(int, name.removeprefix("copy-").split("-"))
                 self._held[j, number] = Copy.of(x)

@@ -41,7 +41,7 @@ class Exchange:
     sent: list[Tensor]  # what travels of it
     began: float
     open: set[int]
-    held: Tensor | None = None  # where that is a change: of what
+    base: bytes | None = None  # where that is a change: the digest of what
     got: dict[int, Tensor] = field(default_factory=dict)
     unsure: dict[int, Tensor] = field(default_factory=dict)  # counted before a restart
     lost: dict[int, str] = field(default_factory=dict)  # peer -> cause

@@ -134,9 +134,8 @@ class Rounds:
         (t, number), weights = self.at, self.graph.row(self.at[0])
         found, sent = self._mixed.get(self.at), self._coding.sent(x, coded)
         began, around = self.liveness.clock(), set(self.graph.neighbours(t))
-        held = None if coded is None else coded.held
-        exchange = Exchange(self.at, x.detach(), sent, began, around, held)
-        self._copies.begin(exchange)
+        base = self._copies.begin(number, None if coded is None else coded.held)
+        exchange = Exchange(self.at, x.detach(), sent, began, around, base)
         if found is None:
             found = await self._exchange(exchange)
         else:
@@ -144,7 +143,7 @@ class Rounds:
             self.missing |= dict.fromkeys(lost, "lost before a restart")
         got = {j: theirs for j, theirs in found.items() if theirs is not None}
         self._used += len(got)
-        self._copies.keep(number, got)
+        self._copies.keep(exchange, got)
         for j in got:
             self.up += sum(exchange.went.get(j, {False: nbytes(tuple(sent))}).values())
             self.down += sum(exchange.came.get(j, {False: nbytes(tuple(sent))}).values())
@@ -287,7 +286,7 @@ class Rounds:
                 await asyncio.sleep(pause)
                 continue
             liveness.note(i, answer)
-            if answer.fields.get("whole") and exchange.held is not None:
+            if answer.fields.get("whole") and exchange.base is not None:
                 letter = self._copies.question(exchange, i, whole=True)
             elif theirs is not None and i in exchange.open:
                 self._count(exchange, i, theirs)
@@ -344,7 +343,7 @@ class Rounds:
                     return Letter("beat", {**self.told(j).fields, "whole": True})
                 reply = self._copies.answer(exchange, j, letter.fields.get("holds"))
                 # asked again, after a restart of either end, the whole vector fits any copy
-                sent = exchange.sent if exchange.held is None else [exchange.x]
+                sent = exchange.sent if exchange.base is None else [exchange.x]
                 edge = {f"mine-{i:04}" if i else "mine": x for i, x in enumerate(sent)}
                 edge |= {"at": torch.tensor(at), "theirs": theirs}
                 self._store.keep(f"edge-{j}", edge)

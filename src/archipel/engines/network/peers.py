@@ -21,7 +21,7 @@ from archipel.engines.network.liveness import SILENCE, Liveness, Over, Words
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peer_rounds import Rounds
 from archipel.engines.network.transport import Link, Refused
-from archipel.errors import RunFailed
+from archipel.errors import ArchipelError, RunFailed
 from archipel.graphs import Topology
 from archipel.tree import leaves, nbytes
 
@@ -69,6 +69,11 @@ class Peer:
         self.liveness = Liveness(links, silence, deadline, paused)
         party, seed, liveness = party_state.party, party_state.seed, self.liveness
         self._coding = Coding.of(party_state.boxes, seed)
+        if asynchronous and any(map(self._coding.is_change, range(len(self._coding.chains)))):
+            raise ArchipelError(
+                f"topology.asynchronous = true: {party_state.boxes.name} adds up changes of copies "
+                "in rounds that all have in common; leave it out, or wire.up."
+            )
         self.mixing: Rounds | Gossip = (
             Gossip(party, topology, liveness, words, self._keep, seed, self._coding)
             if asynchronous
