@@ -57,8 +57,9 @@ NAMES = {  # the public names, by what one wants to do
     "Write an algorithm": "ServerAlgorithm PeerAlgorithm Personal Party Uploads Each Batch "
     "Blueprint Descent Examples topology check_algorithm",
     "Between parties and server": "Privacy Wire check_step",
-    "Algorithms": "Alone APGD1 APGD2 Ditto DSGD FedAvg FedBN FedDyn FedNova FedOpt FedPer FedProx "
-    "FedRep FedSGD FineTuned KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe Scaffold",
+    "Algorithms": "Alone APGD1 APGD2 Choco Ditto DSGD FedAvg FedBN FedDyn FedNova FedOpt FedPer "
+    "FedProx FedRep FedSGD FineTuned GradientTracking KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe "
+    "Scaffold",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
     "Underneath": "LocalEngine Plan ArchipelError",
 }

@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from archipel.wire.wire import Wire
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
-    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Choco Ditto FedAvg FedBN FedDyn FedNova FedOpt "
-    "FedPer FedProx FedRep FedSGD FineTuned GradientTracking KNNPer PFedHN PFedMe PeFLL PerFedAvg "
-    "Scaffold",
+    "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Choco Ditto FedAvg FedBN FedDyn FedNova "
+    "FedOpt FedPer FedProx FedRep FedSGD FineTuned GradientTracking KNNPer PFedHN PFedMe PeFLL "
+    "PerFedAvg Scaffold",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.conformance": "check_algorithm check_step",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CHOCO-SGD: the mean stays, consensus is linear where naive compressed gossip stalls, and bytes."""
+"""CHOCO-SGD: the mean stays, consensus is linear where naive gossip stalls, and bytes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -86,13 +86,13 @@ class Consensus:
             errors.append(self.error(x))
         return errors
 
-    def naive(self, rounds, *steps):
+    def naive(self, gamma, rounds, *steps):
         """Without memory, and so that the mean stays: what is small never travels."""
         chain, x = changes(*steps, d=self.first.shape[-1]).chain, self.first
         me, errors = Sender(0, 0, 0, np.arange(N), (N,)), [self.error(x)]
         for _ in range(rounds):
             sent = chain.receive(me, chain.send(me, x, chain.init())[0])
-            x = x - sent + self.w @ sent
+            x = x + gamma * (self.w @ sent - sent)
             errors.append(self.error(x))
         return errors
 
@@ -114,7 +114,7 @@ def test_the_largest_numbers_alone_reach_consensus_and_naive_gossip_stalls():
     errors = ring.choco(None, 400, TopK(0.1))
     assert errors[400] < 0.1 * errors[200] < 0.1 * 0.1 * errors[0]
 
-    naive = ring.naive(400, TopK(0.1))
+    naive = ring.naive(1.0, 400, TopK(0.1))
     assert naive[400] > 0.9 * naive[300] > 50 * errors[400]
 
 
@@ -123,12 +123,13 @@ def test_one_percent_has_the_papers_errors():
     ring = Consensus()
     errors = ring.choco(0.05, 4000, TopK(0.01))
     assert errors[1000] == pytest.approx(21.4, rel=0.25)
-    assert errors[4000] < 0.1
     slopes = [np.log(errors[t] / errors[t + 1000]) for t in (1000, 2000, 3000)]
     assert max(slopes) < 1.3 * min(slopes)  # linear
-    assert ring.choco(0.1, 1000, TopK(0.01))[-1] > 1e4  # a step too long
-    naive = ring.naive(1000, TopK(0.01))
-    assert naive[1000] == pytest.approx(514, rel=0.05)
+    assert errors[4000] == pytest.approx(0.036, rel=0.5)
+    assert ring.choco(0.1, 4000, TopK(0.01))[-1] > 1e8  # a step too long
+    assert ring.naive(0.05, 4000, TopK(0.01))[-1] == pytest.approx(514, rel=0.1)
+    stalled = ring.naive(1.0, 4000, TopK(0.01))
+    assert stalled[4000] > 0.99 * stalled[3000] > 100
 
 
 # -- what is told of a change ----------------------------------------------------------------------
@@ -219,6 +220,30 @@ def test_bytes_are_those_of_codes_and_of_whole_vectors_where_somebody_missed_one
     assert sent[0] == 12 * change and sent[1] > sent[0]
 
 
+def test_a_run_goes_on_where_it_was_with_the_same_bytes():
+    data, model = classification(6, 4, 3, 0), network(4, 3)
+    how = {"plan": ONE, "topology": topology("ring", 6), "wire": ar.Wire(up=(TopK(0.1),))}
+    cohorts = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+
+    def rounds(engine, first, last):
+        return [engine.round(t, cohorts[t]).up for t in range(first, last)]
+
+    with ar.LocalEngine(ar.Choco(lr=0.1), data, model, **how) as engine:
+        whole = rounds(engine, 0, 4)
+        expected = engine.state()
+    with ar.LocalEngine(ar.Choco(lr=0.1), data, model, **how) as engine:
+        parts = rounds(engine, 0, 2)
+        kept = {name: x.clone() for name, x in engine.state().items()}
+    with ar.LocalEngine(ar.Choco(lr=0.1), data, model, **how) as engine:
+        engine.restore(kept)
+        parts += rounds(engine, 2, 4)
+        found = engine.state()
+
+    assert parts == whole
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], x) for name, x in expected.items())
+
+
 @dataclass(frozen=True)
 class Astray:
     lr: float = 0.1
@@ -233,5 +258,5 @@ class Astray:
 
 
 def test_a_vector_that_neighbours_could_not_have_is_refused():
-    with pytest.raises(ar.ArchipelError, match="another vector than me.coded returned"):
+    with pytest.raises(ar.ArchipelError, match=r"another vector than me\.coded returned"):
         learn(Astray(), 1, ar.Wire(up=(TopK(0.1),)))

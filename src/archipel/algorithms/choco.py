@@ -4,12 +4,12 @@
 Neighbours hold a copy x̂_i of every x_i; only Q(x_i - x̂_i) travels, by the steps of the wire, and is
 added to x̂_i wherever it is held. What Q leaves out stays in x_i - x̂_i and travels later.
 
-Departures: copies begin at the run's first model, which all have, in place of 0. The step size
-gamma is the share of a vector that Q keeps unless one is given (`consensus_lr`); the theorem's, of
-the order of that times the squared spectral gap, is far smaller than what works. Where Q is not a contraction by
-itself, as random rounding, the paper divides it by a bound; here every message is scaled by the best
-number in [0, 1], which travels with it and loses no more. With `local_steps` above 1, several
-gradients lie between two messages (Koloskova et al., ICML 2020, https://arxiv.org/abs/2003.10422).
+Departures: copies begin at the run's first model, which all have, in place of 0. Without
+`consensus_lr`, gamma is the share of a vector that Q keeps; the theorem's, of the order of that
+times the squared spectral gap, is far smaller than what works. Where Q is no contraction, such as
+random rounding, the paper divides it by a bound; here the best number in [0, 1] is taken for every
+message, which travels with it, and no more is lost. With `local_steps` above 1, several gradients
+lie between two messages (Koloskova et al., ICML 2020, https://arxiv.org/abs/2003.10422).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ steps make of v, q, is scaled by the number a in [0, 1] for which a q is nearest
 
     a = <q, v> / <q, q>,
 
-which travels with the code. Of numbers that were drawn and scaled up by d/k (`subsample`) this takes
-the d/k off again; of any unbiased q with E|q - v|² <= w |v|² it leaves at most w / (1 + w) of |v|²
+which travels with the code. Of numbers that were drawn and scaled up (`subsample`) this takes the
+factor off again; of any unbiased q with E|q - v|² <= w |v|² it leaves at most w / (1 + w) of |v|²
 on average, as dividing by 1 + w does; and of what is a contraction already, as `top_k`, a is 1.
 """
 
@@ -103,4 +103,4 @@ class Changes:
         for t in range(_TRIED):
             rest = rest - self.send(replace(them, round=t), rest)[1]
         left, before = (float(x.double().square().sum()) for x in (rest, v))
-        return 1.0 - (left / max(before, 1e-300)) ** (1 / _TRIED)
+        return 1.0 - float((left / max(before, 1e-300)) ** (1 / _TRIED))

@@ -105,12 +105,12 @@ class Wire:
         if boxes.peer:
             self._check_peers(boxes)
             with _naming("wire.up"):
-                mixed = list[Chain | Changes](chains(self.up, anatomy.mixed))
-                for number, chain in enumerate(mixed):
-                    if number in me.changes:
-                        mixed[number] = Changes.fitted(chain, me.sender(number))
-                    else:
+                mixed = list[Chain | Changes]()
+                for number, chain in enumerate(chains(self.up, anatomy.mixed)):
+                    change = number in me.changes
+                    if not change:
                         check_model(chain, me.sender(number))
+                    mixed.append(Changes.fitted(chain, me.sender(number)) if change else chain)
             layers.append(lambda inner: WiredPeers(inner, mixed))
             sent = tuple(chain.payload for chain in mixed)
             forms = [each.form if isinstance(each, Changes) else each.payload for each in mixed]

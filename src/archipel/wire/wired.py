@@ -134,7 +134,7 @@ class _Door:
         self, me: Any, chains: Sequence[Chain | Changes], kept: Sequence[Any], name: str
     ) -> None:
         self._me, self._chains, self.kept, self._mixes = me, chains, list(kept), 0
-        self._name, self._told = name, None
+        self._name, self._told = name, list[_Told]()
 
     @property
     def blueprint(self) -> Blueprint:
@@ -150,17 +150,18 @@ class _Door:
         if not isinstance(chain, Changes):
             raise self._astray("calls me.coded where it did not in a first round")
         change, arrives = chain.send(them, x.detach() - held)
-        self._told = _Told(held + arrives, held, change)
-        return self._told.x
+        self._told = [_Told(held + arrives, held, change)]
+        return self._told[0].x
 
     def mix(self, x: Vector) -> Vector:
         number, self._mixes = self._mixes, self._mixes + 1
         chain, them = self._chains[number], self._me.sender(number)
         if isinstance(chain, Changes):
-            told, self._told = self._told, None
-            if told is None or not torch.equal(told.x, x):
+            told, self._told = self._told, []
+            if not told or not torch.equal(told[0].x, x):
                 raise self._astray("mixes another vector than me.coded returned")
-            return self._me.mix(x, Coded(told.change, chain, told.held))
+            found: Vector = self._me.mix(x, Coded(told[0].change, chain, told[0].held))
+            return found
         payload, self.kept[number] = chain.send(them, x, self.kept[number])
         arrives: Vector = chain.receive(them, payload)
         mixed: Vector = self._me.mix(arrives, Coded(payload, chain))
