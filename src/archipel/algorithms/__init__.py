@@ -6,6 +6,8 @@ from __future__ import annotations
 from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
 from archipel.algorithms.choco import Choco
+from archipel.algorithms.collaborative import Collaborative
+from archipel.algorithms.coordinate import Coordinate
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedasync import FedAsync
@@ -20,6 +22,7 @@ from archipel.algorithms.fedprox import FedProx
 from archipel.algorithms.fedrep import FedRep
 from archipel.algorithms.fedsgd import FedSGD
 from archipel.algorithms.finetuned import FineTuned
+from archipel.algorithms.gossip import Gossip
 from archipel.algorithms.gradient_tracking import GradientTracking
 from archipel.algorithms.knnper import KNNPer
 from archipel.algorithms.l2gd import L2GD
@@ -27,13 +30,18 @@ from archipel.algorithms.pefll import PeFLL
 from archipel.algorithms.perfedavg import PerFedAvg
 from archipel.algorithms.pfedhn import PFedHN
 from archipel.algorithms.pfedme import PFedMe
+from archipel.algorithms.propagation import Propagation
 from archipel.algorithms.scaffold import Scaffold
+from archipel.algorithms.walk import Walk
+from archipel.algorithms.walkman import Walkman
 
 ALGORITHMS = {
     "alone": Alone,
     "apgd1": APGD1,
     "apgd2": APGD2,
     "choco": Choco,
+    "collaborative": Collaborative,
+    "coordinate": Coordinate,
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedasync": FedAsync,
@@ -48,6 +56,7 @@ ALGORITHMS = {
     "fedrep": FedRep,
     "fedsgd": FedSGD,
     "finetuned": FineTuned,
+    "gossip": Gossip,
     "gradient_tracking": GradientTracking,
     "knnper": KNNPer,
     "l2gd": L2GD,
@@ -55,7 +64,10 @@ ALGORITHMS = {
     "perfedavg": PerFedAvg,
     "pfedhn": PFedHN,
     "pfedme": PFedMe,
+    "propagation": Propagation,
     "scaffold": Scaffold,
+    "walk": Walk,
+    "walkman": Walkman,
 }
 
 __all__ = [
@@ -66,6 +78,8 @@ __all__ = [
     "L2GD",
     "Alone",
     "Choco",
+    "Collaborative",
+    "Coordinate",
     "Ditto",
     "FedAsync",
     "FedAvg",
@@ -79,11 +93,15 @@ __all__ = [
     "FedRep",
     "FedSGD",
     "FineTuned",
+    "Gossip",
     "GradientTracking",
     "KNNPer",
     "PFedHN",
     "PFedMe",
     "PeFLL",
     "PerFedAvg",
+    "Propagation",
     "Scaffold",
+    "Walk",
+    "Walkman",
 ]

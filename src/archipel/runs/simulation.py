@@ -15,11 +15,11 @@ from torch import nn
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import SteppingEngine
-from archipel.engines.local.engine import LocalEngine
+from archipel.engines.local.engine import LocalEngine, Watched
 from archipel.engines.local.pool import give_back
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
-from archipel.graphs import Topology
+from archipel.graphs import Described, Topology
 from archipel.metrics import Own, choose
 from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
@@ -30,7 +30,7 @@ from archipel.runs.beginning import Beginning
 from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
 from archipel.runs.participation import Cohort
-from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
+from archipel.runs.parts import ClassWeights, build_model, build_topology, check_learned, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
 from archipel.store.folder import OWN, Folder
@@ -58,7 +58,7 @@ class Options(Where, total=False):
     seed: int  # 0
     partition: str  # how to deal the data out, such as "dirichlet:0.3"
     parties: int  # to so many
-    topology: str | Topology  # for peers, such as "ring"
+    topology: str | Topology | Described  # for peers, such as "ring"
     loss: str | Loss  # the task's
     class_weights: ClassWeights  # in the loss: a number for each class, or "balanced"; all alike
     statistics: Statistics  # BatchNorm's: "averaged" with the model, or each party's "own"
@@ -231,10 +231,12 @@ def build(
     options: Options,
     settings: Mapping[str, Sequence[float]] | None = None,
     cluster: Ray | None = None,
+    watched: Watched | None = None,
 ) -> tuple[LocalEngine, Loop]:
     """What a simulation needs: the engine, and the loop over its rounds; settings are a sweep's.
 
-    With a cluster, that is where the engine's workers are, and where a device is.
+    With a cluster, that is where the engine's workers are, and where a device is. `watched` is told
+    what there is to see.
     """
     workers, plan = options.get("workers"), options.get("plan")
     device = options.get("device", "cpu")
@@ -242,12 +244,14 @@ def build(
         workers, device = workers or cluster.count, "cpu"
         plan = plan or cluster.plan(model, fed, workers)
     begun = Beginning(algorithm, fed, model, options)
+    topology = build_topology(options.get("topology"), fed, begun.seed)
+    check_learned(topology is not None and topology.learned, algorithm)
     engine = LocalEngine(
         algorithm,
         fed,
         model,
         seed=begun.seed,
-        topology=build_topology(options.get("topology"), fed, begun.seed),
+        topology=topology,
         workers=workers,
         plan=plan,
         cohort=begun.cohort,
@@ -261,6 +265,7 @@ def build(
         drawn=begun.drawn,
         separation=begun.who.separation,
         pools=None if cluster is None else cluster.pool,
+        watched=watched,
     )
     runs = begun.runs(engine, settings or {})
     attendance = attendance_of(begun, engine, algorithm, fed, lambda: runs[0].participation)

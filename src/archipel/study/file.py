@@ -34,10 +34,12 @@ from archipel.data.shards import MANIFEST
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
 from archipel.exchange.boxes import has_personal, is_peer
+from archipel.graphs import Described
 from archipel.models import default_model
 from archipel.models.model import Model
 from archipel.privacy.promise import Privacy as Promised
 from archipel.runs import identity
+from archipel.runs.parts import check_learned
 from archipel.runs.run import Run
 from archipel.runs.simulation import Options, Watch, Where, simulate
 from archipel.store.folder import Folder, reserve, runs_in
@@ -253,7 +255,7 @@ class Study(BaseModel):
             "evaluate_sample": about.evaluate_sample,
             "metric": about.metric and metrics.name_of(self._metric(about.metric)),
             "target": about.target,
-            "topology": self.topology.name,
+            "topology": self._topology(),
             "server_sees": self.privacy.server_sees,
             "privacy": self.promise,
             "wire": self.wire_object if self._between.parts else None,
@@ -262,6 +264,12 @@ class Study(BaseModel):
             **trace_of(simulated, self._base),
         }
         return {name: value for name, value in options.items() if value is not None}  # type: ignore[return-value]
+
+    def _topology(self) -> str | Described | None:
+        said = self.topology
+        if said.name is None or not said.learned:
+            return said.name
+        return Described(said.name, said.learned)
 
     def policy(self) -> Options:
         """The same without what only a simulation does: between institutions it is real."""
@@ -480,6 +488,7 @@ class Study(BaseModel):
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
                 "sites have in common; leave it out, or take an algorithm such as dsgd."
             )
+        check_learned(bool(self.topology.learned), self._as_given())
         check_policy(self.round, self.simulate, self._base, elsewhere)
 
     def _check_metric(self, data: Federation, model: Model) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of a study file: every key, its kind, its default, and what it is for."""
+"""The sections of a study file: every key, its kind, its default, and what it is for.
+
+One file, since it is one table of keys that is read from top to bottom.
+"""
 
 from __future__ import annotations
 
@@ -272,6 +275,14 @@ class Privacy(Section):
         str | None,
         Field(description='noise over rounds: "banded", "banded:8" or "tree"; independent'),
     ] = None
+    mechanism: Annotated[
+        Literal["gaussian", "laplace"] | None,
+        Field(description="by record: noise on gradients clipped in L2, or in L1; gaussian"),
+    ] = None
+    neighbours: Annotated[
+        Literal["add_or_remove", "replace"] | None,
+        Field(description="by record: what two tables differ in; add_or_remove"),
+    ] = None
     clip_start: Annotated[
         Number | None, Field(description="where an adaptive clip begins; 1.0")
     ] = None
@@ -288,6 +299,10 @@ class Graph(Section):
     asynchronous: Annotated[
         bool, Field(description="between peers: each at its own pace, averaging pair by pair")
     ] = False
+    learned: Annotated[
+        bool | None,
+        Field(description="the algorithm learns the graph, which is only where it begins; false"),
+    ] = None
 
 
 Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
