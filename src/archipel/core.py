@@ -32,8 +32,8 @@ class Blueprint(NamedTuple):
     seed: int  # of the run, for first states that are drawn
     norms: tuple[str, ...] = ()  # names of the parameters of BatchNorm's layers
     degree: int = 0  # neighbours of a party, at most, where there is a graph that stays
-    kept: float = 1.0  # delta: share of |v|^2 that Q(v) keeps, where `me.coded` has a Q
     parties: int = 1  # n: of the federation that train
+    kept: float = 1.0  # delta: share of |v|^2 that Q(v) keeps, where `me.coded` has a Q
 
 
 class Batch(NamedTuple):
