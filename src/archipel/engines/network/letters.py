@@ -14,6 +14,8 @@ class names, no pickle.
 
 A letter's name is the SHA-256 of its header and of the SHA-256 of each array: who signs the arrays
 and who names the letter hash their bytes once.
+
+One file, since what a letter may hold is checked where its bytes are read and written.
 """
 
 from __future__ import annotations
@@ -166,6 +168,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
         "whole": (bool, type(None)),  # a change is of no use here, the vector itself would be
+    },
+    "view": {  # where members are, each in its own words: as many of each
+        "study": (str,),
+        "parties": (list,),
+        "addresses": (list,),
+        "numbers": (list,),
+        "signatures": (list,),
     },
     "relay": {  # a site tells the others something, through the coordinator, and asks for theirs
         "study": (str,),
