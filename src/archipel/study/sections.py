@@ -321,6 +321,10 @@ class Graph(Section):
     asynchronous: Annotated[
         bool, Field(description="between peers: each at its own pace, averaging pair by pair")
     ] = False
+    pause: Annotated[
+        Number | None,
+        Field(description="between peers: seconds between two turns of one, on average; 0.05"),
+    ] = None
     learned: Annotated[
         bool | None,
         Field(description="the algorithm learns the graph, which is only where it begins; false"),
