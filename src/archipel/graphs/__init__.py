@@ -25,6 +25,7 @@ from archipel.graphs.fixed import (
 from archipel.graphs.graph import Absent, Topology
 from archipel.graphs.named import TOPOLOGIES, Described, topology
 from archipel.graphs.sampled import PeerSampling, peer_sampling
+from archipel.graphs.summary import Summary, summary
 from archipel.graphs.weights import WEIGHTS, Edges
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Described",
     "Edges",
     "PeerSampling",
+    "Summary",
     "Topology",
     "alternate",
     "changing_regular",
@@ -51,6 +53,7 @@ __all__ = [
     "ring",
     "small_world",
     "star",
+    "summary",
     "topology",
     "torus",
     "weighted",

@@ -571,6 +571,10 @@ class LocalEngine:
             parts = (self.pool, self._job, self._memory)
             return evaluate(*parts, split, own, count, server, common, who)
 
+    def graph(self) -> Topology | None:
+        """Who talks to whom; None where nobody does."""
+        return self._job.topology
+
     @property
     def has_own(self) -> bool:
         """Whether parties use models of their own."""
