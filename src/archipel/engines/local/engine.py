@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.adversaries.adversary import Adversary
@@ -580,8 +581,12 @@ class LocalEngine:
             return evaluate(*parts, split, own, count, server, common, who)
 
     def graph(self) -> Topology | None:
-        """Who talks to whom; None where nobody does."""
-        return self._job.topology
+        """Who talks to whom, as it is now where that is learned; None where nobody does."""
+        if not self._job.boxes.learns_graph:
+            return self._job.topology
+        from archipel.graphs.fixed import fixed
+
+        return fixed("learned", csr_array(self._memory.graph.double().numpy()))
 
     @property
     def has_own(self) -> bool:
