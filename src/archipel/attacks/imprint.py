@@ -36,8 +36,7 @@ class Imprint:
     needs: ClassVar[frozenset[Has]] = frozenset({"sends"})
 
     def applies(self, model: Model) -> str:
-        layer, after = first_dense(model), _next_dense(model)
-        if layer is None or after is None:
+        if not sorting_units(model):
             return "the model has no dense layer with ReLU between its input and its output"
         return ""
 
@@ -73,14 +72,20 @@ class Imprint:
 def imprinted(model: Model, w: Vector) -> bool:
     """Whether a model that was sent looks like one: units of the first layer measure the same."""
     layer = first_dense(model)
-    if layer is None or _next_dense(model) is None:
+    if sorting_units(model) < 4:
         return False
     rows = model.spec.views(w)[f"{layer}.weight"].double()
-    if len(rows) < 4:
-        return False
     unit = rows / rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     alike = (unit @ unit.T).abs() > _ALIKE
     return bool(alike.double().mean(dim=-1).max() > _MANY)
+
+
+def sorting_units(model: Model) -> int:
+    """Units of a dense first layer that could hold an imprint; 0 where there is none."""
+    layer = first_dense(model)
+    if layer is None or _next_dense(model) is None:
+        return 0
+    return len(model.spec.views(model.w)[f"{layer}.bias"])
 
 
 def _width(v: Tensor, sd: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from archipel.graphs.fixed import (
 )
 from archipel.graphs.graph import Absent, Topology
 from archipel.graphs.named import TOPOLOGIES, Described, topology
+from archipel.graphs.summary import Summary, summary
 from archipel.graphs.weights import WEIGHTS, Edges
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Absent",
     "Described",
     "Edges",
+    "Summary",
     "Topology",
     "alternate",
     "changing_regular",
@@ -48,6 +50,7 @@ __all__ = [
     "ring",
     "small_world",
     "star",
+    "summary",
     "topology",
     "torus",
     "weighted",

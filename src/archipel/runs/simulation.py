@@ -271,6 +271,8 @@ def build(
         watched=watched,
     )
     runs = begun.runs(engine, settings or {})
+    for run in runs:
+        run.topology = topology
     attendance = attendance_of(begun, engine, algorithm, fed, lambda: runs[0].participation)
     return engine, Loop(engine, attendance, runs, begun.every, bool(settings), begun.scored)
 

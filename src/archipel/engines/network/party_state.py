@@ -197,7 +197,7 @@ class PartyState:
             turn = turn.until(number)  # done again, with other parties
         is_next = number == len(turn.inbox)
         if is_next:
-            self._said(number, arrays)
+            self._look_at(number, self._said(number, arrays))
         if self._shown and turn.attempt != attempt:
             turn.charged = b""  # others may have seen a mean of the attempt before
         self.turn, turn.attempt = turn, attempt
@@ -211,6 +211,12 @@ class PartyState:
                 turn.talk = turn.me = None
                 raise
         return turn.outbox[number], turn.gradients[number]
+
+    def _look_at(self, number: int, said: Tree) -> None:
+        """Have the owner's rules look at the model that came, where it comes as it is."""
+        w = first(said)
+        if number == 0 and self._rules is not None and w.shape == self.model.w.shape:
+            self._rules.check_model(self.model, w)
 
     def _said(self, number: int, arrays: Arrays) -> Tree:
         """What the server says in message `number`: the shared state, then replies."""
