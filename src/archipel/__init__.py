@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         DSGD,
         L2GD,
         Alone,
+        Choco,
         Collaborative,
         Coordinate,
         Ditto,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         FedSGD,
         FineTuned,
         Gossip,
+        GradientTracking,
         KNNPer,
         PeFLL,
         PerFedAvg,
@@ -83,7 +85,8 @@ if TYPE_CHECKING:
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
     "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold "
-    "FedAsync FedBuff Collaborative Coordinate Gossip Propagation Walk Walkman",
+    "FedAsync FedBuff Collaborative Choco Coordinate Gossip GradientTracking Propagation Walk "
+    "Walkman",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.conformance": "check_algorithm check_step",
@@ -121,6 +124,7 @@ __all__ = [
     "ArchipelError",
     "Batch",
     "Blueprint",
+    "Choco",
     "Collaborative",
     "Comparison",
     "Coordinate",
@@ -146,6 +150,7 @@ __all__ = [
     "Federation",
     "FineTuned",
     "Gossip",
+    "GradientTracking",
     "Inverse",
     "KNNPer",
     "LocalEngine",

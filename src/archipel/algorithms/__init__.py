@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
+from archipel.algorithms.choco import Choco
 from archipel.algorithms.collaborative import Collaborative
 from archipel.algorithms.coordinate import Coordinate
 from archipel.algorithms.ditto import Ditto
@@ -22,6 +23,7 @@ from archipel.algorithms.fedrep import FedRep
 from archipel.algorithms.fedsgd import FedSGD
 from archipel.algorithms.finetuned import FineTuned
 from archipel.algorithms.gossip import Gossip
+from archipel.algorithms.gradient_tracking import GradientTracking
 from archipel.algorithms.knnper import KNNPer
 from archipel.algorithms.l2gd import L2GD
 from archipel.algorithms.pefll import PeFLL
@@ -37,6 +39,7 @@ ALGORITHMS = {
     "alone": Alone,
     "apgd1": APGD1,
     "apgd2": APGD2,
+    "choco": Choco,
     "collaborative": Collaborative,
     "coordinate": Coordinate,
     "ditto": Ditto,
@@ -54,6 +57,7 @@ ALGORITHMS = {
     "fedsgd": FedSGD,
     "finetuned": FineTuned,
     "gossip": Gossip,
+    "gradient_tracking": GradientTracking,
     "knnper": KNNPer,
     "l2gd": L2GD,
     "pefll": PeFLL,
@@ -73,6 +77,7 @@ __all__ = [
     "DSGD",
     "L2GD",
     "Alone",
+    "Choco",
     "Collaborative",
     "Coordinate",
     "Ditto",
@@ -89,6 +94,7 @@ __all__ = [
     "FedSGD",
     "FineTuned",
     "Gossip",
+    "GradientTracking",
     "KNNPer",
     "PFedHN",
     "PFedMe",

@@ -24,6 +24,7 @@ from archipel.graphs.fixed import (
 )
 from archipel.graphs.graph import Absent, Topology
 from archipel.graphs.named import TOPOLOGIES, Described, topology
+from archipel.graphs.sampled import PeerSampling, peer_sampling
 from archipel.graphs.summary import Summary, summary
 from archipel.graphs.weights import WEIGHTS, Edges
 
@@ -33,6 +34,7 @@ __all__ = [
     "Absent",
     "Described",
     "Edges",
+    "PeerSampling",
     "Summary",
     "Topology",
     "alternate",
@@ -46,6 +48,7 @@ __all__ = [
     "matching",
     "one_peer_exponential",
     "own",
+    "peer_sampling",
     "random_regular",
     "ring",
     "small_world",
