@@ -62,6 +62,7 @@ def load(
     dims: int = 20,
     test_points: int = 100,
     flipped: float = 0.05,
+    own_points: bool = False,  # each party draws its points anew; the authors' share one sample
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
@@ -81,6 +82,8 @@ def load(
     for k in range(parties):
         for size in (int(train[k]), test_points):
             x, y = samples[size]
+            if own_points:
+                x, y = make_moons(size, noise=noise, random_state=rng.randint(2**31))
             c, s = np.cos(angle[k]), np.sin(angle[k])
             wrong = rng.choice(size, replace=False, size=int(flipped * size))
             y = y.copy()
