@@ -21,8 +21,9 @@ $(RUN): pyproject.toml $(LOCKS)
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $(RUN)
 
-$(DEV): $(RUN) requirements/dev.txt
+$(DEV): $(RUN) requirements/dev.txt requirements/byzfl.txt
 	$(PIP) --require-hashes -r requirements/dev.txt
+	$(PIP) --no-deps --require-hashes -r requirements/byzfl.txt
 	touch $(DEV)
 
 demo: $(RUN)

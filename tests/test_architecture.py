@@ -27,6 +27,7 @@ LAYERS = [
         "bounds",
         "privacy",
         "devices",
+        "sampling",
         "training.schedules",
         "training.optimisers",
         "training.limits",

@@ -33,6 +33,7 @@ from archipel.graphs import (
     star,
     topology,
     torus,
+    weighted,
 )
 
 SPECS = [
@@ -269,6 +270,36 @@ def test_own_matrices() -> None:
     np.testing.assert_allclose(path.weights(), W)
     np.testing.assert_allclose(own(torch.tensor(W)).weights(), W, atol=1e-7)
     np.testing.assert_allclose(own([[half, half], [half, half]]).weights(), half)
+
+
+def test_edges_weigh_what_was_said() -> None:
+    alike = [[9, 2.5, 0], [2.5, 0, 0.1], [0, 0.1, 7]]
+    W = np.array([[0.7, 0.3, 0], [0.3, 0.5, 0.2], [0, 0.2, 0.8]])
+
+    assert weighted(alike).affinity().toarray().tolist() == [
+        [0, 2.5, 0],
+        [2.5, 0, 0.1],
+        [0, 0.1, 0],
+    ]
+    np.testing.assert_allclose(
+        weighted(alike).weights(), own([[0, 1, 0], [1, 0, 1], [0, 1, 0]]).weights()
+    )
+    np.testing.assert_allclose(own(W).affinity().toarray(), W - np.diag(np.diag(W)))
+    np.testing.assert_allclose(own(W).weights(), W)
+    assert ring(4).affinity(absent=[1]).toarray()[3].tolist() == [1, 0, 1, 0]
+    assert own(W).affinity(absent=[0]).toarray().tolist() == [[0, 0, 0], [0, 0, 0.2], [0, 0.2, 0]]
+    np.testing.assert_allclose(own(W).weights(absent=[0])[1], [0, 0.8, 0.2])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_edges_of_graphs_by_name_weigh_one(spec: str) -> None:
+    graph = topology(spec, 16, seed=2)
+    for t, absent in ((0, ()), (5, (2, 9))):
+        A = graph.affinity(t, absent).toarray()
+
+        np.testing.assert_array_equal(
+            A, (graph.sparse(t, absent).toarray() > 0) & ~np.eye(16, dtype=bool)
+        )
 
 
 @pytest.mark.parametrize(

@@ -619,3 +619,26 @@ def test_a_table_is_read_once_by_a_run_and_once_by_a_report(tmp_path, monkeypatc
     ar.open_run(run.folder).report(tmp_path / "report.html")
 
     assert (by_run, len(read)) == (1, 2)
+
+
+def test_a_graph_is_learned_by_algorithms_that_learn_one(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Own:\n"
+        "    learns_graph = True\n"
+        "    lr: float = 0.1\n\n"
+        "    def init(self, x):\n"
+        "        return x\n\n"
+        "    def party(self, me, x):\n"
+        "        return me.mix(x) - self.lr * me.grad(x)\n"
+    )
+    graph = {"name": "ring", "learned": True}
+    before = Study.of("dsgd", data={"name": "moons"}, topology={"name": "ring"})
+
+    learned = Study.of("own.py:Own", base=tmp_path, data={"name": "moons"}, topology=graph)
+
+    assert learned.options()["topology"].over(5).learned
+    assert "learned" not in before.resolved()["topology"]  # its hash stays
+    with pytest.raises(ArchipelError, match="topology.learned = true: DSGD takes the graph as it"):
+        Study.of("dsgd", data={"name": "moons"}, topology=graph)

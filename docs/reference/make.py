@@ -31,6 +31,7 @@ from archipel.graphs import TOPOLOGIES
 from archipel.metrics import PRIMARY
 from archipel.models import MODELS
 from archipel.models.losses import LOSSES
+from archipel.rules import RULES
 from archipel.runs.simulation import Options
 from archipel.study import fields
 from archipel.study.file import _NOT_OPTIONS
@@ -143,13 +144,14 @@ def _further(section: str) -> Iterator[str]:
         for cls in (SGD, Adam, Cosine, Decay, Inverse):
             own = ", ".join(f"`{_key(each)}`" for each in dataclasses.fields(cls))
             yield f"| `{cls.__name__.lower()}` | {own} | {_first_paragraph(cls)} |"
+    elif section == "round":
+        yield "A rule is a name or a file, then values of its fields: `krum:2`, `trimmed_mean:0.2`;"
+        yield "`f` is how many uploads may lie, or their share. Rules by name:"
+        yield from _named(RULES)
     elif section == "wire":
         yield "A text is a name or a file, then values of its fields: `clip:1.0`, `mine.py:3`; see"
         yield "[own steps, rules and sums](../how-to-own-step.md). Steps by name:"
-        yield from ["", "| name | fields | |", "|---|---|---|"]
-        for name, cls in STEPS.items():
-            own = ", ".join(f"`{_key(each)}`" for each in dataclasses.fields(cls))
-            yield f"| `{name}` | {own} | {_first_paragraph(cls)} |"
+        yield from _named(STEPS)
     elif section == "study":
         tasks = ", ".join(f"{metric} for {task}" for task, metric in PRIMARY.items())
         yield f"Without `metric`, a run is judged by {tasks}."
@@ -165,6 +167,14 @@ def _further(section: str) -> Iterator[str]:
 def _partitions() -> str:
     doc = inspect.getdoc(sys.modules["archipel.data.partition"]) or ""
     return doc.partition("\n\n")[2]
+
+
+def _named(parts: Mapping[str, Any]) -> Iterator[str]:
+    """A table of dataclasses by name, with their fields."""
+    yield from ["", "| name | fields | |", "|---|---|---|"]
+    for name, cls in parts.items():
+        own = ", ".join(f"`{_key(each)}`" for each in dataclasses.fields(cls))
+        yield f"| `{name}` | {own} | {_first_paragraph(cls)} |"
 
 
 def _options_of(section: str, makers: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
@@ -464,7 +474,7 @@ def wire() -> str:
         "`subsample`, `random_k`, `random_mask` and `low_rank` so: all parties of a round draw "
         "alike, and their errors no longer cancel); steps that restrict training (`low_rank`, "
         "`random_mask`) need uploads that are changes of the trained model, so SCAFFOLD's, "
-        "L2GD's and APGD's are refused; a `wire.rule` sees uploads as they arrive.",
+        "L2GD's and APGD's are refused; a `round.rule` sees uploads as they arrive.",
     ]
     return "\n".join(lines)
 

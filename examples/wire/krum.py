@@ -25,7 +25,7 @@ class Krum:
         m, rows = uploads.sampled, uploads.stack()
         if m < 2 * self.f + 3:
             raise ArchipelError(
-                f"wire.rule: Krum with f = {self.f} needs {2 * self.f + 3} uploads and has {m}: "
+                f"round.rule: Krum with f = {self.f} needs {2 * self.f + 3} uploads and has {m}: "
                 "sample more parties, or lower f."
             )
         flat = torch.cat([leaf.flatten(1).double() for leaf in leaves(rows)], dim=1)

@@ -31,6 +31,7 @@ class Blueprint(NamedTuple):
     classes: int | None  # None where targets are not classes
     seed: int  # of the run, for first states that are drawn
     norms: tuple[str, ...] = ()  # names of the parameters of BatchNorm's layers
+    degree: int = 0  # neighbours of a party, at most, where there is a graph that stays
 
 
 class Batch(NamedTuple):
@@ -55,6 +56,15 @@ class Descent(NamedTuple):
     w: Vector
     steps: Tensor  # [..., 1] local steps taken
     travel: Tensor  # [..., 1] sum of the learning rates of these steps
+
+
+class Near(NamedTuple):
+    """Some other parties, as one knows them: d places, of which the last may be empty."""
+
+    number: Tensor  # [..., d] of the party in each place; -1 in an empty one
+    weight: Tensor  # [..., d, 1] of the edge to it, in a graph without directions; 0 where none is
+    degree: Tensor  # [..., d, 1] the sum of the weights of all its edges
+    told: Tree  # tree of [..., d, ...]: what it last told its neighbours; zeros in an empty place
 
 
 class LocalWork(Protocol):
@@ -181,6 +191,35 @@ class Party(Protocol):
     def mix(self, x: Vector) -> Vector:
         """sum_j W_ij x_j over neighbours and me, with the round's mixing matrix W."""
 
+    @property
+    def near(self) -> Near:
+        """The neighbours, with what each last told; in meetings, with nothing told."""
+
+    @property
+    def degree(self) -> Tensor:
+        """`[..., 1]`: the sum of the weights of the party's edges."""
+
+    @property
+    def drawn(self) -> Near:
+        """Other parties at random, neighbours or not, with what each tells when asked.
+
+        They are as many as the algorithm's `asks(t)` says for round t.
+        """
+
+    def join(self, others: Near, weight: Tensor) -> None:
+        """Have edges of these weights `[..., d, 1]` to these parties, at both ends; 0 for none."""
+
+    def swap(self, x: Tree) -> Tree:
+        """In a meeting: give the other of the two x, and get what it gives here."""
+
+    @property
+    def met(self) -> Tensor:
+        """In a meeting: the other's place `[..., 1]` among `near`; d where it is none of them."""
+
+    @property
+    def woke(self) -> Tensor:
+        """`[..., 1]`: 1 where the party woke by its own clock, 0 where another asked it to meet."""
+
 
 class Uploads(Protocol):
     """What the server received. What the server sees is what the code asks for."""
@@ -272,11 +311,36 @@ class Personal(Protocol):
 
 @runtime_checkable
 class PeerAlgorithm(Protocol):
-    """One box: each party, in parallel, talks to its neighbours through `me.mix`."""
+    """One box: what a party does when it is its turn, which a class attribute `clock` says.
+
+    - `"rounds"`, also where there is no such attribute: all parties in parallel, which talk to
+      their neighbours by `me.mix`.
+    - `"wakes"`: a party by itself, whenever its clock of random times says so, about once a round.
+      It talks by what it tells: `told(own)` is what others hold of it, as `me.near` has it. When
+      `party` has returned, that travels to its neighbours, or `said(own)` where there is such a
+      method; they make `hear(told, said)` of it, which equals `told` of the new state. In rounds
+      for which `asks(t)` is not 0 it asks so many other parties, `me.drawn`, in place of its
+      neighbours. With `learns_graph = True` the graph is a part of the state, set by `me.join`.
+    - `"meetings"`: a party that woke and one of its neighbours, both by the same code, which talk
+      by `me.swap`. What is kept of each neighbour has `blueprint.degree` rows.
+    - `"walk"`: whoever holds the token; see `WalkAlgorithm`.
+    """
 
     def init(self, w: Vector) -> Tree: ...  # own
 
     def party(self, me: Party, own: Tree) -> Tree: ...  # own
 
 
-Algorithm = ServerAlgorithm | PeerAlgorithm
+@runtime_checkable
+class WalkAlgorithm(Protocol):
+    """One box, with a token: `clock = "walk"`. Only who holds it does anything, and passes it on.
+
+    A field `tokens`, where there is one, says how many walk at the same time.
+    """
+
+    def init(self, w: Vector) -> tuple[Tree, Tree]: ...  # token, own
+
+    def party(self, me: Party, token: Tree, own: Tree) -> tuple[Tree, Tree]: ...  # token, own
+
+
+Algorithm = ServerAlgorithm | PeerAlgorithm | WalkAlgorithm

@@ -21,7 +21,8 @@ from archipel.wire import STEPS, float16
         ("data", DATASETS),
         ("models", MODELS),
         ("topologies", TOPOLOGIES),
-        ("wire", [*STEPS, *RULES, *SUMS, "plain"]),
+        ("rules", RULES),
+        ("wire", [*STEPS, *SUMS, "plain"]),
     ],
 )
 def test_lists(archipel, kind, names):

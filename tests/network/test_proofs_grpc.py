@@ -154,13 +154,13 @@ def test_noise_of_real_sites_is_not_the_simulations(tmp_path):
 
 def test_a_rule_that_looks_at_single_uploads_is_refused_where_sums_were_promised(tmp_path):
     study = study_of(
-        tmp_path, "fedavg", {"rule": "krum:1:3"}, privacy={"server_sees": "sums"}
+        tmp_path, "fedavg", {}, round={"rule": "krum:1:3"}, privacy={"server_sees": "sums"}
     )  # fmt: skip
 
     async def play():
         async with coordinator(tmp_path / "c") as one:
             digest, _ = await members(one, tmp_path, study)
-            with pytest.raises(ar.ArchipelError, match=r"wire\.rule, Krum.*single uploads"):
+            with pytest.raises(ar.ArchipelError, match=r"round\.rule, Krum.*single uploads"):
                 await one.run(digest)
 
     asyncio.run(asyncio.wait_for(play(), 600))

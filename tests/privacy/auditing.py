@@ -33,7 +33,7 @@ from archipel.aggregation.secure import SecureSum
 from archipel.core import Party, Uploads, Vector
 from archipel.exchange.sender import Sender
 from archipel.privacy import noisy_sum
-from archipel.privacy.promise import Kept, Privacy
+from archipel.privacy.promise import Kept, Noise, Privacy
 from archipel.privacy.sources import Simulated
 from archipel.wire.integers import decode
 from archipel.wire.wire import Wire
@@ -87,12 +87,15 @@ def _epsilon(hits: Floats, alarms: Floats, above: Floats, delta: float, alpha: f
     return found
 
 
-def likelier(x: Floats, rate: float, noise: float) -> Floats:
+def likelier(x: Floats, rate: float, noise: float, mechanism: Noise = "gaussian") -> Floats:
     """Log-likelihood of being in, against out, `[m]`; of `[samples, gradients, m]`.
 
     Each gradient of one sample is 1 with chance `rate`, all or none, plus its noise; out, it is 0.
     """
-    gained = (2 * x.sum(axis=1) - x.shape[1]) / (2 * noise**2)
+    if mechanism == "laplace":
+        gained = (np.abs(x) - np.abs(x - 1)).sum(axis=1) / noise
+    else:
+        gained = (2 * x.sum(axis=1) - x.shape[1]) / (2 * noise**2)
     total: Floats = np.logaddexp(np.log1p(-min(rate, 1 - 1e-12)), np.log(rate) + gained).sum(axis=0)
     return total
 
@@ -202,14 +205,15 @@ def of_records(
     clip: float = 0.5,
     workers: int = 1,
     seed: int = 0,
+    mechanism: Noise = "gaussian",
 ) -> Found:
     """Audit DP-SGD with the best test there is, of an adversary who sees every gradient."""
     data = records(parties)
-    promise = Privacy("record", noise=noise, delta=delta, clip=clip)
+    promise = Privacy("record", noise=noise, delta=delta, clip=clip, mechanism=mechanism)
     seen, claimed = seen_by(asking, data, promise, rounds, workers, seed, delta)
     q = rate_of(asking.batch_size, 4)
     x = seen[..., 0].numpy() * q * 4 / clip  # [rounds, gradients, parties]
-    scores = likelier(x.reshape(-1, asking.gradients, parties), q, noise)
+    scores = likelier(x.reshape(-1, asking.gradients, parties), q, noise, mechanism)
     return Found(bound(scores[::2], scores[1::2], delta), claimed)
 
 

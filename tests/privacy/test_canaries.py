@@ -72,19 +72,21 @@ def told(patch, change):
 
 
 def silent(patch):
-    patch.setattr(LocalParty, "noised", lambda me, values, purpose: values)
+    patch.setattr(LocalParty, "noised", lambda me, values, *how: values)
     told(patch, lambda private: private._replace(deviations=0 * private.deviations))
 
 
 def halved(patch):
     patch.setattr(
-        LocalParty, "noised", lambda me, values, purpose: (values + NOISED(me, values, purpose)) / 2
+        LocalParty, "noised", lambda me, values, *how: (values + NOISED(me, values, *how)) / 2
     )
     told(patch, lambda private: private._replace(deviations=private.deviations / 2))
 
 
 def again(patch):
-    patch.setattr(LocalParty, "noised", lambda me, values, purpose: NOISED(me, values, "always"))
+    patch.setattr(
+        LocalParty, "noised", lambda me, values, purpose, *how: NOISED(me, values, "always", *how)
+    )
 
 
 def unclipped(patch):

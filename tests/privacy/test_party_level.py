@@ -120,7 +120,7 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence():
         )
     with pytest.raises(ArchipelError, match=r"privacy\.delta = 0\.2: the study has 6 parties"):
         learn(ar.FedAvg(0.1), data, model, 1, privacy=replace(promise, delta=0.2))
-    with pytest.raises(ArchipelError, match=r"wire\.rule"):
+    with pytest.raises(ArchipelError, match=r"round\.rule"):
         learn(ar.FedAvg(0.1), data, model, 1, privacy=promise, wire=ar.Wire(rule=lambda u: u))
 
 

@@ -1,8 +1,8 @@
 """Rules for the mean: their papers' formulas, order, and what arbitrary liars can do."""
 
+import re
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from archipel.aggregation.rule import InTurn
 from archipel.errors import ArchipelError
 from archipel.exchange.uploads import Received
 from archipel.study.file import Study
-from archipel.study.wiring import wire_of, written
 
 RULES = {
     "median": rules.Median(),
@@ -208,7 +207,7 @@ def test_all_tensors_of_an_upload_are_one_row_and_counts_have_no_say():
     assert found.sampled == 11 and found.parties == 50
     assert torch.allclose(found.mean(by_examples=True)[0], x[kept].mean(dim=0))
     assert torch.allclose(found.mean()[1], y[kept].mean(dim=0))
-    with pytest.raises(ArchipelError, match=r"calls uploads.stack\(\), and wire.rule has made"):
+    with pytest.raises(ArchipelError, match=r"calls uploads.stack\(\), and round.rule has made"):
         found.stack()
 
 
@@ -222,12 +221,27 @@ def test_one_rule_after_another():
 
 
 def test_a_study_names_rules_one_or_several():
-    one = Study.of(data={"name": "heart_disease"}, wire={"rule": "krum:1:3"})
-    both = Study.of(data={"name": "heart_disease"}, wire={"rule": ["nnm:1", "median"]})
+    one = Study.of(data={"name": "heart_disease"}, round={"rule": "krum:1:3"})
+    both = Study.of(data={"name": "heart_disease"}, round={"rule": ["nnm:1", "median"]})
 
-    assert wire_of(one.wire, Path()).rule == rules.Krum(1, 3)
-    assert wire_of(both.wire, Path()).rule == InTurn((rules.NNM(1), rules.Median()))
-    assert written(both.wire, Path())["rule"] == ["nnm:f=1", "median"]
+    assert one.wire_object.rule == rules.Krum(1, 3)
+    assert both.wire_object.rule == InTurn((rules.NNM(1), rules.Median()))
+    assert both.resolved()["round"]["rule"] == ["nnm:f=1", "median"]
+    assert Study.parse(both.toml()).hash == both.hash
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"wire": {"rule": "krum:1"}}, 'is a key of [round]; say round.rule = "krum:1".'),
+        ({"round": {"rule": "krum"}}, "how many parties may lie is not said: give a number or a"),
+        ({"round": {"rule": "krumm:1"}}, "unknown rule 'krumm': did you mean 'krum'"),
+        ({"round": {"rule": "krum:x"}}, 'round.rule: krum.f = "x": give a whole number or a num'),
+    ],
+)
+def test_a_study_is_refused_that_says_of_a_rule_what_cannot_be(sections, said):
+    with pytest.raises(ArchipelError, match=re.escape(said)):
+        Study.of(data={"name": "heart_disease"}, **sections)
 
 
 @dataclass(frozen=True)
@@ -275,7 +289,7 @@ def test_two_liars_of_twelve_spoil_the_mean_and_no_rule():
     ],
 )
 def test_what_cannot_be_told_apart_is_refused(rule, m, said):
-    with pytest.raises(ArchipelError, match=r"^wire\.rule: ") as error:
+    with pytest.raises(ArchipelError, match=r"^round\.rule: ") as error:
         rule.rows(rows(m, 4))
     assert said in str(error.value)
 

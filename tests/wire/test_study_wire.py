@@ -30,6 +30,9 @@ def folder(tmp_path):
 
 def study(folder, wire, algorithm="fedavg", rounds=4, **sections):
     about = {"rounds": rounds, "name": "wired", **sections.pop("study", {})}
+    if "rule" in wire:
+        wire = dict(wire)
+        sections["round"] = {"rule": wire.pop("rule")}
     return Study.of(algorithm, folder, data=DATA, study=about, wire=wire, **sections)
 
 
@@ -112,10 +115,10 @@ def test_steps_that_are_refused(folder, text):
 @pytest.mark.parametrize(
     ("wire", "said"),
     [
-        ({"rule": "krumm"}, 'wire.rule = "krumm": unknown rule'),
+        ({"rule": "krumm"}, 'round.rule = "krumm": unknown rule'),
         ({"sum": "plian"}, "unknown sum 'plian': did you mean 'plain'?"),
         ({"sum": "krum.py"}, "one class with methods party and server is wanted"),
-        ({"rule": "krum.py:x"}, 'wire.rule: krum.py.f = "x": give a whole number.'),
+        ({"rule": "krum.py:x"}, 'round.rule: krum.py.f = "x": give a whole number.'),
         ({"up": "clip:1"}, 'wire.up = "clip:1": give a list.'),
         ({"up": [1]}, "wire.up.0 = 1: give a text."),
         ({"sum": 1}, "wire.sum = 1: give a text."),
@@ -133,7 +136,7 @@ def test_steps_that_are_refused(folder, text):
         ),
         (
             {"rule": "krum.py", "sum": "secure_sum.py"},
-            "wire.rule: Krum looks at single uploads, and wire.sum: SecureSum shows their sum",
+            "round.rule: Krum looks at single uploads, and wire.sum: SecureSum shows their sum",
         ),
     ],
 )
@@ -210,7 +213,7 @@ died = ["no", "yes"]
     [
         ("up = ['clip:1.0', 'int8.py']", "wire.up", "int8.py"),
         ("down = ['/tmp/a.py:A:1']", "wire.down", "/tmp/a.py"),
-        ("rule = 'krum.py:Krum:1:3'", "wire.rule", "krum.py"),
+        ("[round]\nrule = 'krum.py:Krum:1:3'", "round.rule", "krum.py"),
         ("sum = '../secure_sum.py'", "wire.sum", "../secure_sum.py"),
     ],
 )
@@ -241,9 +244,9 @@ def test_the_resolved_study_has_every_field_and_is_read_again(folder):
     assert written == {
         "up": ["clip_and_noise.py:clip=2.0:noise=1.0"],
         "down": ["float16:dtype=float16"],
-        "rule": "krum.py:f=1:keep=1",
         "sum": "plain",
     }
+    assert first.resolved()["round"]["rule"] == "krum.py:f=1:keep=1"
     again = Study.parse(first.toml(), folder)
     assert again.hash == first.hash and again.wire_object == first.wire_object
 
@@ -352,7 +355,7 @@ def test_sums_only_with_a_wire(folder):
     privacy = {"server_sees": "sums"}
     for wire in ({"up": ["int8.py"]}, {"sum": "secure_sum.py"}):
         assert run(study(folder, wire, privacy=privacy)).anatomy.sums_only
-    with pytest.raises(ArchipelError, match=r"wire.rule, Krum\(f=0, keep=1\), looks at single"):
+    with pytest.raises(ArchipelError, match=r"round.rule, Krum\(f=0, keep=1\), looks at single"):
         run(study(folder, {"rule": "krum.py:0"}, privacy=privacy))
 
 

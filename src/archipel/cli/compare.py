@@ -43,7 +43,7 @@ Grid = Annotated[
         "--grid",
         metavar="[ALGORITHM.]FIELD=VALUE,...",
         help="Choose a setting on validation points, for all algorithms or for one; "
-        "of wire.up, wire.down, wire.rule or wire.sum, every value is a row.",
+        "of wire.up, wire.down, round.rule or wire.sum, every value is a row.",
     ),
 ]
 Name = Annotated[str | None, typer.Option(help="Names the comparison's folder.")]

@@ -27,8 +27,16 @@ class Kind(StrEnum):
     algorithms = "algorithms"
     data = "data"
     models = "models"
+    rules = "rules"
     topologies = "topologies"
     wire = "wire"
+
+
+_KINDS: dict[Kind, PluginKind] = {
+    Kind.algorithms: "algorithm",
+    Kind.models: "model",
+    Kind.rules: "rule",
+}
 
 
 def list_(
@@ -117,12 +125,12 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
     if kind is Kind.data:
         added = dict.fromkeys(plugins.added("data"), "from an installed package")
         return sorted((added | outline.data()).items())
-    return _described("algorithm" if kind is Kind.algorithms else "model")
+    return _described(_KINDS[kind])
 
 
 def _wire() -> list[tuple[str, str]]:
-    """Steps, rules and sums, each with what it is."""
-    kinds: list[PluginKind] = ["step", "rule", "sum"]
+    """Steps and sums, each with what it is."""
+    kinds: list[PluginKind] = ["step", "sum"]
     found = [(name, f"{kind}: {about}") for kind in kinds for name, about in _described(kind)]
     return sorted([*found, ("plain", "sum: Add up uploads as they arrive.")])
 

@@ -25,7 +25,7 @@ from archipel.study.sections import About
 
 Settings = dict[str, Any]
 
-_ROWS = ("wire.", "privacy.")  # what a grid calls fields of sections whose values are rows
+_ROWS = ("wire.", "round.rule", "privacy.")  # fields of which a grid's values are rows
 _LISTS = ("wire.up", "wire.down")
 
 

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.aggregation.others import Trial
-from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Others, Vector
+from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Near, Others, Vector
 from archipel.data.federation import Federation
 from archipel.engines.batches import Batches, Table, poisson, poissons
+from archipel.engines.neighbours import Neighbours
 from archipel.errors import ArchipelError
 from archipel.exchange.sender import Sender
 from archipel.models.clipped import Clipping
@@ -31,12 +32,14 @@ from archipel.models.normals import Normals
 from archipel.models.private import Rule, Samples, window
 from archipel.models.private import descend as private_descent
 from archipel.privacy import grid
+from archipel.privacy.promise import Noise
 from archipel.privacy.sources import Keystream, Simulated, Source
 from archipel.rng import Ints, Keys
 from archipel.training.descent import Private, Work, checked_batch_size, work_of
 from archipel.training.optimisers import SGD
 from archipel.training.schedules import rate
 from archipel.training.subspace import Subspace
+from archipel.tree import Tree
 
 if TYPE_CHECKING:
     from archipel.wire.wired import Coded
@@ -64,6 +67,8 @@ class LocalParty:
     limit: int | None = None  # use at most so many points of each party
     mixing: Callable[..., Vector] | None = None
     mixed: list[Tensor] | None = None  # what was mixed so far; where somebody asks
+    neighbours: Neighbours | None = None  # whom they talk to, where there are no rounds
+    turns: Ints | None = None  # [m] how often each had its turn before in the round
     secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
     each: bool = False  # whether the last reply of the round was a row to each party
     hides: bool = False  # whether the algorithm has asked for a secret
@@ -96,6 +101,8 @@ class LocalParty:
         n = torch.from_numpy(sizes).to(self.model.dtype)
         self.n = n.view(*self.lead[-1:], 1).expand(*self.lead, 1)
         self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
+        # what draws are keyed by: the party, and which of its turns in the round it is
+        self._keyed = self.ids if self.turns is None else self.ids | self.turns << 32
         self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
 
@@ -327,7 +334,7 @@ class LocalParty:
         for at in range(0, len(order), self.block):
             chosen = order[at : at + self.block]
             part, who = torch.from_numpy(chosen), party[chosen]
-            some, how, noise = taken.some(who), rule.some(part), Normals(key, self.ids[who])
+            some, how, noise = taken.some(who), rule.some(part), Normals(key, self._keyed[who])
             ends.append(private_descent(self.clipping, rows[part], some, how, noise, size))
         end = torch.cat(ends) if len(ends) > 1 else ends[0]
         if bool((order != np.arange(len(order))).any()):
@@ -347,16 +354,18 @@ class LocalParty:
             seeds = rng.subkeys(self._keys("layers")[:, None], draws[None])
         return Samples(self._x, self._y, rows, lengths, counts, seeds)
 
-    def noised(self, values: Tensor, purpose: str) -> Tensor:
-        """The same with standard normal noise that protects people: on a grid (`privacy.grid`).
+    def noised(self, values: Tensor, purpose: str, mechanism: Noise = "gaussian") -> Tensor:
+        """The same with noise of scale 1 that protects people: on a grid (`privacy.grid`).
 
-        In a simulation it is drawn from the seed, as floating-point numbers, and hides nothing.
+        In a simulation it is drawn from the seed and hides nothing; normal noise is of
+        floating-point numbers there.
         """
         inner = self._inner(values)
-        if self.private:
+        if self.private or mechanism == "laplace":
             rows = values.double().reshape(-1, len(self.ids), *inner)
-            return grid.gaussian(rows, 1.0, self.source(purpose)).view(values.shape).to(values)
-        noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self.ids)
+            add = grid.laplace if mechanism == "laplace" else grid.gaussian
+            return add(rows, 1.0, self.source(purpose)).view(values.shape).to(values)
+        noise = Normals(rng.key(self.seed, self.round, f"noise {purpose}"), self._keyed)
         drawn = noise.draw(0, values.new_ones(len(self.ids)), prod(inner))
         return values + self._by_party(drawn, inner)
 
@@ -367,7 +376,7 @@ class LocalParty:
         """
         some = slice(None) if at is None else slice(at, at + 1)
         if not self.private:
-            return Simulated(self.seed, self.round, self.ids[some], purpose)
+            return Simulated(self.seed, self.round, self._keyed[some], purpose)
         return Keystream(*self._secrets_for(purpose.encode() + self.heard())[some])
 
     def examples(self, batch: Batch | None = None) -> Examples:
@@ -415,7 +424,7 @@ class LocalParty:
         inner = self._inner(like)
         draws = [
             rng.generator(self.seed, self.round, int(k), purpose, count).standard_normal(inner)
-            for k in self.ids
+            for k in self._keyed
         ]
         return self._by_party(torch.from_numpy(np.stack(draws)).to(like.dtype), inner)
 
@@ -452,6 +461,40 @@ class LocalParty:
         if self.mixed is not None:
             self.mixed.append(x.detach())
         return self.mixing(x) if coded is None else self.mixing(x, coded)
+
+    @property
+    def near(self) -> Near:
+        return self._around("near").near
+
+    @property
+    def degree(self) -> Tensor:
+        return self._around("degree").degree
+
+    @property
+    def drawn(self) -> Near:
+        return self._around("drawn").drawn
+
+    def join(self, others: Near, weight: Tensor) -> None:
+        self._around("join").join(others, weight)
+
+    def swap(self, x: Tree) -> Tree:
+        return self._around("swap").swap(x)
+
+    @property
+    def met(self) -> Tensor:
+        return self._around("met").met
+
+    @property
+    def woke(self) -> Tensor:
+        return self._around("woke").woke
+
+    def _around(self, asked: str) -> Neighbours:
+        if self.neighbours is None:
+            raise ArchipelError(
+                f"me.{asked} is for algorithms without rounds: give the class the attribute clock, "
+                'such as clock = "wakes", and the run a topology.'
+            )
+        return self.neighbours
 
     def _through(self, use: Callable[..., Tensor], w: Vector, x: Tensor) -> Tensor:
         """Pass x `[..., b, *shape]` through models one by one."""
@@ -635,7 +678,7 @@ class LocalParty:
         return rng.subkeys(self._keys("layers")[:, None], steps)
 
     def _keys(self, purpose: str) -> Keys:
-        return rng.keys(rng.key(self.seed, self.round, purpose), self.ids)
+        return rng.keys(rng.key(self.seed, self.round, purpose), self._keyed)
 
 
 def drawn_secrets(parties: int) -> Tensor:

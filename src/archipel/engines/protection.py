@@ -23,7 +23,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Message, examine
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.statistics import averages
-from archipel.models.clipped import Clipping, clipping
+from archipel.models.clipped import Clipping, Norm, clipping
 from archipel.models.model import Model
 from archipel.privacy import grid, party, record
 from archipel.privacy.checks import check_delta_among
@@ -102,7 +102,8 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
     check_delta_among("privacy.delta", promise.delta, int(sizes.max()), "a party", "records")
-    way = clipping(model, data.form.x[:_TRIED], data.form.y[:_TRIED])
+    norm: Norm = 1 if promise.mechanism == "laplace" else 2
+    way = clipping(model, data.form.x[:_TRIED], data.form.y[:_TRIED], norm=norm)
     rounds = range(min(setting.rounds, _ROUNDS))
     record.check_steady(boxes, [_one(setting, 0, t) for t in rounds], model.w.clone(), len(ids))
     found = {
@@ -111,12 +112,19 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     }
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
     uses = {
-        k: record.uses_of(asked[k], int(n))
+        k: record.uses_of(asked[k], int(n), promise.mechanism)
         if promise.correlated is None
         else record.in_order(boxes.name, promise.correlated, asked[k], int(n), setting.most)
         for k, n in zip(asked, sizes, strict=True)
     }
-    kept = Kept.planned(promise, "add_or_remove", uses, setting.most)
+    sampled = any(use.rate < 1 for each in uses.values() for use in each)
+    if promise.neighbours == "replace" and sampled:
+        raise ArchipelError(
+            f'privacy.neighbours = "replace": {boxes.name} takes gradients of samples, which are '
+            "counted by adding or removing a record; take all of a party's data in each, or leave "
+            "neighbours out."
+        )
+    kept = Kept.planned(promise, promise.neighbours, uses, setting.most)
     return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
 
 
@@ -125,8 +133,8 @@ def _by_party(
 ) -> Protection:
     if wire.rule is not None:
         raise ArchipelError(
-            f'privacy.unit = "party", wire.rule = {wire.rule!r}: how far one party moves what '
-            "comes of it is not known; leave wire.rule out."
+            f'privacy.unit = "party", round.rule = {wire.rule!r}: how far one party moves what '
+            "comes of it is not known; leave round.rule out."
         )
     if wire.sum is not None and promise.trust not in ("sum", "shuffler"):
         trust = "shuffler" if isinstance(wire.sum, ShuffledSum) else "sum"

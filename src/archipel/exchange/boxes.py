@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from torch import Tensor
 
 from archipel.core import Algorithm, Blueprint, Party, PeerAlgorithm, Uploads, Vector
+from archipel.errors import unknown
 from archipel.exchange.sender import Sender
 from archipel.tree import Tree
 
@@ -31,6 +32,10 @@ class Boxes:
         self.keeps_partial_work = bool(getattr(algorithm, "keeps_partial_work", False))
         self.keeps_statistics = bool(getattr(algorithm, "keeps_statistics", False))
         self.asynchronous = is_asynchronous(algorithm)
+        self.clock = clock_of(algorithm)
+        self.learns_graph = bool(getattr(algorithm, "learns_graph", False))
+        self._says = hasattr(algorithm, "said")
+        self._asks = hasattr(algorithm, "asks")
         self._broadcasts = hasattr(algorithm, "broadcast")
         self._looks_inside = "blueprint" in signature(self.algorithm.init).parameters
 
@@ -46,6 +51,22 @@ class Boxes:
     def party(self, me: Party, *states: Tree) -> Any:
         """A party's side of a round: of (shared, own), or of a peer's own state."""
         return self.algorithm.party(me, *states)
+
+    def told(self, own: Tree) -> Tree:
+        """What others hold of a peer that wakes."""
+        return self.algorithm.told(own)
+
+    def said(self, own: Tree) -> Tree:
+        """What travels to its neighbours when it has woken."""
+        return self.algorithm.said(own) if self._says else self.told(own)
+
+    def hear(self, told: Tree, said: Tree) -> Tree:
+        """What they hold of it then."""
+        return self.algorithm.hear(told, said) if self._says else said
+
+    def asks(self, t: int) -> int:
+        """How many others it asks in round t, in place of its neighbours."""
+        return int(self.algorithm.asks(t)) if self._asks else 0
 
     def server(self, shared: Tree, uploads: Uploads) -> Any:
         return self.algorithm.server(shared, uploads)
@@ -76,6 +97,7 @@ class Around(Boxes):
         self.keeps_partial_work = inner.keeps_partial_work
         self.keeps_statistics = inner.keeps_statistics
         self.asynchronous = inner.asynchronous
+        self.clock, self.learns_graph = inner.clock, inner.learns_graph
 
     def init(self, w: Vector, blueprint: Blueprint) -> Tree:
         return self.inner.init(w, blueprint)
@@ -85,6 +107,18 @@ class Around(Boxes):
 
     def party(self, me: Party, *states: Tree) -> Any:
         return self.inner.party(me, *states)
+
+    def told(self, own: Tree) -> Tree:
+        return self.inner.told(own)
+
+    def said(self, own: Tree) -> Tree:
+        return self.inner.said(own)
+
+    def hear(self, told: Tree, said: Tree) -> Tree:
+        return self.inner.hear(told, said)
+
+    def asks(self, t: int) -> int:
+        return self.inner.asks(t)
 
     def server(self, shared: Tree, uploads: Uploads) -> Any:
         return self.inner.server(shared, uploads)
@@ -105,6 +139,17 @@ class Around(Boxes):
 def is_peer(algorithm: object) -> TypeGuard[PeerAlgorithm]:
     """Whether an algorithm has no server."""
     return not hasattr(algorithm, "server")
+
+
+CLOCKS = ("rounds", "wakes", "meetings", "walk")
+
+
+def clock_of(algorithm: object) -> str:
+    """When parties of an algorithm without a server have their turns."""
+    clock = str(getattr(algorithm, "clock", "rounds"))
+    if clock not in CLOCKS:
+        raise unknown("clock", clock, CLOCKS)
+    return clock
 
 
 def is_asynchronous(algorithm: object) -> bool:

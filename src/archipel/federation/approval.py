@@ -90,13 +90,17 @@ def read(text: bytes) -> Study:
     return study
 
 
+_ON_WIRE = ("up", "down", "sum")
+
+
 def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Where a study names code, and the name: of a wire's steps without their values."""
     for section in ("algorithm", "model", "data"):
         yield f"{section}.name", tables.get(section, {}).get("name")
     wire = tables.get("wire", {})
-    for key in ("up", "down", "rule", "sum"):
-        yield from ((f"wire.{key}", str(text).partition(":")[0]) for text in _listed(wire.get(key)))
+    rule = tables.get("round", {}).get("rule")
+    for key, said in (*((f"wire.{key}", wire.get(key)) for key in _ON_WIRE), ("round.rule", rule)):
+        yield from ((key, str(text).partition(":")[0]) for text in _listed(said))
 
 
 def _listed(value: Any) -> list[Any]:

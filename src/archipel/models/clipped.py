@@ -7,6 +7,9 @@ at once, chains of dense layers), `Recorded` (party by party, layers that ghost.
 that hold every g_i for a while, by `torch.func` or one after the other. A way is used only if it
 equals the last one on a probe.
 
+The norm is L2, which Gaussian noise needs, or L1, which Laplace noise does. In L1 a layer that sees
+an example once has |d h'| = |d| |h| as well, so `Chained` does it; `Recorded` knows L2 alone.
+
 Departures: C is lowered by 8 millionths, and examples whose gradient is no finite number add
 nothing, so that no example moves the sum by more than C, whatever it is; what remains is the
 rounding of the sum itself. Layers that draw, such as dropout, draw for each example by itself; the
@@ -19,19 +22,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from archipel.errors import ArchipelError
-from archipel.models.ghost import factors, lengths, scaled, squares_of_products
+from archipel.models.ghost import factors, l1_of_products, lengths, scaled, squares_of_products
 from archipel.models.model import Model, Points, Singles, seeded
 from archipel.models.recorded import Recorded, Unrecorded
 from archipel.models.stacked import Stacked
 
 _REMEDY = 'or choose privacy by party (unit = "party").'
+Norm = Literal[1, 2]  # in which a gradient is as long as its clip, at most
 LIMIT = 256 << 20  # bytes that a way may take beside the vectors
 
 
@@ -68,14 +72,16 @@ class Core(Protocol):
 class Held:
     """Gradients of single examples `[b, p]`, clipped and added up."""
 
-    def __init__(self, grads: Callable[[Tensor, Tensor, Tensor], Tensor], size: int) -> None:
-        self._grads, self.size = grads, size
+    def __init__(
+        self, grads: Callable[[Tensor, Tensor, Tensor], Tensor], size: int, norm: Norm = 2
+    ) -> None:
+        self._grads, self.size, self._norm = grads, size, norm
 
     def add(
         self, w: Tensor, x: Tensor, y: Tensor, clip: float, into: Tensor, scale: float
     ) -> Tensor:
         grads = self._grads(w, x, y)
-        found = factors(lengths(grads).square(), clip, grads.dtype)
+        found = factors(lengths(grads, self._norm).square(), clip, grads.dtype)
         values = scale * found.values
         if not bool(found.counts.all()):  # 0 times NaN is NaN
             grads, values = grads[found.counts], values[found.counts]
@@ -150,9 +156,11 @@ class ByParty:
 class Chained:
     """All parties at once through a chain of dense layers: no gradient of an example exists."""
 
-    def __init__(self, stacked: Stacked, w: Tensor, points: Points, limit: int) -> None:
+    def __init__(
+        self, stacked: Stacked, w: Tensor, points: Points, limit: int, norm: Norm = 2
+    ) -> None:
         """`w` and `points` are a few examples, by which memory is judged."""
-        self.stacked, self._limit = stacked, limit
+        self.stacked, self._limit, self._norm = stacked, limit, norm
         b = points.weights.numel()
         inputs = stacked.forward([], points.x, 0, stacked.first)[-1]
         self.flat = inputs.dim() == 3  # whether the first layer sees an example once
@@ -199,13 +207,16 @@ class Chained:
     ) -> Tensor:
         """into += scale * sum of the clipped gradients at w; return their norms `[r, b]`."""
         real = points.weights > 0
-        (r, b), squares, book = real.shape, w.new_zeros((), dtype=torch.float64), []
+        (r, b), size, book = real.shape, w.new_zeros((), dtype=torch.float64), []
         for entry in self.stacked.book(w, points._replace(weights=real.to(w.dtype))):
             d, h = (part.view(r, b, -1, part.shape[-1]) for part in (entry.d, entry.h))
             of_d = lengths(d)
-            squares = squares + squares_of_products(d, h, of_d, True, int(entry.biased))
+            if self._norm == 1:
+                size = size + l1_of_products(d, h, int(entry.biased))
+            else:
+                size = size + squares_of_products(d, h, of_d, True, int(entry.biased))
             book.append((entry.i, d, h, of_d))
-        found = factors(squares, clip, w.dtype, real)
+        found = factors(size.square() if self._norm == 1 else size, clip, w.dtype, real)
         if not bool(found.counts.all()):  # 0 times NaN is NaN
             out = ~found.counts[..., None, None]
             book = [(i, d.masked_fill(out, 0), h.masked_fill(out, 0), n) for i, d, h, n in book]
@@ -246,7 +257,7 @@ def checked(clip: float | Tensor) -> float | Tensor:
     return clip
 
 
-def clipping(model: Model, x: Tensor, y: Tensor, limit: int = LIMIT) -> Clipping:
+def clipping(model: Model, x: Tensor, y: Tensor, limit: int = LIMIT, norm: Norm = 2) -> Clipping:
     """The quickest way that is right for this model; x `[n, *shape]` and y are some of its points.
 
     >>> model = Model(nn.Linear(3, 2))
@@ -255,12 +266,13 @@ def clipping(model: Model, x: Tensor, y: Tensor, limit: int = LIMIT) -> Clipping
     >>> clipping(model, x, y).clipped(model.w[None], points, clip=0.1).sum.norm() <= 0.5
     tensor(True)
     """
-    return next(iter(ways(model, x, y, limit).values()))
+    return next(iter(ways(model, x, y, limit, norm=norm).values()))
 
 
 def ways(
-    model: Model, x: Tensor, y: Tensor, limit: int = LIMIT, wanted: str | None = None
-) -> dict[str, Clipping]:
+    model: Model, x: Tensor, y: Tensor, limit: int = LIMIT, wanted: str | None = None,
+    norm: Norm = 2,
+) -> dict[str, Clipping]:  # fmt: skip
     """The ways that are right for this model, quickest first: equal to one example at a time.
 
     "vmapped" takes torch seconds to get ready: it is left out where a quicker one is right, unless
@@ -272,12 +284,12 @@ def ways(
         _refuse(model, x)
         draws = model.one.draws(x[:2])
         still = Model(_Still(model.module), model.loss_function) if draws else model
-        probe = _probe(still, x, y)
+        probe = _probe(still, x, y, norm)
         for name, build in _BUILD.items():
             if name == "vmapped" and right and wanted != "vmapped":
                 continue
             if name == "loop" or _agrees(build, still, probe):
-                way = build(model, probe.points, limit, _loop(model, limit))
+                way = build(model, probe.points, limit, norm, _loop(model, limit, norm))
                 right |= {name: way} if way else {}
     return right
 
@@ -303,34 +315,48 @@ class _Probe(NamedTuple):
     w: Tensor  # [3, p]
     points: Points
     clip: float
+    norm: Norm
     expected: Clipped
 
 
-Build = Callable[[Model, Points, int, Core | None], Clipping | None]
+Build = Callable[[Model, Points, int, Norm, Core | None], Clipping | None]
 
 
-def _chained(model: Model, points: Points, limit: int, _: Core | None) -> Clipping | None:
-    stacked = Stacked.of(model)
-    return Chained(stacked, model.w[None], _first(points), limit) if stacked else None
+def _chained(
+    model: Model, points: Points, limit: int, norm: Norm, _: Core | None
+) -> Clipping | None:
+    stacked, first = Stacked.of(model), _first(points)
+    if stacked is None:
+        return None
+    b = points.weights.shape[1]
+    if norm == 1 and any(each.d.shape[1] != b for each in stacked.book(model.w[None], first)):
+        return None  # layers that see an example several times
+    return Chained(stacked, model.w[None], first, limit, norm)
 
 
-def _recorded(model: Model, points: Points, limit: int, otherwise: Core | None) -> Clipping:
+def _recorded(
+    model: Model, points: Points, limit: int, norm: Norm, otherwise: Core | None
+) -> Clipping | None:
+    if norm == 1:
+        return None
     return ByParty(Recorded(model, points.x[0], points.y[0], limit), otherwise)
 
 
-def _turned(model: Model, points: Points, limit: int, otherwise: Core | None) -> Clipping | None:
-    if not any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
+def _turned(
+    model: Model, points: Points, limit: int, norm: Norm, otherwise: Core | None
+) -> Clipping | None:
+    if norm == 1 or not any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
         return None
     core = Recorded(model, points.x[0], points.y[0], limit, channels_last=True)
     return ByParty(core, otherwise)
 
 
-def _vmapped(model: Model, points: Points, limit: int, _: Core | None) -> Clipping:
-    return ByParty(Held(Singles(model).grads, _many(model, limit)))
+def _vmapped(model: Model, points: Points, limit: int, norm: Norm, _: Core | None) -> Clipping:
+    return ByParty(Held(Singles(model).grads, _many(model, limit), norm))
 
 
-def _looped(model: Model, points: Points, limit: int, _: Core | None) -> Clipping:
-    return ByParty(_loop(model, limit))
+def _looped(model: Model, points: Points, limit: int, norm: Norm, _: Core | None) -> Clipping:
+    return ByParty(_loop(model, limit, norm))
 
 
 _BUILD: dict[str, Build] = {
@@ -342,7 +368,7 @@ _BUILD: dict[str, Build] = {
 }
 
 
-def _loop(model: Model, limit: int) -> Held:
+def _loop(model: Model, limit: int, norm: Norm) -> Held:
     """One example after the other through the module itself."""
 
     def grads(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -350,7 +376,7 @@ def _loop(model: Model, limit: int) -> Held:
         alone = Points(x.unsqueeze(1), y.unsqueeze(1), w.new_ones(b, 1), np.ones(b, np.int64))
         return model.one.grad(w.expand(b, -1), alone)
 
-    return Held(grads, _many(model, limit))
+    return Held(grads, _many(model, limit), norm)
 
 
 def _many(model: Model, limit: int) -> int:
@@ -362,7 +388,7 @@ def _first(points: Points) -> Points:
     return points._replace(x=points.x[:1], y=points.y[:1], weights=points.weights[:1])
 
 
-def _probe(model: Model, x: Tensor, y: Tensor) -> _Probe:
+def _probe(model: Model, x: Tensor, y: Tensor, norm: Norm) -> _Probe:
     """Three, two and one examples, padded; some gradients are clipped and some are not."""
     rows = torch.arange(9).view(3, 3) % len(x)
     x, y = x[rows], y[rows]
@@ -374,7 +400,7 @@ def _probe(model: Model, x: Tensor, y: Tensor) -> _Probe:
     w = model.w + 0.01 * torch.randn(
         3, model.p, generator=torch.Generator().manual_seed(0), dtype=model.dtype
     )
-    loop = ByParty(_loop(model, LIMIT))
+    loop = ByParty(_loop(model, LIMIT, norm))
     together = model.one.grad(w, points)
     whole, norms = loop.clipped(w, points, 1e20)
     if not _close(model, model.one.grad(w, points), together, 1e-6):
@@ -388,7 +414,7 @@ def _probe(model: Model, x: Tensor, y: Tensor) -> _Probe:
             f"has a gradient of its own: change the layer that does, {_REMEDY}"
         )
     clip = float(norms[weights > 0].median().clamp(1e-6, 1e6))
-    return _Probe(w, points, clip, loop.clipped(w, points, clip))
+    return _Probe(w, points, clip, norm, loop.clipped(w, points, clip))
 
 
 def _agrees(build: Build, model: Model, probe: _Probe) -> bool:
@@ -397,7 +423,7 @@ def _agrees(build: Build, model: Model, probe: _Probe) -> bool:
         return False
     tolerance = 1e-6 if model.dtype == torch.float64 else 1e-4
     try:
-        way = build(model, probe.points, LIMIT, None)
+        way = build(model, probe.points, LIMIT, probe.norm, None)
         got = way and way.clipped(probe.w, probe.points, probe.clip)
     except Exception:  # Unrecorded, or torch.func has no rule for some layer
         return False

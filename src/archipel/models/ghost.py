@@ -40,12 +40,14 @@ class Share(Protocol):
         """into += sum_i factors_i g_i, by parameter; over the examples `keep`, or all of them."""
 
 
-def lengths(x: Tensor) -> Tensor:
-    """Norms along the last dimension, as doubles; of floats at most 4 millionths too small.
+def lengths(x: Tensor, order: int = 2) -> Tensor:
+    """L2 norms along the last dimension, as doubles; of floats at most 4 millionths too small.
 
     Many floats are added up as such in short runs, and only the runs as doubles: a third of the
-    time. Where a square is no float, all of it is done in doubles.
+    time. Where a square is no float, all of it is done in doubles; L1 norms (order 1) always are.
     """
+    if order == 1:
+        return _norm(x, torch.float64, 1)
     if x.dtype != torch.float32 or x.numel() < _FEW:
         return _norm(x, torch.float64)
     whole = x.shape[-1] // _RUN * _RUN
@@ -57,8 +59,8 @@ def lengths(x: Tensor) -> Tensor:
     return out
 
 
-def _norm(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    out: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=dtype)
+def _norm(x: Tensor, dtype: torch.dtype | None = None, order: int = 2) -> Tensor:
+    out: Tensor = torch.linalg.vector_norm(x, order, dim=-1, dtype=dtype)
     return out
 
 
@@ -105,6 +107,14 @@ def whole(factors: Tensor, of_d: Tensor, dtype: torch.dtype) -> Tensor:
     Such numbers are rounded by up to half of themselves, and a large input would make that large.
     """
     return torch.where(of_d * factors.abs() < torch.finfo(dtype).tiny * 2**24, 0.0, factors)
+
+
+def l1_of_products(d: Tensor, h: Tensor, biases: int) -> Tensor:
+    """L1 norms of d h' and of d, as often as there are biases, as doubles: one t each.
+
+    d is `[..., 1, o]`, h is `[..., 1, f]`. Where d is 0 and h is not finite, that is NaN.
+    """
+    return (lengths(d, 1) * (lengths(h, 1) + biases)).squeeze(-1)
 
 
 def squares_of_products(d: Tensor, h: Tensor, of_d: Tensor, weight: bool, biases: int) -> Tensor:

@@ -8,6 +8,8 @@ to gets Gaussian noise of deviation z C; divided by q n, the sample's size on av
 
     g = (sum_{i in sample} clip(g_i, C) + N(0, z^2 C^2 I)) / (q n)
 
+With Laplace noise (`privacy.mechanism`) norms are L1 and each number's noise has the scale z C.
+
 A batch of size b has q = b / n, one of all data q = 1. Several gradients on one batch are noised
 one by one and share its sample. The sample is drawn where nobody sees it: a batch is a number that
 the door knows, without rows. What an algorithm does with the gradients is post-processing.
@@ -40,12 +42,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.core import Batch, Blueprint, Descent, LocalWork, Others, Vector
+from archipel.core import Batch, Blueprint, Descent, LocalWork, Near, Others, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.talk import Talk
 from archipel.privacy.correlated import State, Strategy, Toeplitz, Tree, add_toeplitz
+from archipel.privacy.mechanisms import Laplace
+from archipel.privacy.promise import Noise
 from archipel.training.descent import Private, Work, checked_batch_size, descend, work_of
 from archipel.training.schedules import rate
 from archipel.tree import Tree as States
@@ -78,7 +82,9 @@ class Inside(Protocol):
     def sampled(self, rates: Floats, draw: int) -> Batch: ...
     def dealt(self, parts: Ints, at: Ints, draw: int) -> Batch: ...
     def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector: ...
-    def noised(self, values: Tensor, purpose: str) -> Tensor: ...  # + N(0, I), protecting
+    def noised(
+        self, values: Tensor, purpose: str, mechanism: Noise = "gaussian"
+    ) -> Tensor: ...  # + noise of scale 1, protecting
     def fuses(self, work: Work, only: Tensor | None) -> bool: ...
     def descend_privately(
         self,
@@ -96,6 +102,18 @@ class Inside(Protocol):
     def noise(self, like: Vector) -> Vector: ...
     def secret(self, purpose: str) -> Tensor: ...
     def mix(self, x: Vector) -> Vector: ...
+    @property
+    def near(self) -> Near: ...
+    @property
+    def degree(self) -> Tensor: ...
+    @property
+    def drawn(self) -> Near: ...
+    def join(self, others: Near, weight: Tensor) -> None: ...
+    def swap(self, x: States) -> States: ...
+    @property
+    def met(self) -> Tensor: ...
+    @property
+    def woke(self) -> Tensor: ...
 
 
 class Used(NamedTuple):
@@ -121,6 +139,7 @@ class Noised:
     noise: dict[int, float]  # z of each party, by its number
     allowed: dict[int, dict[Size, tuple[int, int]]] | None = None  # of each: draws and gradients
     orders: dict[int, Order] | None = None  # None where noise is independent
+    mechanism: Noise = "gaussian"
 
 
 class _Sample(NamedTuple):
@@ -199,14 +218,25 @@ class Door:
         sample = self._sample(batch)
         total = self._me.clipped(w, sample.batch, self._noised.clip)
         deviation = self._by_party(self._deviations, total)  # z C
-        noisy = total
+        noisy, purpose = total, f"gradient {self._noises}"
         if self._orders is not None:
             noisy = self._correlated(total / deviation, sample, self._orders) * deviation
-        elif bool((deviation > 0).all()):
-            noisy = self._me.noised(total / deviation, f"gradient {self._noises}") * deviation
+        elif not bool((deviation > 0).all()):
+            pass  # a trial
+        elif self._noised.mechanism == "laplace":
+            scale = self._by_party(self._wider(total.shape[-1]), total)
+            noisy = self._me.noised(total / scale, purpose, "laplace") * scale
+        else:
+            noisy = self._me.noised(total / deviation, purpose) * deviation
         self._noises += 1
         expected = np.maximum(sample.rates * self._me.sizes, 1e-300)  # q n
         return noisy * self._by_party(sample.going / expected, total)
+
+    def _wider(self, size: int) -> Floats:
+        """Scales `[m]` of Laplace noise, with what rounding so many numbers to a grid adds."""
+        own = [self._noised.noise[k] for k in self._numbers]
+        found = {z: Laplace.calibrated(1 / z, 1.0, size).scale for z in set(own)}
+        return np.array([self._noised.clip * found[z] for z in own])
 
     def _correlated(self, total: Tensor, sample: _Sample, orders: list[Order]) -> Tensor:
         """The same with the noise of the party's next gradient; batches are used in their order."""
@@ -291,7 +321,8 @@ class Door:
         batch of this door is one of them.
         """
         task, me = work_of(work), self._me
-        if self._orders is not None or not me.fuses(task, only):
+        plain = self._orders is None and self._noised.mechanism == "gaussian"
+        if not plain or not me.fuses(task, only):
             return None
         steps, size, first = me.steps(work), task.batch_size, len(self._samples)
         taken = steps.reshape(-1, len(me.sizes))[0].long().numpy()
@@ -329,6 +360,32 @@ class Door:
 
     def mix(self, x: Vector) -> Vector:
         return self._me.mix(x)
+
+    @property
+    def near(self) -> Near:
+        return self._me.near
+
+    @property
+    def degree(self) -> Tensor:
+        return self._me.degree
+
+    @property
+    def drawn(self) -> Near:
+        return self._me.drawn
+
+    def join(self, others: Near, weight: Tensor) -> None:
+        self._me.join(others, weight)
+
+    def swap(self, x: States) -> States:
+        return self._me.swap(x)
+
+    @property
+    def met(self) -> Tensor:
+        return self._me.met
+
+    @property
+    def woke(self) -> Tensor:
+        return self._me.woke
 
     # -- what is refused ---------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from archipel.privacy.release import (
     FixedSize,
     Gaussian,
     Kind,
+    Laplace,
     Neighbours,
     Poisson,
     Release,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Unit = Literal["record", "party"]
 Trust = Literal["server", "sum", "shuffler", "nobody"]
 Adaptive = Literal["adaptive"]
+Noise = Literal["gaussian", "laplace"]
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,16 @@ class Privacy:
     clip_start: float = 1.0  # C before the first round, where it is adaptive
     clip_quantile: float = 0.5  # gamma: the share of uploads that it shall not shorten
     clip_rate: float = 0.2  # eta_C: how fast it moves
+    mechanism: Noise = "gaussian"  # by record: on gradients clipped in L2; "laplace": in L1
+    neighbours: Neighbours = "add_or_remove"  # by record: what tables differ in; or "replace" one
 
     def __post_init__(self) -> None:
         for field, value, known in (
             ("unit", self.unit, get_args(Unit)),
             ("trust", self.trust, get_args(Trust)),
             ("shares", self.shares, get_args(Kind)),
+            ("mechanism", self.mechanism, get_args(Noise)),
+            ("neighbours", self.neighbours, get_args(Neighbours)),
         ):
             if value not in known:
                 raise unknown(f"privacy.{field}", str(value), known)
@@ -94,6 +100,21 @@ class Privacy:
                 'that is trusted; say unit = "party" and trust = "server", or give a number.'
             )
         self._check_shares()
+        self._check_by_record()
+
+    def _check_by_record(self) -> None:
+        """Refuse what only the private door has, and what it has not with Laplace noise."""
+        for field, own in (("mechanism", "gaussian"), ("neighbours", "add_or_remove")):
+            if self.unit != "record" and (value := getattr(self, field)) != own:
+                raise ArchipelError(
+                    f'privacy.{field} = "{value}": is for unit = "record", where every gradient '
+                    "gets noise; leave it out."
+                )
+        if self.mechanism == "laplace" and self.correlated is not None:
+            raise ArchipelError(
+                f'privacy.mechanism = "laplace", privacy.correlated = "{self.correlated}": noise '
+                "that is correlated over rounds is Gaussian; leave one of the two out."
+            )
 
     def _check_shares(self) -> None:
         """Refuse what only noise in shares has, and numbers that it cannot have."""
@@ -135,7 +156,7 @@ class Privacy:
         """Such as "the clip of 1"."""
         if self.clip == "adaptive":
             return f"a clip that leaves {self.clip_quantile:.0%} of the uploads whole"
-        return f"the clip of {self.clip:g}"
+        return f"the clip of {self.clip:g}" + " in L1" * (self.mechanism == "laplace")
 
     @property
     def first_clip(self) -> float:
@@ -181,14 +202,22 @@ class Use(NamedTuple):
     correlation: Correlation | None = None  # None where noise is independent
     share: Share | None = None  # of the noise, where each party adds one to integers
     reports: int | None = None  # that hide each other, where `noise` is 1 / ε0 of each
+    mechanism: Noise = "gaussian"
 
     def release(self, noise: float, rounds: int) -> Release:
-        """Several vectors with fresh noise on one sample are one vector with less of it."""
+        """Several vectors with fresh noise on one sample are one vector with less of it.
+
+        Laplace noise on all records: L1 norms would add up, and several releases cost less.
+        """
         if self.share is not None:
             return Release(self.share.mechanism(noise), None, self.draws * rounds)
         if self.reports is not None:
             times = self.draws * self.noised * rounds
             return Release(Shuffled(1 / noise, self.reports), None, times)
+        if self.mechanism == "laplace" and self.sampling is None:
+            return Release(Laplace(noise), None, self.draws * self.noised * rounds)
+        if self.mechanism == "laplace":
+            return Release(Laplace(noise / self.noised), self.sampling, self.draws * rounds)
         z = noise / self.noised**0.5
         if self.correlation is None:
             return Release(Gaussian(z), self.sampling, self.draws * rounds)

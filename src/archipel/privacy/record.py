@@ -17,7 +17,7 @@ from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Around, Boxes
 from archipel.privacy.correlated import Participation
 from archipel.privacy.door import Door, Doored, Floats, Noised, Order, Size, rates_of
-from archipel.privacy.promise import Kept, Use, Uses, correlation
+from archipel.privacy.promise import Kept, Noise, Use, Uses, correlation
 from archipel.privacy.release import Poisson
 from archipel.tree import Tree
 
@@ -38,7 +38,7 @@ class _Blank:
     def clipped(self, w: Vector, batch: Batch, clip: float) -> Vector:
         return torch.zeros_like(w)
 
-    def noised(self, values: Tensor, purpose: str) -> Tensor:
+    def noised(self, values: Tensor, purpose: str, mechanism: Noise = "gaussian") -> Tensor:
         return values
 
     def fuses(self, work: object, only: object) -> bool:
@@ -77,11 +77,11 @@ def check_steady(boxes: Boxes, mes: Iterable[Any], w: Vector, parties: int) -> N
         )
 
 
-def uses_of(found: Mapping[Size, tuple[int, int]], n: int) -> Uses:
+def uses_of(found: Mapping[Size, tuple[int, int]], n: int, mechanism: Noise = "gaussian") -> Uses:
     """The same as an accountant counts it, of a party with n records."""
     rates = {size: float(rates_of(size, np.array([n]))[0]) for size in found}
     return tuple(
-        Use(None if rates[size] >= 1 else Poisson(rates[size]), *counts)
+        Use(None if rates[size] >= 1 else Poisson(rates[size]), *counts, mechanism=mechanism)
         for size, counts in found.items()
     )
 
@@ -121,5 +121,5 @@ def behind_door(
         for use in uses
         if use.correlation is not None
     }
-    clip = kept.promise.first_clip
-    return Doored(boxes, Noised(clip, dict(kept.noise), dict(found), orders or None))
+    clip, mechanism = kept.promise.first_clip, kept.promise.mechanism
+    return Doored(boxes, Noised(clip, dict(kept.noise), dict(found), orders or None, mechanism))

@@ -20,7 +20,7 @@ from archipel.rules.rows import at_least, by_columns, distances, liars, made
 class Bulyan:
     """Krum chooses m - 2f uploads one by one; of those, the numbers nearest to the median."""
 
-    f: int | float = 0.2  # parties that may lie, or their share
+    f: int | float  # parties that may lie, or their share
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

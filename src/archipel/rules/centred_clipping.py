@@ -32,7 +32,7 @@ class CentredClipping:
         """`[m, p] -> [1, p]`."""
         if not 0 < self.radius < float("inf") or self.steps < 1:
             raise ArchipelError(
-                f"wire.rule: CentredClipping(radius={self.radius}, steps={self.steps}): give "
+                f"round.rule: CentredClipping(radius={self.radius}, steps={self.steps}): give "
                 "numbers above 0."
             )
         m, there = len(x), finite(x)

@@ -27,7 +27,7 @@ class FLTrust:
         at = torch.nonzero(uploads.present == self.root)[:, 0]
         if not len(at):
             raise ArchipelError(
-                f"wire.rule: FLTrust.root = {self.root}: that party sent nothing in this round; "
+                f"round.rule: FLTrust.root = {self.root}: that party sent nothing in this round; "
                 "sample every party, or name one that is always there."
             )
         return made(uploads, lambda x: self.rows(x, int(at[0])))
@@ -37,7 +37,7 @@ class FLTrust:
         there, norms = finite(x), squares(x).sqrt()
         if not bool(there[root]):
             raise ArchipelError(
-                f"wire.rule: FLTrust.root = {self.root}: that party's upload is not finite; "
+                f"round.rule: FLTrust.root = {self.root}: that party's upload is not finite; "
                 "lower lr."
             )
         along = torch.zeros(len(x), dtype=torch.float64)

@@ -19,7 +19,7 @@ from archipel.rules.rows import at_least, distances, liars, made
 class Krum:
     """The upload whose nearest others are nearest; with `keep`, the mean of the best so many."""
 
-    f: int | float = 0.2  # parties that may lie, or their share
+    f: int | float  # parties that may lie, or their share
     keep: int = 1  # m: uploads that are averaged; 1 is Krum itself
 
     def __call__(self, uploads: Uploads) -> Uploads:
@@ -37,7 +37,7 @@ class Krum:
 class MultiKrum:
     """The mean of the m - f uploads that agree most."""
 
-    f: int | float = 0.2  # parties that may lie, or their share
+    f: int | float  # parties that may lie, or their share
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

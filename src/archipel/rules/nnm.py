@@ -20,7 +20,7 @@ from archipel.rules.rows import at_least, distances, finite, liars, made, weighe
 class NNM:
     """Each upload becomes the mean of the m - f nearest to it, itself among them."""
 
-    f: int | float = 0.2  # parties that may lie, or their share
+    f: int | float  # parties that may lie, or their share
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

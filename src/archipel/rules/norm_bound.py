@@ -28,7 +28,7 @@ class NormBound:
         """`[m, p] -> [m', p]`: without those that are not finite."""
         if self.most is not None and not 0 < self.most < float("inf"):
             raise ArchipelError(
-                f"wire.rule: NormBound.most = {self.most}: give a number above 0, or leave it out."
+                f"round.rule: NormBound.most = {self.most}: give a number above 0, or leave it out."
             )
         there = finite(x)
         norms = squares(x).sqrt()

@@ -137,7 +137,7 @@ def at_least(rule: object, what: str, m: int, least: int) -> None:
     """Refuse a rule for fewer uploads than it can tell apart."""
     if m < least:
         raise ArchipelError(
-            f"wire.rule: {type(rule).__name__} with {what} needs {least} uploads and has {m}: "
+            f"round.rule: {type(rule).__name__} with {what} needs {least} uploads and has {m}: "
             "sample more parties, or let fewer of them lie."
         )
 
@@ -146,7 +146,7 @@ def liars(rule: object, f: int | float, m: int) -> int:
     """How many of m uploads may lie: a number, or a share of them."""
     if isinstance(f, bool) or not f >= 0 or (isinstance(f, float) and not f < 0.5):
         raise ArchipelError(
-            f"wire.rule: {type(rule).__name__}.f = {f}: give a number of parties, or a share "
+            f"round.rule: {type(rule).__name__}.f = {f}: give a number of parties, or a share "
             "below 0.5."
         )
     return f if isinstance(f, int) else int(f * m + 1e-9)
@@ -158,6 +158,6 @@ def _mean(rows: Tensor) -> Tensor:
 
 def _single(call: str) -> ArchipelError:
     return ArchipelError(
-        f"the algorithm's server calls uploads.{call}, and wire.rule has made other rows of the "
+        f"the algorithm's server calls uploads.{call}, and round.rule has made other rows of the "
         "uploads: leave the rule out, or take an algorithm that needs their mean alone."
     )

@@ -19,7 +19,7 @@ from archipel.rules.rows import at_least, by_columns, liars, made
 class TrimmedMean:
     """The mean without the f largest and the f smallest numbers of each coordinate."""
 
-    f: int | float = 0.2  # beta: parties that may lie, or their share
+    f: int | float  # beta: parties that may lie, or their share
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

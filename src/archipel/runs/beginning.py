@@ -171,7 +171,7 @@ class Beginning:
         if options.get("server_sees") == "sums" and not engine.anatomy.sums_only:
             if rule := engine.anatomy.wire.rule:
                 raise ArchipelError(
-                    f'privacy.server_sees = "sums": wire.rule, {rule}, looks at single uploads; '
+                    f'privacy.server_sees = "sums": round.rule, {rule}, looks at single uploads; '
                     "leave one of the two out."
                 )
             raise ArchipelError(

@@ -14,7 +14,7 @@ from archipel import models
 from archipel.data.federation import Federation
 from archipel.data.rows import ranges
 from archipel.errors import ArchipelError
-from archipel.graphs import Topology
+from archipel.graphs import Described, Topology
 from archipel.graphs import topology as topology_of
 from archipel.models.losses import Loss, balanced, weighted
 from archipel.models.losses import loss as loss_of
@@ -87,10 +87,23 @@ def _weights(given: ClassWeights, fed: Federation) -> Sequence[float]:
     return balanced(fed.y[torch.from_numpy(rows)].bincount(minlength=fed.classes).tolist())
 
 
-def build_topology(topology: str | Topology | None, fed: Federation, seed: int) -> Topology | None:
+def build_topology(
+    topology: str | Topology | Described | None, fed: Federation, seed: int
+) -> Topology | None:
     """Return the topology itself, or the one of that name over the training parties."""
     if topology is None or isinstance(topology, Topology):
         return topology
+    if isinstance(topology, Described):
+        return topology.over(fed.training, seed)
     if not isinstance(topology, str):
         raise ArchipelError(f"topology = {topology!r}: give a name such as 'ring'.")
     return topology_of(topology, fed.training, seed)
+
+
+def check_learned(learned: bool, algorithm: object) -> None:
+    """Whether the algorithm learns the graph, where it is said to."""
+    if learned and not getattr(algorithm, "learns_graph", False):
+        raise ArchipelError(
+            f"topology.learned = true: {type(algorithm).__name__} takes the graph as it is; leave "
+            "it out, or take an algorithm that learns who is like whom."
+        )

@@ -19,7 +19,7 @@ from archipel.engines.local.engine import LocalEngine
 from archipel.engines.local.pool import give_back
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
-from archipel.graphs import Topology
+from archipel.graphs import Described, Topology
 from archipel.metrics import Own, choose
 from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
@@ -30,7 +30,7 @@ from archipel.runs.beginning import Beginning
 from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
 from archipel.runs.participation import Cohort
-from archipel.runs.parts import ClassWeights, build_model, build_topology, federation
+from archipel.runs.parts import ClassWeights, build_model, build_topology, check_learned, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
 from archipel.store.folder import OWN, Folder
@@ -58,7 +58,7 @@ class Options(Where, total=False):
     seed: int  # 0
     partition: str  # how to deal the data out, such as "dirichlet:0.3"
     parties: int  # to so many
-    topology: str | Topology  # for peers, such as "ring"
+    topology: str | Topology | Described  # for peers, such as "ring"
     loss: str | Loss  # the task's
     class_weights: ClassWeights  # in the loss: a number for each class, or "balanced"; all alike
     statistics: Statistics  # BatchNorm's: "averaged" with the model, or each party's "own"
@@ -242,12 +242,14 @@ def build(
         workers, device = workers or cluster.count, "cpu"
         plan = plan or cluster.plan(model, fed, workers)
     begun = Beginning(algorithm, fed, model, options)
+    topology = build_topology(options.get("topology"), fed, begun.seed)
+    check_learned(topology is not None and topology.learned, algorithm)
     engine = LocalEngine(
         algorithm,
         fed,
         model,
         seed=begun.seed,
-        topology=build_topology(options.get("topology"), fed, begun.seed),
+        topology=topology,
         workers=workers,
         plan=plan,
         cohort=begun.cohort,

@@ -201,6 +201,7 @@ class Promise:
     found: float  # true positives of the best membership attack at 1 % false ones, at most
     curve: tuple[tuple[int, float], ...]  # ε after so many rounds that count
     correlated: str | None = None  # "banded:8", "tree"; None where noise is independent
+    mechanism: str = "gaussian"  # what noise is on gradients by record; else on uploads
     honest: int | None = None  # parties of every sum that must keep their share of noise secret
 
 

@@ -317,6 +317,7 @@ def _promise(run: Run, kept: Kept) -> Promise:
         found_in(kept.releases(worst, rounds), neighbours=kept.neighbours) if rounds else 0.01,
         tuple(kept.curve(worst, rounds)) if rounds else (),
         kept.correlated(worst),
+        promise.mechanism,
         kept.counted,
     )
 

@@ -346,6 +346,8 @@ def _meant(promise: Promise | None) -> Lines:
 
     of = "" if promise.planned is None else f" of {promise.planned:.3g} planned"
     clip = "a clip that adapts" if isinstance(promise.clip, str) else f"a clip of {promise.clip:g}"
+    if promise.mechanism == "laplace":
+        clip += " in L1, Laplace noise"
     over = "" if promise.correlated is None else f", correlated over rounds ({promise.correlated})"
     return [
         ("best membership attack", f"{promise.found:.1%}",

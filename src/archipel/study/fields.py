@@ -195,7 +195,7 @@ def build(path: str, target: Callable[..., Any], given: Mapping[str, Json]) -> A
         if key not in known:
             raise unknown(f"key of {path}", key, known)
         values[key] = read(path, key, known[key], value)
-    missing = [name for name in known if name not in values and _required(target, name)]
+    missing = [name for name in known if name not in values and required(target, name)]
     if missing:
         raise ArchipelError(f"{path}.{missing[0]} is missing: give {wanted(known[missing[0]])}.")
     try:
@@ -208,7 +208,7 @@ def build(path: str, target: Callable[..., Any], given: Mapping[str, Json]) -> A
         ) from error
 
 
-def _required(target: Callable[..., Any], name: str) -> bool:
+def required(target: Callable[..., Any], name: str) -> bool:
     return inspect.signature(target).parameters[name].default is inspect.Parameter.empty
 
 

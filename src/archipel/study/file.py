@@ -34,10 +34,12 @@ from archipel.data.shards import MANIFEST
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
 from archipel.exchange.boxes import has_personal, is_peer
+from archipel.graphs import Described
 from archipel.models import default_model
 from archipel.models.model import Model
 from archipel.privacy.promise import Privacy as Promised
 from archipel.runs import identity
+from archipel.runs.parts import check_learned
 from archipel.runs.run import Run
 from archipel.runs.simulation import Options, Watch, Where, simulate
 from archipel.store.folder import Folder, reserve, runs_in
@@ -186,7 +188,11 @@ class Study(BaseModel):
     @property
     def wire_object(self) -> Wire:
         """What stands between parties and the server."""
-        return wiring.wire_of(self.wire, self._base)
+        return self._between.made()
+
+    @property
+    def _between(self) -> wiring.Between:
+        return wiring.Between(self.wire, self.round, self._base)
 
     @property
     def promise(self) -> Promised | None:
@@ -249,15 +255,21 @@ class Study(BaseModel):
             "evaluate_sample": about.evaluate_sample,
             "metric": about.metric and metrics.name_of(self._metric(about.metric)),
             "target": about.target,
-            "topology": self.topology.name,
+            "topology": self._topology(),
             "server_sees": self.privacy.server_sees,
             "privacy": self.promise,
-            "wire": self.wire_object if wiring.parts_of(self.wire) else None,
-            **policy.model_dump(),
+            "wire": self.wire_object if self._between.parts else None,
+            **policy.model_dump(exclude={"rule"}),
             **simulated.model_dump(),
             **trace_of(simulated, self._base),
         }
         return {name: value for name, value in options.items() if value is not None}  # type: ignore[return-value]
+
+    def _topology(self) -> str | Described | None:
+        said = self.topology
+        if said.name is None or not said.learned:
+            return said.name
+        return Described(said.name, said.learned)
 
     def policy(self) -> Options:
         """The same without what only a simulation does: between institutions it is real."""
@@ -277,8 +289,9 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
-        tables["wire"] = wiring.written(self.wire, self._base)
-        if not wiring.parts_of(self.wire):  # as before there were any: its hash stays
+        tables["wire"], rule = self._between.written()
+        tables["round"] |= rule
+        if self.wire == WireSection():  # as before there were any: its hash stays
             tables["wire"] = {"steps": []}
         prints = self._prints
         if prints is None:
@@ -288,7 +301,7 @@ class Study(BaseModel):
     def toml(self) -> str:
         """The resolved study as a file."""
         tables = {name: table for name, table in self.resolved().items() if name != "sources"}
-        tables["wire"] = wiring.written(self.wire, self._base)
+        tables["wire"], _ = self._between.written()
         return tomli_w.dumps(_in_order(tables))
 
     @property
@@ -320,7 +333,7 @@ class Study(BaseModel):
             ("model", self.model.name),
             ("data", data.name),
             *(("metric", name) for name in (*(self.study.metrics or ()), self.study.metric)),
-            *((part.kind, part.name) for part in wiring.parts_of(self.wire)),
+            *((part.kind, part.name) for part in self._between.parts),
         ]
         paths = [
             path
@@ -475,6 +488,7 @@ class Study(BaseModel):
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
                 "sites have in common; leave it out, or take an algorithm such as dsgd."
             )
+        check_learned(bool(self.topology.learned), self._as_given())
         check_policy(self.round, self.simulate, self._base, elsewhere)
 
     def _check_metric(self, data: Federation, model: Model) -> None:

@@ -30,7 +30,10 @@ def read_tables(content: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_now(name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A section as this version has it: [wire] had a list that was always empty."""
+    """A section as this version has it: [wire] had a list that was always empty, and the rule."""
+    if name == "wire" and "rule" in section:
+        rule = fields.shown(section["rule"])
+        raise ArchipelError(f"wire.rule = {rule}: is a key of [round]; say round.rule = {rule}.")
     if name == "wire" and section.get("steps") == []:
         return {key: value for key, value in section.items() if key != "steps"}
     return section

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of a study file: every key, its kind, its default, and what it is for."""
+"""The sections of a study file: every key, its kind, its default, and what it is for.
+
+One file, since it is one table of keys that is read from top to bottom.
+"""
 
 from __future__ import annotations
 
@@ -206,6 +209,10 @@ class Round(Section):
         int | None,
         Field(ge=1, description="rounds from one in which a party is asked to the next; 1"),
     ] = None
+    rule: Annotated[
+        str | list[str] | None,
+        Field(description='for the mean of uploads, "krum:2", ["nnm:0.2", "median"], mine.py:Mine'),
+    ] = None
 
 
 class Wire(Section):
@@ -218,10 +225,6 @@ class Wire(Section):
     down: Annotated[
         list[str], Field(max_length=50, description="the same of what parties are sent")
     ] = []
-    rule: Annotated[
-        str | list[str] | None,
-        Field(description='what the server takes of the uploads, "krum:1", mine.py:Mine; all'),
-    ] = None
     sum: Annotated[
         str,
         Field(
@@ -272,6 +275,14 @@ class Privacy(Section):
         str | None,
         Field(description='noise over rounds: "banded", "banded:8" or "tree"; independent'),
     ] = None
+    mechanism: Annotated[
+        Literal["gaussian", "laplace"] | None,
+        Field(description="by record: noise on gradients clipped in L2, or in L1; gaussian"),
+    ] = None
+    neighbours: Annotated[
+        Literal["add_or_remove", "replace"] | None,
+        Field(description="by record: what two tables differ in; add_or_remove"),
+    ] = None
     clip_start: Annotated[
         Number | None, Field(description="where an adaptive clip begins; 1.0")
     ] = None
@@ -288,6 +299,10 @@ class Graph(Section):
     asynchronous: Annotated[
         bool, Field(description="between peers: each at its own pace, averaging pair by pair")
     ] = False
+    learned: Annotated[
+        bool | None,
+        Field(description="the algorithm learns the graph, which is only where it begins; false"),
+    ] = None
 
 
 Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]

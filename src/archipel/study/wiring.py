@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wire that a study's [wire] says: every step, the rule and the sum is one text.
+"""What stands between parties and server in a study: every step, rule and sum is one text.
 
 A text is a name or a Python file, with a class where the file has several, then values of its
 fields in order or by name: `clip:1.0`, `int8.py`, `krum.py:Krum:1:keep=3`.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from archipel.aggregation.rule import InTurn
 from archipel.errors import ArchipelError, unknown
 from archipel.study import fields, plugins
-from archipel.study.sections import PLAIN
+from archipel.study.sections import PLAIN, Round
 from archipel.study.sections import Wire as Section
 from archipel.wire.wire import Wire
 
@@ -32,9 +32,9 @@ _TEXT = re.compile(r"(?P<name>.*?\.py(?::[A-Z]\w*(?=:|$))?|[^:]*)(?::(?P<values>
 
 
 class Part(NamedTuple):
-    """One text of [wire]."""
+    """One text of [wire], or a rule of [round]."""
 
-    key: str  # of the section
+    key: str  # of the study
     kind: plugins.Kind
     text: str
 
@@ -44,41 +44,48 @@ class Part(NamedTuple):
         return name_of(self.text)
 
 
-def parts_of(section: Section) -> list[Part]:
-    """What [wire] says, text by text."""
-    found = [Part("up", "step", text) for text in section.up]
-    found += [Part("down", "step", text) for text in section.down]
-    found += [Part("rule", "rule", text) for text in _texts(section.rule)]
-    return found + ([] if section.sum == PLAIN else [Part("sum", "sum", section.sum)])
+class Between(NamedTuple):
+    """What a study says of all that stands between parties and server."""
 
+    wire: Section
+    round: Round
+    base: Path  # that paths are relative to
+    liars: int | float | None = None  # parties of [adversary], for rules that are not told how many
 
-def wire_of(section: Section, base: Path) -> Wire:
-    """Make what [wire] says; refuse what cannot be."""
-    made: dict[str, list[Any]] = {"up": [], "down": [], "rule": [], "sum": []}
-    for part in parts_of(section):
-        with _said_of(part):
-            made[part.key].append(_made(part, base))
-    rules, (how,) = made["rule"], made["sum"] or [None]
-    rule = InTurn(tuple(rules)) if len(rules) > 1 else (rules or [None])[0]
-    return Wire(tuple(made["up"]), tuple(made["down"]), rule, how)
+    @property
+    def parts(self) -> list[Part]:
+        """Text by text."""
+        found = [Part("wire.up", "step", text) for text in self.wire.up]
+        found += [Part("wire.down", "step", text) for text in self.wire.down]
+        found += [Part("round.rule", "rule", text) for text in _texts(self.round.rule)]
+        return found + ([] if self.wire.sum == PLAIN else [Part("wire.sum", "sum", self.wire.sum)])
 
+    def made(self) -> Wire:
+        """Make what it says; refuse what cannot be."""
+        made: dict[str, list[Any]] = {part.key: [] for part in self.parts}
+        for part in self.parts:
+            with _said_of(part):
+                made[part.key].append(_made(part, self.base, self.liars))
+        up, down, rules = (made.get(key, []) for key in ("wire.up", "wire.down", "round.rule"))
+        rule = InTurn(tuple(rules)) if len(rules) > 1 else (rules or [None])[0]
+        return Wire(tuple(up), tuple(down), rule, made.get("wire.sum", [None])[0])
 
-def written(section: Section, base: Path) -> dict[str, Any]:
-    """The section with the value of every field."""
-    tables: dict[str, Any] = section.model_dump(exclude_none=True)
-    made = wire_of(section, base)
-    steps = {"up": made.up, "down": made.down}
-    for key, each in steps.items():
-        names = [name_of(text) for text in getattr(section, key)]
-        tables[key] = [_text(name, step) for name, step in zip(names, each, strict=True)]
-    if made.sum is not None:
-        tables["sum"] = _text(name_of(tables["sum"]), made.sum)
-    if made.rule is not None:
-        names = [name_of(text) for text in _texts(section.rule)]
+    def written(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """[wire], and the key of [round], with the value of every field."""
+        tables: dict[str, Any] = self.wire.model_dump(exclude_none=True)
+        made = self.made()
+        steps = {"up": made.up, "down": made.down}
+        for key, each in steps.items():
+            names = [name_of(text) for text in getattr(self.wire, key)]
+            tables[key] = [_text(name, step) for name, step in zip(names, each, strict=True)]
+        if made.sum is not None:
+            tables["sum"] = _text(name_of(tables["sum"]), made.sum)
+        if made.rule is None:
+            return tables, {}
+        names = [name_of(text) for text in _texts(self.round.rule)]
         rules = made.rule.rules if isinstance(made.rule, InTurn) else [made.rule]
         texts = [_text(name, rule) for name, rule in zip(names, rules, strict=True)]
-        tables["rule"] = texts if isinstance(section.rule, list) else texts[0]
-    return tables
+        return tables, {"rule": texts if isinstance(self.round.rule, list) else texts[0]}
 
 
 def _texts(rule: str | list[str] | None) -> list[str]:
@@ -102,7 +109,7 @@ def _split(text: str) -> tuple[str, list[str]]:
     return found["name"], [] if found["values"] is None else found["values"].split(":")
 
 
-def _made(part: Part, base: Path) -> Any:
+def _made(part: Part, base: Path, liars: int | float | None) -> Any:
     name, values = _split(part.text)
     if not name:
         raise ArchipelError(f"name a {part.kind}, or a Python file with one.")
@@ -130,7 +137,14 @@ def _made(part: Part, base: Path) -> Any:
         if field in given:
             raise ArchipelError(f'{field} is given twice; leave ":{value}" out.')
         given[field] = _value(rest)
-    return fields.build(f"wire.{part.key}: {name}", cls, given)
+    if part.kind == "rule" and "f" in takes and "f" not in given and fields.required(cls, "f"):
+        if liars is None:
+            raise ArchipelError(
+                f"how many parties may lie is not said: give a number or a share of them, such as "
+                f'"{name}:0.2", or say who does in adversary.parties.'
+            )
+        given["f"] = liars
+    return fields.build(f"{part.key}: {name}", cls, given)
 
 
 def _value(text: str) -> Any:
@@ -160,6 +174,6 @@ def _said_of(part: Part) -> Iterator[None]:
         yield
     except ArchipelError as error:
         said = str(error)
-        if not said.startswith("wire."):
-            said = f"wire.{part.key} = {fields.shown(part.text)}: {said}"
+        if not said.startswith(("wire.", "round.")):
+            said = f"{part.key} = {fields.shown(part.text)}: {said}"
         raise type(error)(said) from error

@@ -51,8 +51,10 @@ class Wire:
                 )  # fmt: skip
         if self.sum is not None and self.rule is not None:
             raise _disagree(
-                "wire.rule", self.rule, "looks at single uploads", "wire.sum", self.sum,
-                "shows their sum alone", 'leave the rule out, or say wire.sum = "plain"',
+                "round.rule", self.rule, "looks at single uploads", "wire.sum", self.sum,
+                "shows their sum alone",
+                'say wire.sum = "plain", or leave the rule out: on a sum, wire.up = ["clip:1.0"] '
+                "bounds what a party that keeps to the protocol can do",
             )  # fmt: skip
         for step in self.up:
             if self.sum is not None and not step.linear:
@@ -157,10 +159,10 @@ class Wire:
                 "neighbour tells it once, and nobody looks into a sum only where all agree in "
                 "several messages who is in it: take an algorithm with a server, or leave it out."
             )
-        for key, value in (("rule", self.rule), ("down", self.down)):
+        for key, value in (("round.rule", self.rule), ("wire.down", self.down)):
             if value:
                 raise ArchipelError(
-                    f"wire.{key}: {boxes.name} has no server, which alone needs it: leave it out."
+                    f"{key}: {boxes.name} has no server, which alone needs it: leave it out."
                 )
 
 

@@ -16,6 +16,7 @@ from archipel.errors import ArchipelError
 from archipel.privacy.release import (
     DiscreteGaussian,
     Gaussian,
+    Laplace,
     Mechanism,
     Neighbours,
     Release,
@@ -78,8 +79,8 @@ def for_records(releases: Iterable[Release], neighbours: Neighbours) -> tuple[Re
 
 def _twice(release: Release) -> Mechanism:
     """Noise that nobody's absence helps, on twice the contribution: the same in both counts."""
-    if release.rate == 1 and isinstance(release.mechanism, Gaussian):
-        return Gaussian(release.mechanism.noise / 2)
+    if release.rate == 1 and isinstance(release.mechanism, Gaussian | Laplace):
+        return replace(release.mechanism, noise=release.mechanism.noise / 2)
     if release.rate == 1 and isinstance(release.mechanism, Shuffled):
         return replace(release.mechanism, stays=True)  # a record less is another report
     if release.rate < 1 or not isinstance(release.mechanism, DiscreteGaussian | Skellam):

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who talks to whom: topologies, their mixing matrices W and the weights of their edges."""
+
+from archipel.graphs.changing import alternate, drop, local_steps, matching, one_peer_exponential
+from archipel.graphs.fixed import (
+    complete,
+    erdos_renyi,
+    exponential,
+    hypercube,
+    own,
+    random_regular,
+    ring,
+    star,
+    torus,
+    weighted,
+)
+from archipel.graphs.named import TOPOLOGIES, Described, topology
+from archipel.graphs.topology import Absent, Topology
+from archipel.graphs.weights import WEIGHTS, Edges
+
+__all__ = [
+    "TOPOLOGIES",
+    "WEIGHTS",
+    "Absent",
+    "Described",
+    "Edges",
+    "Topology",
+    "alternate",
+    "complete",
+    "drop",
+    "erdos_renyi",
+    "exponential",
+    "hypercube",
+    "local_steps",
+    "matching",
+    "one_peer_exponential",
+    "own",
+    "random_regular",
+    "ring",
+    "star",
+    "topology",
+    "torus",
+    "weighted",
+]
