@@ -198,11 +198,10 @@ class Cox:
 
 @dataclass(frozen=True)
 class AdaBoost:
-    """The logarithm of AdaBoost's loss, log sum_i exp(-m_i): Zantedeschi et al. 2020, equation 4.
+    """The logarithm of AdaBoost's loss, log sum_i w_i exp(-m_i): 0 for a model that says nothing.
 
     Outputs `[..., b, 1]` are scores f(x), labels are 0 or 1, and the margin m_i is f(x_i) where the
-    label is 1 and -f(x_i) where it is 0. It is no mean: a row counts where its weight is positive,
-    whatever the weight; without rows the loss is minus infinity and its gradient zero.
+    label is 1 and -f(x_i) where it is 0. Without rows its gradient is zero.
     """
 
     name: str = "adaboost"
@@ -212,15 +211,14 @@ class AdaBoost:
         return self._against(outputs, targets, weights).logsumexp(dim=-1)
 
     def output_grad(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """Return -y softmax(-m), with y = 1 or -1."""
+        """Return -y_i w_i exp(-m_i) / sum_j w_j exp(-m_j), with y_i = 1 or -1."""
         share = torch.softmax(self._against(outputs.detach(), targets, weights), dim=-1)
         share = torch.where(weights > 0, share, 0.0)
         return (share * (1 - 2 * targets)).reshape(outputs.shape)
 
     def _against(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """Minus the margins; minus infinity for rows that do not count."""
-        minus = outputs.reshape(targets.shape) * (1 - 2 * targets)
-        return torch.where(weights > 0, minus, -torch.inf)
+        """Minus the margins, with the logarithm of each row's weight."""
+        return outputs.reshape(targets.shape) * (1 - 2 * targets) + weights.log()
 
     def check(self, outputs: Tensor, targets: Tensor, classes: int | None = None) -> None:
         _fits_binary(self.name, outputs, targets, classes)
