@@ -48,10 +48,10 @@ LAYERS = [
         "privacy.record",
     },
     {"engines", "store"},
-    {"conformance"},
+    {"conformance", "attacks"},
     {"runs", "scorecard", "report", "forecast"},
     {"study", "runs.listing", "estimators", "bundle"},
-    {"comparison", "demo", "federation", "verifiable"},
+    {"audit", "comparison", "demo", "federation", "verifiable"},
     {"cli", "__main__"},
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -10,13 +10,16 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
+from archipel.engines import schedule
 from archipel.engines.lines import Code
 from archipel.engines.local.engine import LocalEngine
 from archipel.engines.network.in_process import meet, play
@@ -24,7 +27,8 @@ from archipel.engines.party import LocalParty, blueprint
 from archipel.engines.plan import Plan
 from archipel.engines.probe import probe
 from archipel.errors import ArchipelError
-from archipel.exchange.boxes import Boxes, has_personal, is_asynchronous, is_peer
+from archipel.exchange.boxes import Boxes, clock_of, has_personal, is_asynchronous, is_peer
+from archipel.exchange.neighbours import Trial
 from archipel.graphs import topology
 from archipel.models.model import Model
 from archipel.tree import Tree, leaves, tree_map
@@ -51,6 +55,8 @@ def check_algorithm(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
         (check_sweep_equals_separate_runs, (wire,)),
         (check_states_are_plain_tensors, ()),
         (check_own_models, (wire,)),
+        (check_turns_one_by_one, ()),
+        (check_heard_is_told, ()),
         (check_older_versions, (wire,)),
         (check_over_the_wire, (wire,)),
     )
@@ -106,10 +112,17 @@ def check_order_of_parties(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
 def check_arguments_unchanged(algorithm: Algorithm) -> None:
     """`party` does not write into the states it is given."""
     data, model = _problem()
-    me = LocalParty(data, model, model.one, np.arange(2), 0, 0, (2,), mixing=lambda x: x)
     boxes = Boxes(algorithm)
+    me = LocalParty(data, model, model.one, np.arange(2), 0, 0, (2,), mixing=lambda x: x, edges=2)
     given = boxes.init(model.w.clone(), me.blueprint)
-    given = (given,) if is_peer(algorithm) else (boxes.broadcast(given[0], 0), given[1])
+    if boxes.clock == "wakes":
+        me.neighbours = Trial(boxes.told(given), 2, boxes.asks(0), model.dtype, (2,))
+    elif boxes.clock == "meetings":
+        me.neighbours = Trial(None, 2, 0, model.dtype, (2,))
+    if not is_peer(algorithm):
+        given = boxes.broadcast(given[0], 0), given[1]
+    elif boxes.clock != "walk":
+        given = (given,)
     own = tree_map(lambda leaf: leaf.expand(2, *leaf.shape).clone(), given[-1])
     before = [leaf.clone() for leaf in leaves((*given[:-1], own))]
     party: Any = algorithm.party
@@ -122,6 +135,8 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
 
 def check_sweep_equals_separate_runs(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """`[s, m, p]`: several values of any decimal field at once are several runs."""
+    if clock_of(algorithm) != "rounds":
+        return
     for field in fields(algorithm):  # type: ignore[arg-type]
         value = getattr(algorithm, field.name)
         if not isinstance(value, float) or field.name == "batch_size":
@@ -163,6 +178,37 @@ def check_own_models(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
         assert times == 0 or _equal(scores, again), "own models differ once they were made before"
 
 
+def check_turns_one_by_one(algorithm: Algorithm) -> None:
+    """Where parties have their turns one by one: turns that run together give the same."""
+    if clock_of(algorithm) == "rounds":
+        return
+    plan = Plan("stacked", 5, 1)
+    together = _learn(algorithm, PLAIN, plan)
+
+    def each(turns: NDArray[Any], *_: object) -> NDArray[Any]:
+        return np.arange(len(turns))[:, None]
+
+    with patch.object(schedule, "disjoint", each), patch.object(schedule, "independent", each):
+        _close(_learn(algorithm, PLAIN, plan), together, "turns one by one")
+
+
+def check_heard_is_told(algorithm: Algorithm) -> None:
+    """What neighbours make of what a party says is what it tells."""
+    boxes = Boxes(algorithm)
+    if boxes.clock != "wakes":
+        return
+    data, model = _problem()
+    me = LocalParty(data, model, model.one, np.arange(1), 0, 0, (), edges=2)
+    own = boxes.init(model.w.clone(), me.blueprint)
+    copy = boxes.told(own)
+    for t in range(2 * ROUNDS):
+        me.round, me.neighbours = t, Trial(boxes.told(own), 2, boxes.asks(t), model.dtype)
+        own = boxes.party(me, own)
+        if not boxes.asks(t):  # those that are asked are told all
+            copy = boxes.hear(copy, boxes.said(own))
+        _close(leaves(boxes.told(own)), leaves(copy), f"what is heard in round {t}")
+
+
 def check_older_versions(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Where parties do not wait for each other: those of several versions, stacked or one by one.
 
@@ -182,6 +228,8 @@ def check_older_versions(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
 
 def check_over_the_wire(algorithm: Algorithm, wire: Wire = PLAIN) -> None:
     """Between parties that send letters, rounds give what they give in one process."""
+    if clock_of(algorithm) != "rounds":  # whose turn is next depends on everybody's clock
+        return
     if is_peer(algorithm):
         data, model = _problem()
         states = asyncio.run(meet(algorithm, data, model, topology("ring", 5), ROUNDS, wire=wire))

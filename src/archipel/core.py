@@ -32,6 +32,7 @@ class Blueprint(NamedTuple):
     seed: int  # of the run, for first states that are drawn
     norms: tuple[str, ...] = ()  # names of the parameters of BatchNorm's layers
     degree: int = 0  # neighbours of a party, at most, where there is a graph that stays
+    parties: int = 1  # n: of the federation that train
 
 
 class Batch(NamedTuple):

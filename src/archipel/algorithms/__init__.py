@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
+from archipel.algorithms.collaborative import Collaborative
+from archipel.algorithms.coordinate import Coordinate
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedasync import FedAsync
@@ -19,18 +21,24 @@ from archipel.algorithms.fedprox import FedProx
 from archipel.algorithms.fedrep import FedRep
 from archipel.algorithms.fedsgd import FedSGD
 from archipel.algorithms.finetuned import FineTuned
+from archipel.algorithms.gossip import Gossip
 from archipel.algorithms.knnper import KNNPer
 from archipel.algorithms.l2gd import L2GD
 from archipel.algorithms.pefll import PeFLL
 from archipel.algorithms.perfedavg import PerFedAvg
 from archipel.algorithms.pfedhn import PFedHN
 from archipel.algorithms.pfedme import PFedMe
+from archipel.algorithms.propagation import Propagation
 from archipel.algorithms.scaffold import Scaffold
+from archipel.algorithms.walk import Walk
+from archipel.algorithms.walkman import Walkman
 
 ALGORITHMS = {
     "alone": Alone,
     "apgd1": APGD1,
     "apgd2": APGD2,
+    "collaborative": Collaborative,
+    "coordinate": Coordinate,
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedasync": FedAsync,
@@ -45,13 +53,17 @@ ALGORITHMS = {
     "fedrep": FedRep,
     "fedsgd": FedSGD,
     "finetuned": FineTuned,
+    "gossip": Gossip,
     "knnper": KNNPer,
     "l2gd": L2GD,
     "pefll": PeFLL,
     "perfedavg": PerFedAvg,
     "pfedhn": PFedHN,
     "pfedme": PFedMe,
+    "propagation": Propagation,
     "scaffold": Scaffold,
+    "walk": Walk,
+    "walkman": Walkman,
 }
 
 __all__ = [
@@ -61,6 +73,8 @@ __all__ = [
     "DSGD",
     "L2GD",
     "Alone",
+    "Collaborative",
+    "Coordinate",
     "Ditto",
     "FedAsync",
     "FedAvg",
@@ -74,10 +88,14 @@ __all__ = [
     "FedRep",
     "FedSGD",
     "FineTuned",
+    "Gossip",
     "KNNPer",
     "PFedHN",
     "PFedMe",
     "PeFLL",
     "PerFedAvg",
+    "Propagation",
     "Scaffold",
+    "Walk",
+    "Walkman",
 ]

@@ -13,6 +13,7 @@ import sys
 import typer
 
 from archipel.cli import coordinator, later, peer, privacy, shuffler, site
+from archipel.cli.audit import audit
 from archipel.cli.average import average
 from archipel.cli.compare import compare
 from archipel.cli.data import data
@@ -46,6 +47,7 @@ app.command()(show)
 app.command()(data)
 app.command()(runs)
 app.command()(report)
+app.command()(audit)
 app.command()(resume)
 app.command()(export)
 app.command()(predict)

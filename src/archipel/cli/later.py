@@ -10,7 +10,6 @@ import typer
 from archipel.errors import ArchipelError
 
 LATER = {
-    "audit": ("What an attacker could learn from a run.", "archipel report RUN says what left"),
     "ui": ("The web page.", "archipel report RUN writes a page"),
 }
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 class Kind(StrEnum):
     algorithms = "algorithms"
+    attacks = "attacks"
     data = "data"
     models = "models"
     rules = "rules"
@@ -34,6 +35,7 @@ class Kind(StrEnum):
 
 _KINDS: dict[Kind, PluginKind] = {
     Kind.algorithms: "algorithm",
+    Kind.attacks: "attack",
     Kind.models: "model",
     Kind.rules: "rule",
 }
@@ -98,7 +100,7 @@ def _added_file(name: str) -> Path:
     from archipel.errors import ArchipelError, unknown
     from archipel.study import plugins
 
-    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "model"]
+    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "attack", "model"]
     known = {each for kind in kinds for each in outline.names(kind)}
     if name not in known and plugins.file_of(name) is None:
         raise unknown("algorithm, model or step", name, known)

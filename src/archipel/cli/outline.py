@@ -27,6 +27,7 @@ _TABLES = {
     "step": ("wire", "STEPS"),
     "rule": ("rules", "RULES"),
     "sum": ("aggregation", "SUMS"),
+    "attack": ("attacks", "ATTACKS"),
 }
 
 

@@ -231,6 +231,19 @@ class Federation:
             scan=False,
         )
 
+    def with_training(self, rows: Bools) -> tuple[Federation, Ints]:
+        """Have these rows `[N]` as training points and the others as test points.
+
+        Also returns where each row of the new federation was in this one. New parties stay as they
+        are.
+        """
+        new = self.row_party >= self.training
+        is_test = np.where(new, self._row_is_test, ~rows)
+        order = arrange(self.row_party, is_test, self.parties).order
+        names, every = self.names, np.arange(self.points)
+        laid = self._lay_out(every, self.row_party, is_test, self.parties, self.training, names)
+        return laid, order
+
     def select(self, parties: Sequence[int | str] | Tensor | npt.NDArray[Any]) -> Federation:
         """Return a copy with these parties only, training parties first."""
         if isinstance(parties, Tensor):

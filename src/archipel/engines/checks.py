@@ -13,6 +13,8 @@ from torch import Tensor
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.errors import ArchipelError, unknown
+from archipel.exchange.boxes import Boxes
+from archipel.graphs import Topology
 from archipel.models.model import Model
 from archipel.training.descent import work_of
 from archipel.wire.wire import Wire
@@ -103,3 +105,38 @@ def check_fit(model: Model, data: Federation) -> None:
             "return one tensor of outputs."
         )
     model.loss_function.check(outputs, data.y[:2], data.classes or None)
+
+
+def check_clock(
+    boxes: Boxes,
+    topology: Topology | None,
+    sweep: Mapping[str, Sequence[float]] | None,
+    wire: Wire,
+) -> None:
+    """Refuse what does not go together with turns that follow each other."""
+    if boxes.clock == "rounds":
+        return
+    name = boxes.name
+    if not boxes.peer:
+        raise ArchipelError(
+            f'{name} has clock = "{boxes.clock}" and a server: a clock is for algorithms without.'
+        )
+    if boxes.clock == "wakes" and not hasattr(boxes.algorithm, "told"):
+        raise ArchipelError(
+            f"{name} has no method told: add told(own), what others hold of a party that wakes."
+        )
+    if topology is None and not boxes.learns_graph:
+        raise ArchipelError(
+            f"{name} talks to its neighbours: name a topology, such as "
+            "topology.name = \"ring\" in a study, or topology='ring' in Python."
+        )
+    if sweep:
+        raise ArchipelError(
+            f"sweep of {', '.join(sweep)}: parties of {name} have their turns one by one, and the "
+            "settings of a sweep run side by side; start a run per value."
+        )
+    if wire.up or wire.down or wire.rule is not None or wire.sum is not None:
+        raise ArchipelError(
+            f"the wire of {name}: what its parties tell each other is said as it is; leave out "
+            "[wire] and [round] rule, or take choco for messages that pass steps."
+        )

@@ -23,8 +23,8 @@ from archipel.aggregation.others import Trial
 from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Near, Others, Vector
 from archipel.data.federation import Federation
 from archipel.engines.batches import Batches, Table, poisson, poissons
-from archipel.engines.neighbours import Neighbours
 from archipel.errors import ArchipelError
+from archipel.exchange.neighbours import Neighbours
 from archipel.exchange.sender import Sender
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, Points, Steps, Way
@@ -69,6 +69,8 @@ class LocalParty:
     mixed: list[Tensor] | None = None  # what was mixed so far; where somebody asks
     neighbours: Neighbours | None = None  # whom they talk to, where there are no rounds
     turns: Ints | None = None  # [m] how often each had its turn before in the round
+    edges: int = 0  # of a party at most, in a graph that stays
+    whole: Points | None = None  # all points of each, padded, where somebody has them at hand
     secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
     each: bool = False  # whether the last reply of the round was a row to each party
     hides: bool = False  # whether the algorithm has asked for a secret
@@ -121,7 +123,7 @@ class LocalParty:
 
     @property
     def blueprint(self) -> Blueprint:
-        return blueprint(self.model, self.data, self.seed)
+        return blueprint(self.model, self.data, self.seed, self.edges)
 
     @property
     def gradients(self) -> int:
@@ -148,6 +150,10 @@ class LocalParty:
                 out.append(self.way.grad(part, points, self._buffers(at)))
                 continue
             self._use_all()
+            if self.whole is not None and len(part) == len(rows):
+                self.spent += self._sizes
+                out.append(self.way.grad(part, self.whole, None))
+                continue
             total = torch.zeros_like(part)
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
@@ -167,6 +173,9 @@ class LocalParty:
                 out.append(self.way.loss(part, self._points(batch, at), self._buffers(at)))
                 continue
             self._use_all()
+            if self.whole is not None and len(part) == len(rows):
+                out.append(self.way.loss(part, self.whole, None))
+                continue
             total = part.new_zeros(len(part))
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
@@ -687,6 +696,8 @@ def drawn_secrets(parties: int) -> Tensor:
     return torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
 
 
-def blueprint(model: Model, data: Federation, seed: int) -> Blueprint:
+def blueprint(model: Model, data: Federation, seed: int, edges: int = 0) -> Blueprint:
     """What an algorithm may know of the problem before the first round."""
-    return Blueprint(model.spec, tuple(data.shape), data.classes or None, seed, model.norms)
+    classes = data.classes or None
+    form = (model.spec, tuple(data.shape), classes, seed, model.norms)
+    return Blueprint(*form, edges, data.training)

@@ -26,7 +26,7 @@ from archipel.core import Each
 from archipel.data.federation import Federation
 from archipel.engines.lines import Code, Line, Step, first_difference
 from archipel.engines.local.settings import Settings
-from archipel.engines.local.share import stacked_leaves
+from archipel.engines.local.stacked import stacked_leaves
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import threads
 from archipel.engines.standin import (
@@ -41,6 +41,7 @@ from archipel.engines.standin import (
 )
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import examine
+from archipel.exchange.neighbours import Trial
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Received
 from archipel.models.model import Model
@@ -50,6 +51,7 @@ _ROUNDS = 2  # in the second the parties' states differ
 _COPIES = 4  # of each upload: a server may want more than two
 _LARGE = 50_000  # parameters, above which few stand for them
 _SETTINGS = 2  # of a sweep, at most
+_NEAR = 2  # neighbours, where there are no rounds
 _DRAWS = 8  # further calls where a global generator was used: a coin may fall alike
 # A reduction over parties changes numbers by their own size. Rounding does by 1e-16 (1e-7) of it,
 # times what an algorithm's own steps make of that: a million times as much is allowed for.
@@ -121,7 +123,7 @@ class Twins:
     ) -> None:
         self.name, self.code = type(algorithm).__name__, Code(algorithm)
         self.settings = Settings(algorithm, sweep, model.dtype)
-        self.peer = self.settings.together.peer
+        self.peer, self.clock = self.settings.together.peer, self.settings.together.clock
         self.model, self.seed, self.data = model, seed, small(data, model.dtype)
         self.close = _CLOSE.get(model.dtype, _ELSE)
         self.n = torch.tensor(SIZES, dtype=model.dtype)
@@ -162,8 +164,11 @@ class Twins:
 
     def _round(self, t: int, shared: Tree, own: Tree) -> tuple[Tree, Tree]:
         """One round of both; return the states after it."""
-        sent = None if self.peer else self.settings.broadcast(shared, t)
+        sent = shared if self.peer else self.settings.broadcast(shared, t)
         both, each = self._calls("party", t, sent, own)
+        if self.clock == "walk":
+            ((_, state),) = self._compare(both, each, [])
+            return shared, self._lead("the own state", state, self.form.own)
         if self.peer:
             (state,) = self._compare(both, each, [])
             return None, self._lead("the own state", state, self.form.own)
@@ -241,7 +246,7 @@ class Twins:
 
         def states(sent: Tree, own: Tree) -> tuple[Tree, ...]:
             copied = tree_map(Tensor.clone, (sent, own))
-            return (copied[1],) if self.peer else tuple(copied)
+            return (copied[1],) if self.peer and self.clock != "walk" else tuple(copied)
 
         everybody = tuple(range(len(SIZES)))
         both = Call(
@@ -471,7 +476,16 @@ class Twins:
             lead,
             buffers=buffers if self.model.buffer_spec.size else None,
             mixing=(lambda x: x) if self.peer else None,
+            neighbours=self._neighbours(t, lead),
+            edges=_NEAR,
         )
+
+    def _neighbours(self, t: int, lead: tuple[int, ...]) -> Trial | None:
+        """Those that both have, where there are no rounds and the first states are known."""
+        if self.clock == "rounds" or not hasattr(self, "form"):
+            return None
+        asked = self.settings.apart[0].asks(t)
+        return Trial(self.form.told, _NEAR, asked, self.model.dtype, lead)
 
 
 def _weighted(leaf: Tensor, n: Tensor, lead: int) -> Tensor:

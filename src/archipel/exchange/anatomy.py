@@ -5,6 +5,8 @@ The engine learns the shape of every message and of a party's state, what of it 
 number of parties in the round, and what the server asks to see of each upload: a sum, or
 individuals. The round runs through all that is around the algorithm, so that what is written down
 is what travels. A study can refuse what it did not promise before it starts.
+
+One file, since rounds with a server and turns of peers are found, and refused, in the same way.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from torch import Tensor
 from archipel.core import Each, Party, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes
+from archipel.exchange.neighbours import Trial
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.tree import Tree, leaves, nbytes, tree_map
+
+_ROUNDS = 10_000  # among which there is one of each kind
 
 
 class Growth(NamedTuple):
@@ -117,6 +122,10 @@ class Anatomy(NamedTuple):
     messages: tuple[Message, ...]
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
     mixed: tuple[Tree, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
+    token: Tree = None  # what travels from peer to peer in a walk
+    told: Tree = None  # what others hold of a peer that wakes
+    said: Tree = None  # what it sends to its neighbours then
+    swapped: tuple[Tree, ...] = ()  # what each `me.swap` of a meeting gives the other
     summed: bool = False  # whether messages are those of a protocol that shows sums alone
     weighed: bool = False  # whether that adds up numbers of examples as well
     counted: int = -1  # the message whose uploads the round is made of, from its end
@@ -197,14 +206,46 @@ def examine(boxes: Boxes, me: Party, w: Vector, parties: int, cohort: int | None
             "model that a party uses."
         )
     if boxes.peer:
-        own = boxes.init(w, me.blueprint)
-        same_form(f"{boxes.name}.party", own, boxes.party(me, own))
-        return Anatomy(None, None, own, ())
+        return _peer(boxes, me, w)
     size = min(parties, 8) if cohort is None else cohort
     found, _ = _walk(boxes, me, w, parties, size)
     if len(found.messages) > 1:
         found = _growing(boxes.name, found, size, _walk(boxes, me, w, parties, size + 1)[0])
     return found._replace(personal=_asked(boxes, me, found.shared, found.own, w))
+
+
+def _peer(boxes: Boxes, me: Any, w: Vector) -> Anatomy:
+    """A turn of one peer, whose neighbours are as it is."""
+    name, states = boxes.name, boxes.init(w, me.blueprint)
+    if boxes.clock == "rounds":
+        same_form(f"{name}.party", states, boxes.party(me, states))
+        return Anatomy(None, None, states, ())
+    if boxes.clock == "walk":
+        token, own = pair(f"{name}.init", "token, own", states)
+        passed, after = pair(f"{name}.party", "token, own", boxes.party(me, token, own))
+        same_form(f"the token {name}.party", token, passed)
+        same_form(f"the own state {name}.party", own, after)
+        return Anatomy(None, None, own, (), token=token)
+    own, wakes, began = states, boxes.clock == "wakes", me.round
+    told = boxes.told(own) if wakes else None
+    swapped: list[Tree] = []
+    for t in _unlike(boxes):  # rounds in which others are asked, and in which not
+        trial = Trial(told, me.blueprint.degree or 2, boxes.asks(t), w.dtype)
+        me.round, me.neighbours = t, trial
+        after = boxes.party(me, own)
+        same_form(f"{name}.party", own, after)
+        swapped = trial.swapped
+        if wakes:
+            same_form(f"{name}.hear", told, boxes.hear(told, boxes.said(after)))
+    me.round = began
+    said = boxes.said(own) if wakes else None
+    return Anatomy(None, None, own, (), told=told, said=said, swapped=tuple(swapped))
+
+
+def _unlike(boxes: Boxes) -> list[int]:
+    """The first rounds of each kind: in which others are asked, and in which they are not."""
+    kinds = {boxes.asks(t) > 0: t for t in reversed(range(_ROUNDS))}
+    return sorted(kinds.values())
 
 
 def go_on(boxes: Boxes, mes: Sequence[Party], w: Vector, parties: int) -> None:

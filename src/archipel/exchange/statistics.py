@@ -35,7 +35,8 @@ class Joined(NamedTuple):
 
 def averages(boxes: Boxes, model: Model) -> bool:
     """Whether parties share statistics as they share the model; else each keeps its own."""
-    return model.statistics == "averaged" and not boxes.keeps_statistics
+    together = boxes.clock == "rounds"
+    return model.statistics == "averaged" and together and not boxes.keeps_statistics
 
 
 def keep_own(boxes: Boxes, model: Model, mixes: bool = True) -> bool:

@@ -192,6 +192,15 @@ class Model:
         """Outputs in evaluation mode: `[p]`, x `[b, *shape]` -> `[b, ...]`."""
         return self.one.outputs(w, x, buffers)
 
+    def functional(self, w: Vector, x: Tensor) -> Tensor:
+        """Outputs in training mode as a function of both, to be differentiated: `[p]`, `[b, ...]`.
+
+        Layers that keep statistics see these points alone, and remember nothing.
+        """
+        module = copy.deepcopy(self.module).train() if self.buffer_spec.names else self.module
+        out: Tensor = functional_call(module, self.spec.views(w), (x,))
+        return out
+
     def to_module(self, w: Vector, buffers: Tensor | None = None) -> nn.Module:
         """Return a copy of the user's module with these parameters (and buffers)."""
         module = copy.deepcopy(self.module)

@@ -66,8 +66,8 @@ def render(run: Run) -> str:
         for name, figure in figures(run).items()
     }
     one, many = words.nouns(run)
-    script = _source("theme.js")
-    page = _environment().get_template("report.html")
+    script = source("theme.js")
+    page = environment().get_template("report.html")
     return page.render(
         run=run,
         card=card,
@@ -100,7 +100,7 @@ def render(run: Run) -> str:
     )
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("archipel.report"),
         autoescape=True,
@@ -117,7 +117,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _source(name: str) -> str:
+def source(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 

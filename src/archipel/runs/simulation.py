@@ -15,7 +15,7 @@ from torch import nn
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import SteppingEngine
-from archipel.engines.local.engine import LocalEngine
+from archipel.engines.local.engine import LocalEngine, Watched
 from archipel.engines.local.pool import give_back
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
@@ -231,10 +231,12 @@ def build(
     options: Options,
     settings: Mapping[str, Sequence[float]] | None = None,
     cluster: Ray | None = None,
+    watched: Watched | None = None,
 ) -> tuple[LocalEngine, Loop]:
     """What a simulation needs: the engine, and the loop over its rounds; settings are a sweep's.
 
-    With a cluster, that is where the engine's workers are, and where a device is.
+    With a cluster, that is where the engine's workers are, and where a device is. `watched` is told
+    what there is to see.
     """
     workers, plan = options.get("workers"), options.get("plan")
     device = options.get("device", "cpu")
@@ -263,6 +265,7 @@ def build(
         drawn=begun.drawn,
         separation=begun.who.separation,
         pools=None if cluster is None else cluster.pool,
+        watched=watched,
     )
     runs = begun.runs(engine, settings or {})
     attendance = attendance_of(begun, engine, algorithm, fed, lambda: runs[0].participation)

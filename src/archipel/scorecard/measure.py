@@ -45,7 +45,7 @@ SPARE = "not needed"  # the cause of those asked in excess
 
 def scorecard(run: Run) -> Scorecard:
     """Measure a run, also one that is still under way."""
-    return Scorecard(_efficacy(run), _efficiency(run), _robustness(run), _privacy(run))
+    return Scorecard(_efficacy(run), _efficiency(run), _robustness(run), privacy(run))
 
 
 # -- efficacy --------------------------------------------------------------------------------------
@@ -252,7 +252,8 @@ _MADE = {
 }
 
 
-def _privacy(run: Run) -> Privacy:
+def privacy(run: Run) -> Privacy:
+    """The last of the four views by itself."""
     peer = is_peer(run.algorithm)
     server = "none" if peer else "sums" if run.anatomy.sums_only else "individuals"
     talks = not peer or run.done == 0 or run.spent.up > 0

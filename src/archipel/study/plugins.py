@@ -3,7 +3,8 @@
 
 A package adds names with the entry-point groups `archipel.algorithms`, `archipel.models`,
 `archipel.data`, `archipel.metrics`, and for a study's wire `archipel.wire` (steps),
-`archipel.rules` and `archipel.sums`; a study also takes a path, `mine.py` or `mine.py:Mine`.
+`archipel.rules` and `archipel.sums`, and `archipel.attacks` for an audit; a study also takes a
+path, `mine.py` or `mine.py:Mine`.
 Nothing is ever loaded from a wire: the files are on this machine, put there by its owner.
 """
 
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 from archipel.errors import ArchipelError, unknown
 
-Kind = Literal["algorithm", "model", "data", "metric", "step", "rule", "sum"]
+Kind = Literal["algorithm", "model", "data", "metric", "step", "rule", "sum", "attack"]
 
 _GROUPS = {
     "algorithm": "archipel.algorithms",
@@ -32,6 +33,7 @@ _GROUPS = {
     "step": "archipel.wire",
     "rule": "archipel.rules",
     "sum": "archipel.sums",
+    "attack": "archipel.attacks",
 }
 
 _METHODS: dict[str, tuple[str, ...]] = {  # by which a class of a file is known to be of a kind
@@ -39,6 +41,7 @@ _METHODS: dict[str, tuple[str, ...]] = {  # by which a class of a file is known 
     "step": ("send", "receive"),
     "rule": ("__call__",),
     "sum": ("party", "server"),
+    "attack": ("family", "needs"),
 }
 
 _PREFIX = "archipel_file_"  # of the modules that files become
@@ -114,6 +117,10 @@ def _bundled(kind: Kind) -> dict[str, Callable[..., Any]]:
         from archipel.aggregation import SUMS
 
         return dict(SUMS)
+    if kind == "attack":
+        from archipel.attacks import ATTACKS
+
+        return dict(ATTACKS)
     from archipel.data import DATASETS
 
     return {name: make for name, (make, _) in DATASETS.items()}

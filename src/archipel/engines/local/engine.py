@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from archipel.data.federation import Federation
 from archipel.engines import plan as planning
 from archipel.engines.checks import (
     check_algorithm_fields,
+    check_clock,
     check_fit,
     check_stepping,
     check_sweep,
@@ -54,6 +55,14 @@ if TYPE_CHECKING:
 
 
 Pools = Callable[[Job, Memory], Pool]  # makes the workers of an engine
+
+
+class Watched(NamedTuple):
+    """Who looks on: around the algorithm itself, and around its wire, sum and noise."""
+
+    inside: Callable[[Boxes], Boxes]
+    outside: Callable[[Boxes], Boxes]
+
 
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
 
@@ -91,6 +100,7 @@ class LocalEngine:
         drawn: int | None = None,
         separation: int = 1,
         pools: Pools | None = None,
+        watched: Watched | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
 
@@ -101,6 +111,9 @@ class LocalEngine:
         of `separation` that follow each other; they ask `drawn` parties each, all as likely.
 
         `pools` makes the workers: processes forked from this one unless given.
+
+        `watched` goes around the algorithm, and around all that is around it: for an audit, which
+        is told what there is to see. With one worker it sees the parties' side as well.
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
@@ -109,7 +122,7 @@ class LocalEngine:
         bare, self._wire = Boxes(algorithm), wire or Wire()
         if bare.asynchronous:
             check_stepping(algorithm, self._wire)
-        self._protocols = protocols
+        self._protocols, self._watched = protocols, watched
         self.peer = bare.peer
         if topology is not None and not self.peer:
             raise ArchipelError(
@@ -122,6 +135,7 @@ class LocalEngine:
                 f"training: make one with n = {data.training}."
             )
         self._swept, count = check_sweep(algorithm, sweep)
+        check_clock(bare, topology, sweep, self._wire)
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
                 "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
@@ -135,11 +149,16 @@ class LocalEngine:
         else:
             model, right = on_device(model, data, device)
             self.plan = replace(plan, workers=1) if plan else plan_for(right)
+        if bare.clock != "rounds":  # turns follow each other
+            self.plan = replace(self.plan, workers=1)
         self.model = model
         if self.plan.way not in right:  # remembered for another module that prints the same
             self.plan = Plan("one", 1, self.plan.workers)
         draws, separable = model.one.draws(data.form.x[:2]), planning.separable(model, data)
         self._joined = topology is not None
+        self._edges = 0
+        if bare.clock != "rounds" and topology is not None and topology.period == 1:
+            self._edges = int(np.diff(topology.affinity(0).indptr).max(initial=0))
         self._eligible = data.able
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
@@ -182,9 +201,12 @@ class LocalEngine:
             self._cohort,
             self._clipping,
             {} if self.protection is None else self.protection.rows,
+            self._edges,
         )
         board = max([model.p, *self._mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
+        if bare.learns_graph and topology is not None:
+            self._memory.graph.copy_(torch.from_numpy(topology.affinity(0).toarray()))
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
         self._pools = pools or forked
@@ -196,8 +218,9 @@ class LocalEngine:
     def __enter__(self) -> Self:
         if self._pool is not None:
             raise ArchipelError("the engine is running already: enter it once.")
-        if isinstance(self._job.boxes, Summed):
-            self._job.boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
+        boxes: Any = self._job.boxes if self._watched is None else self._job.boxes.inner  # type: ignore[attr-defined]
+        if isinstance(boxes, Summed):
+            boxes.check(self._cohort, int(self.data.n[self._eligible].max()))
         probe_once(self.algorithm, self.data, self.model, self.seed, self._swept)
         self._pool = self._pools(self._job, self._memory)
         return self
@@ -273,7 +296,8 @@ class LocalEngine:
             )
         if versions is not None:
             self._put_older(t, ids, versions)
-        self._memory.kept.reserve(ids)
+        together = self._job.boxes.clock == "rounds"
+        self._memory.kept.reserve(ids if together else np.arange(self.data.training))
         self._memory.kept.release()
         undo = needed > 1 or answers is not None or self._wire.sum is not None
         dealt = [{**work, "undo": undo} for work in self._deal(t, ids, done, answers, versions)]
@@ -311,8 +335,8 @@ class LocalEngine:
         arrived = ids[~np.isin(ids, bad)]
         if len(arrived) < needed:
             return Outcome(ids[:0], diverged, gradients)
-        sent = 0
-        if self._job.topology is not None:
+        sent = sum(answer.get("bytes", 0) for answer in answers)
+        if self._job.topology is not None and self._job.boxes.clock == "rounds":
             absent = np.setdiff1d(np.arange(self.data.training), arrived)
             sizes = np.zeros(self.data.training, np.int64)
             for answer in answers:
@@ -365,8 +389,15 @@ class LocalEngine:
             for version, told in self._versions.items()
             for i, leaf in enumerate(leaves(told))
         }
-        kept = self._memory.kept.state()
-        return {**shared, **older, **kept, "done": torch.tensor([self._done])}
+        memory = self._memory
+        walk = {f"token.{i}": leaf.clone() for i, leaf in enumerate(leaves(memory.tokens))}
+        if walk:
+            walk["holders"] = memory.holders.clone()
+        if self._job.boxes.learns_graph:
+            walk["edges"] = memory.graph.nonzero()
+            walk["weights"] = memory.graph[tuple(walk["edges"].T)]
+        kept = memory.kept.state()
+        return {**shared, **older, **walk, **kept, "done": torch.tensor([self._done])}
 
     @property
     def keeps_much(self) -> bool:
@@ -409,7 +440,16 @@ class LocalEngine:
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.data.parties):
             raise ArchipelError("the checkpoint names parties that do not exist: it is damaged.")
         self.restore_shared(state)
-        self._memory.kept.restore(state)
+        memory = self._memory
+        memory.kept.restore(state)
+        if "holders" in state:
+            memory.holders = state["holders"].clone()
+            walked = [state[f"token.{i}"].clone() for i in range(len(leaves(memory.tokens)))]
+            memory.tokens = fill(memory.tokens, walked)
+        if "edges" in state:
+            memory.graph.zero_()
+            memory.graph[tuple(state["edges"].T)] = state["weights"]
+            memory.graph_version += 1
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
         told = self._memory.sent.shared
         older = {int(name.split(".")[1]) for name in state if name.startswith("version.")}
@@ -527,6 +567,7 @@ class LocalEngine:
     # -- before the start --------------------------------------------------------------------------
 
     def _protected(self, boxes: Boxes) -> Boxes:
+        boxes = boxes if self._watched is None else self._watched.inside(boxes)
         return boxes if self.protection is None else self.protection.inside(boxes)
 
     @property
@@ -558,6 +599,7 @@ class LocalEngine:
             mixing=(lambda x, coded=None: x) if self.peer else None,
             mixed=mixed,
             clipping=self._clipping,
+            edges=self._edges,
         )
         with threads(1):
             boxes = statistics.joined(bare, self.model, self._joined)
@@ -570,6 +612,9 @@ class LocalEngine:
                 around = lambda each: outside(inner(each), messages)  # noqa: E731
                 seen = examine(around(boxes), *at)
                 found = found.seen_as(seen)
+            if self._watched is not None:
+                look, within = self._watched.outside, around
+                around = lambda each: look(within(each))  # noqa: E731
         if not statistics.keep_own(bare, self.model, self._joined):
             statistics.check_others(self.model, self.model.buffers, me.buffers)
         if mixed and not self._joined:

@@ -333,6 +333,13 @@ class Memory:
         self._keeps: Callable[[], Kept] = lambda: Kept(job, lead)
         self.kept = self._keeps()
         self.mixed = arena.zeros((2, job.data.parties, *lead, mixed), model.dtype)  # two boards
+        learns, tokens = job.boxes.learns_graph, job.anatomy.token
+        parties = job.data.training if learns else 0
+        self.graph = arena.zeros((parties, parties), model.dtype)  # weights of edges, learned
+        self.graph_version = 0  # how often they changed
+        count = max(1, int(getattr(job.boxes.algorithm, "tokens", 1)))
+        self.tokens = tree_map(lambda leaf: leaf.expand(count, *leaf.shape).clone(), tokens)
+        self.holders = torch.arange(count) * job.data.training // count  # who has each token
         self.vector = arena.zeros((model.p,), model.dtype)  # the model to evaluate
         self.used = arena.zeros((model.buffer_spec.size,), model.dtype)  # the buffers with it
         self.outputs = arena.zeros((job.chunk, *job.output.shape), job.output.dtype)

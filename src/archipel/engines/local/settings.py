@@ -60,9 +60,12 @@ class Settings:
         return tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
     def first_states(self, w: Vector, blueprint: Blueprint) -> tuple[Tree, Tree]:
-        """Shared and own state before the first round; one of each per setting of a sweep."""
+        """Shared and own state before the first round; one of each per setting of a sweep.
+
+        Of a walk, the token is what is shared.
+        """
         starts = [one.init(w, blueprint) for one in self.apart]
-        if self.together.peer:
+        if self.together.peer and self.together.clock != "walk":
             return None, self.join(starts)
         shared, own = (self.join(states) for states in zip(*starts, strict=True))
         return shared, own

@@ -26,17 +26,19 @@ from archipel.data.rows import ranges
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
 from archipel.engines.local.pool import Call, Json, each_block
+from archipel.engines.local.stacked import stacked_leaves
+from archipel.engines.local.waking import Turns
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
-from archipel.errors import ArchipelError
-from archipel.exchange.anatomy import Anatomy, Growths, shape_of
+from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
+from archipel.exchange.neighbours import Neighbours
 from archipel.exchange.statistics import statistics_of
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
 from archipel.models.clipped import Clipping
-from archipel.models.model import Model, OneByOne, Way
+from archipel.models.model import Model, OneByOne, Points, Way
 from archipel.privacy.correlated import begun_anew, kept_on
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
@@ -72,6 +74,7 @@ class Job:
     most: int  # parties of a round, at most
     clipping: Clipping | None  # of gradients of single points, where they are private
     rows: Mapping[int, int]  # of correlated noise, which a party uses in a round; empty: none
+    edges: int  # of a party, at most, in a graph that stays
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -112,7 +115,7 @@ class Share:
         self.at = ""
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
-        self._personal = Making(self, job, memory)
+        self._personal, self._turns = Making(self, job, memory), Turns(self, job, memory)
         self._mixes, self._sizes = 0, np.zeros(0, np.int64)  # bytes of each party, to a neighbour
         self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
@@ -127,11 +130,13 @@ class Share:
         if message["do"] == "undo":
             return self._undo()
         self._before = [] if message["undo"] else None
+        if self._job.boxes.clock != "rounds":
+            return self._turns.run(message)
         if self._job.boxes.peer:
             return self._peers(message)
         return self._messages(message)
 
-    def _tell(self, me: LocalParty) -> None:
+    def tell(self, me: LocalParty) -> None:
         """Have an error say in which round it came, and at which parties."""
         names = [self._job.data.name(k) for k in me.ids[:3].tolist()]
         rest = f" and {len(me.ids) - 3} more" if len(me.ids) > 3 else ""
@@ -153,7 +158,7 @@ class Share:
                 total["bad"] += block.ids[block.diverged.numpy()].tolist()
                 continue
             before = block.me.gradients
-            self._tell(block.me)
+            self.tell(block.me)
             talk = self._advance(block, number)
             last = number == len(self._job.anatomy.messages) - 1
             if number == 0 and not last:
@@ -176,7 +181,7 @@ class Share:
             Block(
                 ids[at],
                 places[at],
-                self._party(ids[at], began, effort[at], message.get("cohort", 1), message["t"]),
+                self.party(ids[at], began, effort[at], message.get("cohort", 1), message["t"]),
                 None if answers is None else answers[at],
                 older=row,
             )
@@ -268,10 +273,10 @@ class Share:
         if not alone:
             self._sizes = np.zeros(len(ids), np.int64)
         for places in each_block(list(range(len(ids))), size):
-            me = self._party(ids[places], message["t"], effort[places])
+            me = self.party(ids[places], message["t"], effort[places])
             if not alone:
                 me.mixing = self._mixing(me, np.array(message["present"], np.int64))
-            self._tell(me)
+            self.tell(me)
             own = self._job.boxes.party(me, self.own(me.ids))
             block = Block(me.ids, me.ids, me)
             for leaf in leaves(own) if self._job.sweep is None else []:
@@ -316,9 +321,18 @@ class Share:
 
     # -- states of the parties ---------------------------------------------------------------------
 
-    def _party(
-        self, ids: Ints, t: int, effort: Any, cohort: int = 1, step: int | None = None
+    def party(
+        self,
+        ids: Ints,
+        t: int,
+        effort: Any,
+        cohort: int = 1,
+        step: int | None = None,
+        turns: Ints | None = None,
+        neighbours: Neighbours | None = None,
+        whole: Points | None = None,
     ) -> LocalParty:
+        """These parties as the algorithm's `me` in round t."""
         job = self._job
         buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
@@ -343,11 +357,15 @@ class Share:
             acquainted=partial(Simulated, seed=job.seed),
             cohort=cohort,
             step=step,
+            turns=turns,
+            neighbours=neighbours,
+            edges=job.edges,
+            whole=whole,
         )
 
     def one_party(self, k: int, t: int, buffers: Tensor | None) -> LocalParty:
         """Party k by itself, its vectors `[p]`."""
-        me = self._party(np.array([k]), t, np.ones(1))
+        me = self.party(np.array([k]), t, np.ones(1))
         return replace(me, lead=(), buffers=None if buffers is None else buffers[None])
 
     def own(self, ids: Ints) -> Tree:
@@ -422,31 +440,12 @@ class Share:
             return None
         if job.own_statistics:
             has = bool(memory.kept.visited[k])
-            me = self._party(np.array([k]), 0, np.ones(1))
+            me = self.party(np.array([k]), 0, np.ones(1))
             return memory.kept.buffers_of([k])[0] if has else me.settled(0, w)
         own = statistics_of(memory.kept.own_of([k])) if job.boxes.peer else None
         if own is not None:
             return job.model.buffers_with(own[0])
         return memory.used.clone()
-
-
-def stacked_leaves(
-    what: str, tree: Tree, form: Tree, lead: tuple[int, ...], growths: Growths = ()
-) -> list[Tensor]:
-    """A tree's tensors as `[*lead, ...]`, of the form that one party's had before the run."""
-    grown = growths or [None] * len(leaves(form))
-    try:
-        return [
-            leaf.detach().expand((*lead, *shape_of(one, growth, leaf)))
-            for leaf, one, growth in zip(leaves(tree), leaves(form), grown, strict=True)
-        ]
-    except (RuntimeError, ValueError):
-        got = [list(leaf.shape) for leaf in leaves(tree)]
-        wanted = [list(one.shape) for one in leaves(form)]
-        raise ArchipelError(
-            f"{what} of {lead[-1]} parties has shapes {got}, but one party's had {wanted}: "
-            "keep the shape from round to round, and name the last dimension in every reduction."
-        ) from None
 
 
 def _added(rows: Tensor, n: Tensor | None) -> Tensor:

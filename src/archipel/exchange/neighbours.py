@@ -36,14 +36,16 @@ class Neighbours(Protocol):
 
 
 class Trial:
-    """Neighbours of a party that is alone: as if all others were as it is, with edges of 1."""
+    """Neighbours to try an algorithm with: all others have told the same, with edges of weight 1.
+
+    `told` is what one party tells; `lead` has the parties of a stack.
+    """
 
     def __init__(
-        self, told: Tree, count: int, asked: int, lead: tuple[int, ...], dtype: torch.dtype
+        self, told: Tree, count: int, asked: int, dtype: torch.dtype, lead: tuple[int, ...] = ()
     ) -> None:
-        self._told, self._count, self._asked = told, count, asked
-        self._lead, self._dtype = lead, dtype
-        self.joined: list[Tensor] = []  # weights that were set
+        self._told, self._count, self._asked, self._dtype = told, count, asked, dtype
+        self._lead = lead
         self.swapped: list[Tree] = []  # what was given in meetings
 
     @property
@@ -59,7 +61,7 @@ class Trial:
         return self._some(self._asked)
 
     def join(self, others: Near, weight: Tensor) -> None:
-        self.joined.append(weight.expand(others.weight.shape))
+        weight.expand(others.weight.shape)
 
     def swap(self, x: Tree) -> Tree:
         self.swapped.append(tree_map(Tensor.detach, x))
@@ -67,20 +69,14 @@ class Trial:
 
     @property
     def met(self) -> Tensor:
-        return torch.zeros((*self._lead, 1), dtype=torch.int64)
+        return torch.zeros(*self._lead, 1, dtype=torch.int64)
 
     @property
     def woke(self) -> Tensor:
-        return torch.ones((*self._lead, 1), dtype=self._dtype)
+        return torch.ones(*self._lead, 1, dtype=self._dtype)
 
     def _some(self, count: int) -> Near:
-        at = len(self._lead)
-
-        def each(leaf: Tensor) -> Tensor:
-            inner = leaf.shape[at:] if leaf.dim() > at else leaf.shape
-            rows = leaf.expand(*self._lead, *inner).unsqueeze(at)
-            return rows.expand(*self._lead, count, *inner)
-
-        ones = torch.ones((*self._lead, count, 1), dtype=self._dtype)
-        number = torch.arange(count).expand(*self._lead, count)
-        return Near(number, ones, ones * self._count, tree_map(each, self._told))
+        rows = (*self._lead, count)
+        ones = torch.ones((*rows, 1), dtype=self._dtype)
+        told = tree_map(lambda leaf: leaf.expand(*rows, *leaf.shape).clone(), self._told)
+        return Near(torch.arange(count).expand(rows), ones, ones * self._count, told)

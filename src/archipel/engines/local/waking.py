@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parties that have their turns one by one, in simulation: wake-ups, meetings, walks of tokens.
+
+The turns of a round are drawn before it, and run in blocks of turns that do not touch each other
+(`engines/schedule.py`): stacks `[m, p]`, to the same result as one by one. What others hold of a
+party is what it last told, so nothing is stored of it: it is read off the party's own state.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel import rng
+from archipel.engines import schedule
+from archipel.engines.local.others import Asked, Lists, Meeting, Told, lists_of
+from archipel.engines.local.stacked import stacked_leaves
+from archipel.engines.party import LocalParty
+from archipel.errors import ArchipelError
+from archipel.exchange.neighbours import Neighbours
+from archipel.exchange.varying import sizes_of
+from archipel.models.model import Points
+from archipel.rng import Ints
+from archipel.tree import Tree, leaves, nbytes, tree_map
+
+if TYPE_CHECKING:
+    from archipel.engines.local.memory import Memory
+    from archipel.engines.local.pool import Json
+    from archipel.engines.local.share import Job, Share
+
+MOST = 10_000  # parties whose graph is learned: it is kept as a table of all pairs
+_WIDE, _ROOM = 256, 64 << 20  # points of a party, and bytes of all, that are kept side by side
+_EDGE = 8  # bytes of an edge's weight and of a party's degree, with what a party tells
+
+
+class Turns:
+    """Runs a round of turns on this machine."""
+
+    def __init__(self, share: Share, job: Job, memory: Memory) -> None:
+        self._share, self._job, self._memory = share, job, memory
+        self._n, self.dtype = job.data.training, job.model.dtype
+        self._lists: tuple[object, Lists] | None = None  # and what they are the lists of
+        self._gradients = self._bytes = 0
+        self.effort = np.ones(self._n)  # how far each gets that is a straggler
+        self.degree = torch.zeros(self._n, 1, dtype=self.dtype)  # while edges change
+        self._points = _padded(job) if job.boxes.clock == "wakes" else None
+        self.own: Tree = None
+        self._told: Tree = None
+
+    def run(self, message: Json) -> Json:
+        """Give those that are present their turns in round t."""
+        t, present = int(message["t"]), np.sort(np.array(message["present"], np.int64))
+        self.effort = np.ones(self._n)
+        self.effort[message["ids"]] = message["effort"]
+        everybody, kept = np.arange(self._n), self._memory.kept
+        self.own = kept.own_of(everybody)
+        self._told = self._views()
+        self._gradients = self._bytes = 0
+        clock = self._job.boxes.clock
+        if clock == "wakes":
+            self._wakes(t, present)
+        elif clock == "meetings":
+            self._meetings(t, present)
+        else:
+            self._walks(t, present)
+        stored = leaves(self.own)
+        bad = [~torch.isfinite(leaf.flatten(1).sum(dim=1)) for leaf in stored if leaf.numel()]
+        kept.write(everybody, stored)
+        wrong = torch.stack(bad).any(dim=0).numpy() if bad else np.zeros(self._n, bool)
+        return {
+            "bad": np.flatnonzero(wrong).tolist(),
+            "gradients": self._gradients,
+            "bytes": self._bytes,
+        }
+
+    # -- wake-ups ----------------------------------------------------------------------------------
+
+    def _wakes(self, t: int, present: Ints) -> None:
+        boxes, seed = self._job.boxes, self._job.seed
+        order = schedule.woken(seed, t, present)
+        again, count = schedule.turns(order), boxes.asks(t)
+        if not count:
+            lists = self.lists(t)
+            for block in schedule.independent(order, lists.number):
+                ids = order[block]
+                self._turn(t, ids, again[block], Told(self, t, ids))
+                sizes = sizes_of(boxes.said(self.rows(ids)), (len(ids),)).numpy()
+                self._bytes += int((sizes * lists.count[ids]).sum())
+            return
+        others = schedule.asked(seed, t, order, present, count)
+        told = nbytes(boxes.told(self._job.anatomy.own)) + 2 * _EDGE
+        self.degree = self._memory.graph.sum(dim=1, keepdim=True)
+        for block in schedule.disjoint(np.concatenate([order[:, None], others], axis=1)):
+            ids, asked = order[block], others[block]
+            self._turn(t, ids, again[block], Asked(self, t, ids, asked))
+            self._bytes += int((asked >= 0).sum()) * told
+        self._memory.graph_version += 1
+
+    def _turn(self, t: int, ids: Ints, again: Ints, neighbours: Neighbours | None) -> None:
+        """Have these parties their turns at the same time."""
+        whole = None if self._points is None else _some(self._points, ids)
+        parts = (ids, t, self.effort[ids])
+        me = self._share.party(*parts, turns=again, neighbours=neighbours, whole=whole)
+        self._share.tell(me)
+        self.write(ids, self._job.boxes.party(me, self.rows(ids)))
+        self._after(ids, me)
+
+    def _after(self, ids: Ints, me: LocalParty) -> None:
+        self._gradients += me.gradients
+        if self._job.own_statistics and me.buffers is not None:
+            self._memory.kept.write(ids, (), me.buffers.view(len(ids), -1))
+
+    # -- meetings ----------------------------------------------------------------------------------
+
+    def _meetings(self, t: int, present: Ints) -> None:
+        order = schedule.woken(self._job.seed, t, present)
+        number, count = self._candidates(t, present)
+        other = schedule.partners(self._job.seed, t, order, number, count)
+        pairs = np.stack([order, other], axis=1)[other >= 0]
+        both = schedule.turns(pairs.ravel()).reshape(-1, 2)
+        for block in schedule.disjoint(pairs):
+            ids, again = pairs[block].T.ravel(), both[block].T.ravel()
+            meeting = Meeting(self, t, ids)
+            self._turn(t, ids, again, meeting)
+            self._bytes += meeting.bytes
+
+    def _candidates(self, t: int, present: Ints) -> tuple[Ints, Ints]:
+        """Whom each party may meet in round t: `[n, d]`, and how many these are."""
+        topology = self._job.topology
+        if topology is not None and hasattr(topology, "partners"):
+            found: tuple[Ints, Ints] = topology.partners(t, present)
+            return found
+        number = self.lists(t).number
+        here = np.zeros(self._n + 1, bool)
+        here[present] = True
+        there = here[number] & (number >= 0)
+        first = np.argsort(~there, axis=1, kind="stable")
+        return np.take_along_axis(number, first, axis=1), there.sum(axis=1)
+
+    # -- walks -------------------------------------------------------------------------------------
+
+    def _walks(self, t: int, present: Ints) -> None:
+        """Pass the tokens on, n times in all; one whose holder is away waits."""
+        job, memory = self._job, self._memory
+        assert job.topology is not None
+        absent = np.setdiff1d(np.arange(self._n), present)
+        chain = job.topology.sparse(t, absent)
+        tokens, at = memory.tokens, memory.holders.numpy()
+        visits, here = np.zeros(self._n, np.int64), np.isin(np.arange(self._n), present)
+        one = tree_map(lambda leaf: leaf[:1], tokens)
+        size = int(sizes_of(one, (1,)).numpy().sum())
+        for hop in range(max(1, self._n // len(at))):
+            going = np.flatnonzero(here[at])
+            for block in schedule.disjoint(at[going][:, None]):
+                which = going[block]
+                ids = at[which]
+                me = self._share.party(ids, t, self.effort[ids], turns=visits[ids])
+                self._share.tell(me)
+                token = tree_map(lambda leaf, which=which: leaf[which], tokens)
+                token, own = job.boxes.party(me, token, self.rows(ids))
+                tree_map(
+                    lambda store, leaf, which=which: store.index_copy_(
+                        0, torch.from_numpy(which), leaf.expand(len(which), *store.shape[1:])
+                    ),
+                    tokens,
+                    token,
+                )
+                self.write(ids, own)
+                visits[ids] += 1
+                self._after(ids, me)
+            keys = rng.keys(rng.key(job.seed, t, "walk", hop), going)
+            for token_at, chance in zip(going.tolist(), rng.uniform(keys).tolist(), strict=True):
+                k = int(at[token_at])
+                part = slice(chain.indptr[k], chain.indptr[k + 1])
+                ends = np.cumsum(chain.data[part])
+                place = min(int(np.searchsorted(ends, chance * ends[-1], "right")), len(ends) - 1)
+                at[token_at] = chain.indices[part][place]
+                self._bytes += size * (int(at[token_at]) != k)
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def rows(self, ids: Ints) -> Tree:
+        at = torch.from_numpy(ids)
+        return tree_map(lambda leaf: leaf.index_select(0, at), self.own)
+
+    def write(self, ids: Ints, own: Tree) -> None:
+        at = torch.from_numpy(ids)
+        found = stacked_leaves("the own state", own, self._job.anatomy.own, (len(ids),))
+        for store, leaf in zip(leaves(self.own), found, strict=True):
+            store.index_copy_(0, at, leaf.to(store.dtype))
+
+    def _views(self) -> Tree | None:
+        """What everybody tells, where that is a part of their states and no copy."""
+        if self._job.boxes.clock != "wakes":
+            return None
+        mine = {leaf.untyped_storage().data_ptr() for leaf in leaves(self.own)}
+        told = self._job.boxes.told(self.own)
+        same = all(
+            leaf.untyped_storage().data_ptr() in mine and leaf.shape[:1] == (self._n,)
+            for leaf in leaves(told)
+        )
+        return told if same else None
+
+    def told(self, number: Ints) -> Tree:
+        """What these parties `[m, d]` tell, `[m, d, ...]`; zeros where there is none."""
+        at = torch.from_numpy(np.maximum(number, 0).ravel())
+        empty = torch.from_numpy(number < 0)
+        if self._told is None:
+            all_of_them = tree_map(lambda leaf: leaf.index_select(0, at), self.own)
+            found = self._job.boxes.told(all_of_them)
+        else:
+            found = tree_map(lambda leaf: leaf.index_select(0, at), self._told)
+        pads = bool(empty.any())
+
+        def shaped(leaf: Tensor) -> Tensor:
+            rows = leaf.view(*number.shape, *leaf.shape[1:])
+            if pads:
+                rows[empty] = 0
+            return rows
+
+        return tree_map(shaped, found)
+
+    # -- the graph ---------------------------------------------------------------------------------
+
+    def lists(self, t: int) -> Lists:
+        """The graph of round t."""
+        topology, learned = self._job.topology, self._job.boxes.learns_graph
+        name: object = ("learned", self._memory.graph_version)
+        if not learned:
+            assert topology is not None
+            name = "fixed" if topology.period == 1 else t
+        if self._lists is None or self._lists[0] != name:
+            found = self._memory.graph if learned else topology.affinity(t)  # type: ignore[union-attr]
+            self._lists = name, lists_of(found, self.dtype)
+        return self._lists[1]
+
+    def edges(self, ids: Tensor, number: Tensor) -> Tensor:
+        """Weights of the edges from these parties `[m]` to those `[m, d]`."""
+        return self._memory.graph[ids.unsqueeze(-1), number]
+
+    def join(self, ids: Tensor, number: Tensor, weight: Tensor) -> None:
+        """Have these edges: the parties of a block touch no other's."""
+        there = number >= 0
+        i, j = ids.unsqueeze(-1).expand(number.shape)[there], number[there]
+        new, graph = weight[there].to(self.dtype), self._memory.graph
+        if not bool((new >= 0).all()):
+            raise ArchipelError("me.join: an edge has a negative weight, or none: give 0 or more.")
+        change = (new - graph[i, j]).unsqueeze(-1)
+        graph[i, j] = graph[j, i] = new
+        self.degree.index_add_(0, i, change).index_add_(0, j, change)
+
+
+def _padded(job: Job) -> Points | None:
+    """All points of all parties side by side, where that is small and nothing is drawn of them."""
+    data, sizes = job.data, job.data.n[: job.data.training].numpy()
+    width = int(sizes.max(initial=0))
+    room = len(sizes) * width * (prod(data.shape) + 1) * job.model.dtype.itemsize
+    small = 0 < width <= _WIDE and room <= _ROOM and bool((sizes > 0).all())
+    if not small or data.lazy or job.draws or job.model.buffer_spec.size:
+        return None
+    held = data.held(np.arange(len(sizes)))
+    column = np.arange(width)
+    rows = held.starts[:, None] + np.minimum(column, sizes[:, None] - 1)
+    weights = torch.from_numpy((column < sizes[:, None]) / sizes[:, None]).to(job.model.dtype)
+    at = torch.from_numpy(rows)
+    return Points(held.x[at], held.y[at], weights, sizes)
+
+
+def _some(points: Points, ids: Ints) -> Points:
+    """The points of these parties."""
+    at, lengths = torch.from_numpy(ids), points.lengths[ids]
+    x, y, weights = (part.index_select(0, at) for part in points[:3])
+    width = int(lengths.max())
+    return Points(x[:, :width], y[:, :width], weights[:, :width], lengths)
