@@ -7,6 +7,8 @@ from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
 from archipel.algorithms.collaborative import Collaborative
 from archipel.algorithms.coordinate import Coordinate
+from archipel.algorithms.dada import Dada
+from archipel.algorithms.dada_boosted import DadaBoosted
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedasync import FedAsync
@@ -39,6 +41,8 @@ ALGORITHMS = {
     "apgd2": APGD2,
     "collaborative": Collaborative,
     "coordinate": Coordinate,
+    "dada": Dada,
+    "dada_boosted": DadaBoosted,
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedasync": FedAsync,
@@ -75,6 +79,8 @@ __all__ = [
     "Alone",
     "Collaborative",
     "Coordinate",
+    "Dada",
+    "DadaBoosted",
     "Ditto",
     "FedAsync",
     "FedAvg",
