@@ -35,7 +35,7 @@ LAYERS = [
     },
     {"core", "graphs", "data", "models"},
     {"training", "exchange", "models.model", "models.flops", "models.networks", "models.units"},
-    {"algorithms", "aggregation", "rules"},
+    {"algorithms", "aggregation", "rules", "adversaries"},
     {
         "models.stacked",
         "models.recorded",

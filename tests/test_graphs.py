@@ -19,6 +19,7 @@ from archipel.graphs import (
     TOPOLOGIES,
     Topology,
     alternate,
+    changing_regular,
     complete,
     drop,
     erdos_renyi,
@@ -30,6 +31,7 @@ from archipel.graphs import (
     own,
     random_regular,
     ring,
+    small_world,
     star,
     topology,
     torus,
@@ -38,6 +40,7 @@ from archipel.graphs import (
 
 SPECS = [
     "alternate:ring,matching",
+    "changing_regular:4",
     "complete",
     "erdos_renyi:0.5",
     "exponential",
@@ -47,6 +50,7 @@ SPECS = [
     "one_peer_exponential",
     "random_regular:4",
     "ring",
+    "small_world:4",
     "star",
     "torus",
 ]
@@ -56,7 +60,7 @@ QUICK = settings(max_examples=12, deadline=None)
 def fits(spec: str, n: int) -> bool:
     if spec in ("hypercube", "one_peer_exponential"):
         return n & (n - 1) == 0
-    if spec == "random_regular:4":
+    if spec in ("random_regular:4", "changing_regular:4", "small_world:4"):
         return n > 4
     if spec == "erdos_renyi:0.5":
         return n == 1 or n > 5
@@ -75,7 +79,8 @@ def test_doubly_stochastic_at_every_round(
 ) -> None:
     n = {"hypercube": 1 << n % 5, "one_peer_exponential": 1 << n % 5}.get(spec, n)
     assume(fits(spec, n))
-    graph = topology(spec, n, seed)
+    weights = data.draw(st.sampled_from(["metropolis", "max_degree"]))
+    graph = topology(spec, n, seed).weighed(weights)
     absent = data.draw(st.sets(st.integers(0, n - 1)))
 
     for away in (set(), absent):
@@ -91,7 +96,8 @@ def test_doubly_stochastic_at_every_round(
         pairs = {tuple(pair) for pair in graph.edges(t, away).tolist()}
         assert pairs == {(i, j) for i in range(n) for j in graph.neighbours(i, t, away) if i < j}
         assert graph.row(0, t, away) == {j: w for j, w in enumerate(W[0].tolist()) if w}
-    assert torch.equal(topology(spec, n, seed).weights(t), graph.weights(t))
+    again = topology(spec, n, seed).weighed(weights)
+    assert torch.equal(again.weights(t), graph.weights(t))
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -158,6 +164,9 @@ def test_rates_of_graphs_that_change() -> None:
         assert matching(n).p == pytest.approx(averaged(matching(n), 1000), abs=0.05)
     assert matching(2).p == 1
     assert one_peer_exponential(8).p == pytest.approx(1 / 3)
+    for n, degree in ((8, 3), (9, 2), (6, 5)):
+        regular = changing_regular(n, degree)
+        assert regular.p == pytest.approx(averaged(regular, 1000), abs=0.05)
     assert local_steps(4, ring(8)).p == pytest.approx(ring(8).p / 4)
     assert local_steps(4, matching(8)).p == pytest.approx(matching(8).p / 4)
     both = alternate([ring(8), complete(8)])
@@ -179,11 +188,14 @@ def test_random_graphs_follow_their_seed_and_round() -> None:
         lambda seed: matching(20, seed),
         lambda seed: random_regular(20, 3, seed),
         lambda seed: erdos_renyi(20, 0.4, seed),
+        lambda seed: small_world(20, 4, 0.5, seed),
+        lambda seed: changing_regular(20, 3, seed),
     ]
     for make in makers:
         assert torch.equal(make(1).weights(), make(1).weights())
         assert not torch.equal(make(1).weights(), make(2).weights())
     assert not torch.equal(matching(20).weights(0), matching(20).weights(1))
+    assert not torch.equal(changing_regular(20, 3).weights(0), changing_regular(20, 3).weights(1))
 
 
 @given(n=st.integers(3, 30), degree=st.integers(2, 29), seed=st.integers(0, 100))
@@ -195,6 +207,47 @@ def test_random_regular_graphs_are_regular_and_connected(n: int, degree: int, se
     assert graph.connected
     assert {len(graph.neighbours(i)) for i in range(n)} == {degree}
     assert (graph.weights() > 0).sum(dim=-1).tolist() == [degree + 1] * n
+
+
+@given(
+    n=st.integers(5, 40),
+    degree=st.sampled_from([2, 4]),
+    rewired=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    seed=st.integers(0, 100),
+)
+@QUICK
+def test_small_worlds_keep_their_edges(n: int, degree: int, rewired: float, seed: int) -> None:
+    graph = small_world(n, degree, rewired, seed)
+    near = {tuple(sorted((i, (i + k) % n))) for i in range(n) for k in range(1, degree // 2 + 1)}
+    edges = {tuple(pair) for pair in graph.edges().tolist()}
+
+    assert graph.connected
+    assert len(edges) == len(near)
+    if rewired == 0:
+        assert edges == near
+
+
+def test_a_small_world_has_some_edges_rewired() -> None:
+    n, near = 1000, set(map(tuple, small_world(1000, 4, 0.0).edges().tolist()))
+    moved = {tuple(pair) for pair in small_world(n, 4).edges().tolist()} - near
+
+    assert 0.07 < len(moved) / (2 * n) < 0.13
+    assert small_world(n, 4).spectral_gap > 20 * small_world(n, 4, 0.0).spectral_gap
+
+
+def test_weights_by_the_maximum_degree_stay_when_parties_leave() -> None:
+    graph = star(5).weighed("max_degree")
+
+    np.testing.assert_allclose(graph.weights()[1], [0.2, 0.8, 0, 0, 0])
+    np.testing.assert_allclose(graph.weights(absent=[4])[0], [0.4, 0.2, 0.2, 0.2, 0])
+    np.testing.assert_allclose(star(5).weights(absent=[4])[0], [0.25, 0.25, 0.25, 0.25, 0])
+    np.testing.assert_allclose(ring(6).weighed("max_degree").weights(), ring(6).weights())
+    alike = weighted([[0, 0.3, 0], [0.3, 0, 0.2], [0, 0.2, 0]]).weighed("given")
+    np.testing.assert_allclose(alike.weights(), [[0.7, 0.3, 0], [0.3, 0.5, 0.2], [0, 0.2, 0.8]])
+    with pytest.raises(ArchipelError, match="edges of party 1 weigh 3 together, and W has room"):
+        weighted([[0, 1, 0], [1, 0, 2], [0, 2, 0]]).weighed("given").weights()
+    with pytest.raises(ArchipelError, match=r"topology\.weights 'max': did you mean 'max_degree'"):
+        ring(5).weighed("max")
 
 
 def test_neighbours() -> None:
@@ -338,6 +391,11 @@ def test_own_matrices_are_checked(matrix: list[list[float]], words: str) -> None
         ("local_steps:0:ring", 8, "give 1 or more"),
         ("local_steps:ring", 8, "write local_steps:EVERY:SPEC"),
         ("local_steps:2:rung", 8, "did you mean 'ring'"),
+        ("small_world:3", 8, "give an even number of neighbours from 2 on, below"),
+        ("small_world:8", 8, "cannot be over 8 parties"),
+        ("small_world:4:2", 8, "probability of rewiring of 2: give one from 0"),
+        ("small_world", 8, "write small_world:DEGREE or small_world:DEGREE:PROBABILITY"),
+        ("changing_regular:3", 7, "n x degree must be even"),
         ("complete", 6000, "use an algorithm with a server"),
         ("ring", 0, "topology 'ring' has n = 0 parties: give 1 or more"),
     ],

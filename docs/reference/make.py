@@ -22,6 +22,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import archipel
+from archipel.adversaries import ATTACKS
 from archipel.algorithms import ALGORITHMS
 from archipel.cli import app
 from archipel.data import DATASETS
@@ -54,11 +55,12 @@ NAMES = {  # the public names, by what one wants to do
     "Compare": "compare Comparison",
     "Data and models": "Federation load Model load_bundle",
     "scikit-learn": "FederatedClassifier FederatedRegressor",
-    "Write an algorithm": "ServerAlgorithm PeerAlgorithm Personal Party Uploads Each Batch "
-    "Blueprint Descent Examples topology check_algorithm",
-    "Between parties and server": "Privacy Wire check_step",
-    "Algorithms": "Alone APGD1 APGD2 Ditto DSGD FedAvg FedBN FedDyn FedNova FedOpt FedPer FedProx "
-    "FedRep FedSGD FineTuned KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe Scaffold",
+    "Write an algorithm": "ServerAlgorithm PeerAlgorithm WalkAlgorithm Near Personal Party Uploads "
+    "Each Batch Blueprint Descent Examples topology check_algorithm",
+    "Between parties and server": "Adversary Privacy Wire check_step",
+    "Algorithms": "Alone APGD1 APGD2 Collaborative Coordinate Ditto DSGD FedAsync FedAvg FedBN "
+    "FedBuff FedDyn FedNova FedOpt FedPer FedProx FedRep FedSGD FineTuned Gossip KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe "
+    "Propagation Scaffold Walk Walkman",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
     "Underneath": "LocalEngine Plan ArchipelError",
 }
@@ -148,6 +150,9 @@ def _further(section: str) -> Iterator[str]:
         yield "A rule is a name or a file, then values of its fields: `krum:2`, `trimmed_mean:0.2`;"
         yield "`f` is how many uploads may lie, or their share. Rules by name:"
         yield from _named(RULES)
+    elif section == "adversary":
+        yield "The other keys are the fields of the attack that `attack` names:"
+        yield from _named(ATTACKS)
     elif section == "wire":
         yield "A text is a name or a file, then values of its fields: `clip:1.0`, `mine.py:3`; see"
         yield "[own steps, rules and sums](../how-to-own-step.md). Steps by name:"

@@ -13,15 +13,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from archipel.adversaries.adversary import Adversary
     from archipel.algorithms import (
         APGD1,
         APGD2,
         DSGD,
         L2GD,
         Alone,
+        Collaborative,
+        Coordinate,
         Ditto,
+        FedAsync,
         FedAvg,
         FedBN,
+        FedBuff,
         FedDyn,
         FedNova,
         FedOpt,
@@ -30,12 +35,16 @@ if TYPE_CHECKING:
         FedRep,
         FedSGD,
         FineTuned,
+        Gossip,
         KNNPer,
         PeFLL,
         PerFedAvg,
         PFedHN,
         PFedMe,
+        Propagation,
         Scaffold,
+        Walk,
+        Walkman,
     )
     from archipel.bundle import load_bundle
     from archipel.comparison import Comparison, compare
@@ -46,11 +55,13 @@ if TYPE_CHECKING:
         Descent,
         Each,
         Examples,
+        Near,
         Party,
         PeerAlgorithm,
         Personal,
         ServerAlgorithm,
         Uploads,
+        WalkAlgorithm,
     )
     from archipel.data import Federation, load
     from archipel.engines.local.engine import LocalEngine
@@ -71,12 +82,13 @@ if TYPE_CHECKING:
 
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
-    "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold",
+    "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold "
+    "FedAsync FedBuff Collaborative Coordinate Gossip Propagation Walk Walkman",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.conformance": "check_algorithm check_step",
     "archipel.core": "Batch Blueprint Descent Each Examples Party PeerAlgorithm Personal "
-    "ServerAlgorithm Uploads",
+    "ServerAlgorithm Uploads Near WalkAlgorithm",
     "archipel.data": "Federation load",
     "archipel.engines.local.engine": "LocalEngine",
     "archipel.engines.plan": "Plan",
@@ -93,6 +105,7 @@ _HOMES = {  # where each public name lives; loaded when first asked for, so that
     "archipel.study.file": "Study",
     "archipel.privacy.promise": "Privacy",
     "archipel.wire.wire": "Wire",
+    "archipel.adversaries.adversary": "Adversary",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -103,19 +116,24 @@ __all__ = [
     "L2GD",
     "SGD",
     "Adam",
+    "Adversary",
     "Alone",
     "ArchipelError",
     "Batch",
     "Blueprint",
+    "Collaborative",
     "Comparison",
+    "Coordinate",
     "Cosine",
     "Decay",
     "Descent",
     "Ditto",
     "Each",
     "Examples",
+    "FedAsync",
     "FedAvg",
     "FedBN",
+    "FedBuff",
     "FedDyn",
     "FedNova",
     "FedOpt",
@@ -127,10 +145,12 @@ __all__ = [
     "FederatedRegressor",
     "Federation",
     "FineTuned",
+    "Gossip",
     "Inverse",
     "KNNPer",
     "LocalEngine",
     "Model",
+    "Near",
     "PFedHN",
     "PFedMe",
     "Party",
@@ -140,11 +160,15 @@ __all__ = [
     "Personal",
     "Plan",
     "Privacy",
+    "Propagation",
     "Run",
     "Scaffold",
     "ServerAlgorithm",
     "Study",
     "Uploads",
+    "Walk",
+    "WalkAlgorithm",
+    "Walkman",
     "Wire",
     "check_algorithm",
     "check_step",

@@ -11,6 +11,7 @@ from boxes import (
     test_box_heads,
     test_box_hyper,
     test_box_personal,
+    test_box_without_rounds,
 )
 from boxes.mutants import calls, mutants, survives
 
@@ -22,6 +23,7 @@ FILES = (
     test_box_heads,
     test_box_hyper,
     test_box_personal,
+    test_box_without_rounds,
 )
 
 

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from archipel.adversaries import ATTACKS as ON_MODELS
 from archipel.aggregation import SUMS
 from archipel.algorithms import ALGORITHMS, scaffold
+from archipel.attacks import ATTACKS
 from archipel.data import DATASETS
 from archipel.graphs import TOPOLOGIES
 from archipel.models import MODELS
@@ -18,6 +20,7 @@ from archipel.wire import STEPS, float16
     ("kind", "names"),
     [
         ("algorithms", ALGORITHMS),
+        ("attacks", [*ATTACKS, *ON_MODELS]),
         ("data", DATASETS),
         ("models", MODELS),
         ("topologies", TOPOLOGIES),

@@ -126,7 +126,7 @@ class Round:
     def _watch(self, k, report):
         """A peer that gossips is done early once all others are, and no sooner."""
         before = max((each.round for each in self.circle.reports[k][:-1]), default=0)
-        others = [self.circle.up[j] for j in self.honest if j != k]
+        others = [self.circle.up[j] for j in self.honest if j != k and j in self.circle.up]
         if k in self.honest and report.round > before + 1:
             self.skipped += [k for other in others if not other.done]
 

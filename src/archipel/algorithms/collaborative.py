@@ -71,7 +71,6 @@ class Collaborative:
     def party(self, me: Party, own: Own) -> Own:
         rho, (z_i, z_j, lam_i, lam_j) = self.rho, own.edges
         near, D = me.near, me.degree
-        d = near.weight.shape[-2]
         W, there = _rows(near.weight, z_i), _rows((near.number >= 0).unsqueeze(-1).to(z_i), z_i)
 
         pull_i, pull_j = rho * there, W * rho / (W + rho)  # step 1
@@ -91,7 +90,6 @@ class Collaborative:
             torch.where(at, (mine[2] + rho * (theta - new_i)).unsqueeze(-2), lam_i),  # step 3
             torch.where(at, (mine[3] + rho * (mine[1] - new_j)).unsqueeze(-2), lam_j),
         )
-        assert d <= z_i.shape[-2]
         return Own(theta, edges)
 
 

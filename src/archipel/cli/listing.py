@@ -35,7 +35,6 @@ class Kind(StrEnum):
 
 _KINDS: dict[Kind, PluginKind] = {
     Kind.algorithms: "algorithm",
-    Kind.attacks: "attack",
     Kind.models: "model",
     Kind.rules: "rule",
 }
@@ -100,7 +99,7 @@ def _added_file(name: str) -> Path:
     from archipel.errors import ArchipelError, unknown
     from archipel.study import plugins
 
-    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "attack", "model"]
+    kinds: list[plugins.Kind] = ["algorithm", "step", "rule", "sum", "attack", "adversary", "model"]
     known = {each for kind in kinds for each in outline.names(kind)}
     if name not in known and plugins.file_of(name) is None:
         raise unknown("algorithm, model or step", name, known)
@@ -122,6 +121,8 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
 
     if kind is Kind.wire:
         return _wire()
+    if kind is Kind.attacks:
+        return _attacks()
     if kind is Kind.topologies:
         return sorted(outline.topologies().items())
     if kind is Kind.data:
@@ -135,6 +136,15 @@ def _wire() -> list[tuple[str, str]]:
     kinds: list[PluginKind] = ["step", "sum"]
     found = [(name, f"{kind}: {about}") for kind in kinds for name, about in _described(kind)]
     return sorted([*found, ("plain", "sum: Add up uploads as they arrive.")])
+
+
+def _attacks() -> list[tuple[str, str]]:
+    """Attacks of an audit, on privacy, and of a study's adversaries, on the model."""
+    kinds: dict[PluginKind, str] = {"attack": "audit", "adversary": "adversary"}
+    found = {kind: _described(kind) for kind in kinds}
+    return sorted(
+        (name, f"{kinds[kind]}: {about}") for kind in found for name, about in found[kind]
+    )
 
 
 def _described(kind: PluginKind) -> list[tuple[str, str]]:

@@ -40,7 +40,7 @@ def _runs(incomplete: str) -> list[str]:
 
 
 complete_algorithm = _names("algorithm")
-complete_shown = _names("algorithm", "model", "step", "rule", "sum")
+complete_shown = _names("algorithm", "model", "step", "rule", "sum", "attack", "adversary")
 
 What = Annotated[
     str,

@@ -28,6 +28,7 @@ _TABLES = {
     "rule": ("rules", "RULES"),
     "sum": ("aggregation", "SUMS"),
     "attack": ("attacks", "ATTACKS"),
+    "adversary": ("adversaries", "ATTACKS"),
 }
 
 

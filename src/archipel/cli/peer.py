@@ -59,6 +59,10 @@ def up(
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT to listen on; the joined port everywhere.")
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT at which other peers reach this one now; they find out."),
+    ] = None,
     silence: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a silent peer is gone round.")
     ] = 60.0,
@@ -73,8 +77,9 @@ def up(
     catches up.
 
     \b
-    Example:
+    Examples:
       archipel peer up
+      archipel peer up --address ulm.example.net:8444
     """
     import asyncio
 
@@ -84,6 +89,8 @@ def up(
 
     async def main() -> None:
         with site.at_work():  # says so before anything else is said
+            if address is not None:
+                site.moves(address)
             timed(f"{site.name} is up" + (", and paused" if site.paused else ""))
         await peer.up(site, stopping(), timed, listen)
         timed("down")
@@ -120,12 +127,13 @@ def fingerprint(home: Where = _HOME, as_json: o.Json = False) -> None:
 
 @app.command()
 def roster(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
-    """List the members of a study: where they listen, their keys, and since when they are known.
+    """List the members of a study: where they last were, their keys, and since when they are known.
 
     \b
     Example:
       archipel peer roster ring
     """
+    from archipel.federation.peer.finding import Book
     from archipel.federation.roster import fingerprint
 
     site, members = _site(home)
@@ -136,10 +144,11 @@ def roster(study: Study, home: Where = _HOME, as_json: o.Json = False) -> None:
             f"study = '{study}': has no roster here yet; it comes while 'archipel peer up' runs, "
             "once the study has started."
         )
+    book = Book(site.site_studies.folder(digest) / "addresses.json")
     rows = [
         {
             "peer": each.name,
-            "address": each.address,
+            "address": site.listens if each.name == site.name else book.address(each),
             "fingerprint": fingerprint(each.identity),
             "known": members.standing(each, digest),
         }

@@ -127,6 +127,10 @@ def tell(run: Run, out: Path, as_json: bool) -> None:
             from archipel.forecast.words import in_a_line
 
             console.print(escape(in_a_line(check)), highlight=False, soft_wrap=True)
+    if run.record.attacked:
+        Console(stderr=True).print(
+            f"[bold red]Attacked:[/] {escape(run.record.attacked)}", highlight=False, soft_wrap=True
+        )
     for said in run.warnings:
         Console(stderr=True).print(
             f"[bold yellow]Warning:[/] {escape(said)}", highlight=False, soft_wrap=True

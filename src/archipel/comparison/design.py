@@ -25,7 +25,12 @@ from archipel.study.sections import About
 
 Settings = dict[str, Any]
 
-_ROWS = ("wire.", "round.rule", "privacy.")  # fields of which a grid's values are rows
+_ROWS = (
+    "wire.",
+    "round.rule",
+    "privacy.",
+    "adversary.",
+)  # of a grid, each value a row
 _LISTS = ("wire.up", "wire.down")
 
 

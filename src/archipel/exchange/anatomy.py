@@ -230,7 +230,8 @@ def _peer(boxes: Boxes, me: Any, w: Vector) -> Anatomy:
     told = boxes.told(own) if wakes else None
     swapped: list[Tree] = []
     for t in _unlike(boxes):  # rounds in which others are asked, and in which not
-        trial = Trial(told, me.blueprint.degree or 2, boxes.asks(t), w.dtype)
+        near = me.blueprint.degree or (2 if wakes else 0)
+        trial = Trial(told, near, boxes.asks(t), w.dtype)
         me.round, me.neighbours = t, trial
         after = boxes.party(me, own)
         same_form(f"{name}.party", own, after)

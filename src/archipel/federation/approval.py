@@ -82,6 +82,11 @@ def read(text: bytes) -> Study:
                 f"data.{key} = {getattr(study.data, key)}: copies of parties are made where all "
                 "data is, in a simulation; between sites leave it out."
             )
+    if study.adversary_object is not None:
+        raise ArchipelError(
+            f'adversary.attack = "{study.adversary.attack}": adversaries are simulated, and no '
+            "site agrees to be one; between sites leave [adversary] out."
+        )
     if looks_like_hash(study.name):
         raise ArchipelError(
             f'study.name = "{study.name}": could be meant as a hash; give a name with another '
@@ -97,6 +102,7 @@ def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Where a study names code, and the name: of a wire's steps without their values."""
     for section in ("algorithm", "model", "data"):
         yield f"{section}.name", tables.get(section, {}).get("name")
+    yield "adversary.attack", tables.get("adversary", {}).get("attack")
     wire = tables.get("wire", {})
     rule = tables.get("round", {}).get("rule")
     for key, said in (*((f"wire.{key}", wire.get(key)) for key in _ON_WIRE), ("round.rule", rule)):

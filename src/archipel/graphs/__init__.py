@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who talks to whom: topologies, their mixing matrices W and the weights of their edges."""
 
-from archipel.graphs.changing import alternate, drop, local_steps, matching, one_peer_exponential
+from archipel.graphs.changing import (
+    alternate,
+    changing_regular,
+    drop,
+    local_steps,
+    matching,
+    one_peer_exponential,
+)
 from archipel.graphs.fixed import (
     complete,
     erdos_renyi,
@@ -10,12 +17,13 @@ from archipel.graphs.fixed import (
     own,
     random_regular,
     ring,
+    small_world,
     star,
     torus,
     weighted,
 )
+from archipel.graphs.graph import Absent, Topology
 from archipel.graphs.named import TOPOLOGIES, Described, topology
-from archipel.graphs.topology import Absent, Topology
 from archipel.graphs.weights import WEIGHTS, Edges
 
 __all__ = [
@@ -26,6 +34,7 @@ __all__ = [
     "Edges",
     "Topology",
     "alternate",
+    "changing_regular",
     "complete",
     "drop",
     "erdos_renyi",
@@ -37,6 +46,7 @@ __all__ = [
     "own",
     "random_regular",
     "ring",
+    "small_world",
     "star",
     "topology",
     "torus",

@@ -11,10 +11,10 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from archipel.errors import ArchipelError
-from archipel.graphs.fixed import at_least_one, bits_of
-from archipel.graphs.topology import Absent, Topology
+from archipel.graphs.fixed import at_least_one, bits_of, random_regular
+from archipel.graphs.graph import Absent, Topology
 from archipel.graphs.weights import Edges, joined, metropolis
-from archipel.rng import generator
+from archipel.rng import generator, key
 
 
 def matching(n: int, seed: int = 0) -> Topology:
@@ -22,6 +22,18 @@ def matching(n: int, seed: int = 0) -> Topology:
     at_least_one("matching", n)
     p = 0.5 if n % 2 else n / (2 * (n - 1))  # the mean of W² is that of W: W averages pairs
     return Topology("matching", n, partial(_matching, n, seed), 0, p if n > 1 else 1.0)
+
+
+def changing_regular(n: int, degree: int, seed: int = 0) -> Topology:
+    """Join each party to `degree` others, drawn anew in each round.
+
+    W is (I + A) / (degree + 1), and parties are alike, so the mean of W² has a closed form,
+    whose second eigenvalue is (1 - degree / (n - 1)) / (degree + 1).
+    """
+    random_regular(n, degree, seed)  # says what cannot be
+    p = 1 - (1 - degree / max(n - 1, 1)) / (degree + 1)
+    name = f"changing_regular:{degree}"
+    return Topology(name, n, partial(_regular, n, degree, seed), 0, p)
 
 
 def one_peer_exponential(n: int) -> Topology:
@@ -62,6 +74,10 @@ def drop(graph: Topology, absent: Absent | Callable[[int], Absent]) -> Topology:
 def _matching(n: int, seed: int, t: int) -> Edges:
     order = generator(seed, t, "matching").permutation(n)
     return Edges(joined(n, order[: n - 1 : 2], order[1::2]), metropolis)
+
+
+def _regular(n: int, degree: int, seed: int, t: int) -> Edges:
+    return random_regular(n, degree, key(seed, t, "changing_regular")).rule(0)
 
 
 def _one_peer(n: int, bits: int, t: int) -> Edges:

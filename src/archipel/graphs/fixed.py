@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.errors import ArchipelError
-from archipel.graphs.topology import Topology
+from archipel.graphs.graph import Topology
 from archipel.graphs.weights import Edges, given, joined, metropolis
 from archipel.rng import generator
 
@@ -23,7 +23,7 @@ def ring(n: int) -> Topology:
     """Join each party to the one before and the one after."""
     at_least_one("ring", n)
     i = np.arange(n)
-    return _fixed("ring", joined(n, i, (i + 1) % n))
+    return fixed("ring", joined(n, i, (i + 1) % n))
 
 
 def torus(n: int, rows: int | None = None) -> Topology:
@@ -44,13 +44,13 @@ def torus(n: int, rows: int | None = None) -> Topology:
     columns, i = n // rows, np.arange(n)
     right = i - i % columns + (i + 1) % columns
     below = (i + columns) % n
-    return _fixed("torus", joined(n, np.tile(i, 2), np.concatenate([right, below])))
+    return fixed("torus", joined(n, np.tile(i, 2), np.concatenate([right, below])))
 
 
 def star(n: int) -> Topology:
     """Join every party to party 0."""
     at_least_one("star", n)
-    return _fixed("star", joined(n, np.zeros(n - 1, dtype=np.int64), np.arange(1, n)))
+    return fixed("star", joined(n, np.zeros(n - 1, dtype=np.int64), np.arange(1, n)))
 
 
 def complete(n: int) -> Topology:
@@ -68,7 +68,7 @@ def hypercube(n: int) -> Topology:
     """Join the parties whose numbers differ in one bit; n is a power of two."""
     bits = bits_of("hypercube", n)
     i = np.tile(np.arange(n), bits)
-    return _fixed("hypercube", joined(n, i, i ^ np.repeat(1 << np.arange(bits), n)))
+    return fixed("hypercube", joined(n, i, i ^ np.repeat(1 << np.arange(bits), n)))
 
 
 def exponential(n: int) -> Topology:
@@ -76,7 +76,7 @@ def exponential(n: int) -> Topology:
     at_least_one("exponential", n)
     hops = 1 << np.arange((n - 1).bit_length())
     i = np.tile(np.arange(n), len(hops))
-    return _fixed("exponential", joined(n, i, (i + np.repeat(hops, n)) % n))
+    return fixed("exponential", joined(n, i, (i + np.repeat(hops, n)) % n))
 
 
 def random_regular(n: int, degree: int, seed: int = 0) -> Topology:
@@ -98,7 +98,7 @@ def random_regular(n: int, degree: int, seed: int = 0) -> Topology:
     while True:
         order = rng.permutation(n)  # two neighbours each and all connected: a ring in some order
         i, j = (order, np.roll(order, 1)) if degree == 2 else regular_pairs(n, degree, rng)
-        graph = _fixed(f"random_regular:{degree}", joined(n, i, j))
+        graph = fixed(f"random_regular:{degree}", joined(n, i, j))
         if graph.connected:
             return graph
 
@@ -114,13 +114,65 @@ def erdos_renyi(n: int, probability: float, seed: int = 0) -> Topology:
         rng = generator(seed, "erdos_renyi", n, attempt)
         later = [i + 1 + np.flatnonzero(rng.random(n - 1 - i) < probability) for i in range(n)]
         i = np.repeat(np.arange(n), [len(row) for row in later])
-        graph = _fixed(f"erdos_renyi:{probability:g}", joined(n, i, np.concatenate(later)))
+        graph = fixed(f"erdos_renyi:{probability:g}", joined(n, i, np.concatenate(later)))
         if graph.connected:
             return graph
     raise ArchipelError(
         f"topology 'erdos_renyi:{probability:g}' left some of {n} parties apart in 100 draws: "
         f"raise the probability well above ln(n)/n = {log(n) / n:.3g}."
     )
+
+
+def small_world(n: int, degree: int, rewired: float = 0.1, seed: int = 0) -> Topology:
+    """Join each party to its `degree` nearest on a ring, and turn some edges elsewhere at random.
+
+    Watts and Strogatz (Nature 1998): every edge keeps one end, and with probability `rewired` gets
+    another that is drawn. Drawn again, up to 100 times, until connected.
+    """
+    at_least_one("small_world", n)
+    if degree < 2 or degree % 2 or degree >= n:
+        raise ArchipelError(
+            f"topology 'small_world:{degree}' cannot be over {n} parties: give an even number of "
+            "neighbours from 2 on, below the number of parties."
+        )
+    if not 0 <= rewired <= 1:
+        raise ArchipelError(
+            f"topology 'small_world' has a probability of rewiring of {rewired:g}: give one from 0 "
+            "to 1."
+        )
+    name = f"small_world:{degree}" + (f":{rewired:g}" if rewired != 0.1 else "")
+    for attempt in range(100):
+        rng = generator(seed, "small_world", n, degree, attempt)
+        graph = fixed(name, joined(n, *_rewired(n, degree, rewired, rng)))
+        if graph.connected:
+            return graph
+    raise ArchipelError(
+        f"topology '{name}' left some of {n} parties apart in 100 draws: take more neighbours, or "
+        "rewire fewer edges."
+    )
+
+
+def _rewired(
+    n: int, degree: int, probability: float, rng: np.random.Generator
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    i = np.tile(np.arange(n), degree // 2)
+    j = (i + np.repeat(np.arange(1, degree // 2 + 1), n)) % n
+    near: list[set[int]] = [set() for _ in range(n)]
+    for a, b in zip(i.tolist(), j.tolist(), strict=True):
+        near[a].add(b)
+        near[b].add(a)
+    for e in np.flatnonzero(rng.random(len(i)) < probability).tolist():
+        a, b = int(i[e]), int(j[e])
+        if len(near[a]) == n - 1:  # joined to everybody already
+            continue
+        other = next(
+            c for c in iter(lambda: int(rng.integers(n)), None) if c != a and c not in near[a]
+        )
+        j[e] = other
+        near[a] ^= {b, other}
+        near[b].discard(a)
+        near[other].add(a)
+    return i, j
 
 
 def own(matrix: ArrayLike | Tensor, name: str = "own") -> Topology:
@@ -170,13 +222,14 @@ def _symmetric(matrix: ArrayLike | Tensor) -> NDArray[np.float64]:
 
 
 def _of_matrix(name: str, W: NDArray[np.float64], weigh: Callable[[Any], Any]) -> Topology:
-    graph = _fixed(name, csr_array(W * (1 - np.eye(len(W)))), weigh)
+    graph = fixed(name, csr_array(W * (1 - np.eye(len(W)))), weigh)
     if not graph.connected:
         raise ArchipelError("topology matrix leaves some parties apart: join them by an edge.")
     return graph
 
 
-def _fixed(name: str, A: Any, weigh: Callable[[Any], Any] = metropolis) -> Topology:
+def fixed(name: str, A: Any, weigh: Callable[[Any], Any] = metropolis) -> Topology:
+    """Return the topology whose edges are A in every round."""
     return Topology(name, A.shape[0], partial(_always, Edges(A, weigh)))
 
 

@@ -3,10 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from archipel.errors import ArchipelError, unknown
-from archipel.graphs.changing import alternate, local_steps, matching, one_peer_exponential
+from archipel.graphs.changing import (
+    alternate,
+    changing_regular,
+    local_steps,
+    matching,
+    one_peer_exponential,
+)
+from archipel.graphs.file import of_edges, read
 from archipel.graphs.fixed import (
     complete,
     erdos_renyi,
@@ -14,13 +23,15 @@ from archipel.graphs.fixed import (
     hypercube,
     random_regular,
     ring,
+    small_world,
     star,
     torus,
 )
-from archipel.graphs.topology import Topology
+from archipel.graphs.graph import Topology
 
 TOPOLOGIES = {  # name: how a study writes it
     "alternate": "alternate:SPEC,SPEC,...",
+    "changing_regular": "changing_regular:DEGREE",
     "complete": "complete",
     "erdos_renyi": "erdos_renyi:PROBABILITY",
     "exponential": "exponential",
@@ -30,6 +41,7 @@ TOPOLOGIES = {  # name: how a study writes it
     "one_peer_exponential": "one_peer_exponential",
     "random_regular": "random_regular:DEGREE",
     "ring": "ring",
+    "small_world": "small_world:DEGREE or small_world:DEGREE:PROBABILITY",
     "star": "star",
     "torus": "torus or torus:ROWSxCOLUMNS",
 }
@@ -74,6 +86,11 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
                 return torus(n, rows)
             case "random_regular":
                 return random_regular(n, int(value), seed)
+            case "changing_regular":
+                return changing_regular(n, int(value), seed)
+            case "small_world":
+                degree, _, rewired = value.partition(":")
+                return small_world(n, int(degree), float(rewired or 0.1), seed)
             case "erdos_renyi":
                 return erdos_renyi(n, float(value), seed)
             case "local_steps":
@@ -92,11 +109,19 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
 
 @dataclass(frozen=True)
 class Described:
-    """A topology as a study describes it, before it is known how many parties there are."""
+    """A topology as a study describes it, before it is known who the parties are."""
 
-    name: str
-    learned: bool = False
+    name: str | None = None
+    file: Path | None = None  # in place of a name: a table of edges
+    weights: str = "metropolis"  # or another of `WEIGHTS`
+    learned: bool = False  # by the algorithm, from here on
 
-    def over(self, n: int, seed: int = 0) -> Topology:
-        """Return the topology over n parties."""
-        return replace(topology(self.name, n, seed), learned=self.learned)
+    def over(self, parties: Sequence[str], seed: int = 0) -> Topology:
+        """Return the topology over parties of these names."""
+        if self.file is not None:
+            graph = of_edges(self.file.name, read(self.file), parties)
+        else:
+            graph = topology(str(self.name), len(parties), seed)
+        if self.weights != "metropolis":
+            graph = graph.weighed(self.weights)
+        return replace(graph, learned=self.learned)

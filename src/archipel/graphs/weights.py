@@ -67,10 +67,14 @@ def given(A: Any) -> Any:
     return _with_diagonal(A, A.data)
 
 
+def check_weights(name: str) -> None:
+    """Whether there are weights of this name."""
+    if name not in WEIGHTS:
+        raise unknown("topology.weights", name, WEIGHTS)
+
+
 def weighed(A: Any, name: str) -> Edges:
     """Return the edges with the weights of this name."""
-    if name not in WEIGHTS:
-        raise unknown("weights of a topology", name, WEIGHTS)
     if name == "max_degree":
         return Edges(A, partial(max_degree, int(np.diff(A.indptr).max(initial=0))))
     if name == "metropolis":
@@ -79,8 +83,8 @@ def weighed(A: Any, name: str) -> Edges:
     worst = int(sums.argmax())
     if sums[worst] > 1 + 1e-9:
         raise ArchipelError(
-            f"weights = 'given': the edges of party {worst} weigh {sums[worst]:g} together, and W "
-            "has room for 1; make them smaller, or take 'metropolis'."
+            f"topology.weights = 'given': the edges of party {worst} weigh {sums[worst]:g} "
+            "together, and W has room for 1; make them smaller, or take 'metropolis'."
         )
     return Edges(A, given)
 
@@ -106,9 +110,10 @@ def pairs(A: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     return i[upper], j[upper], entries.data[upper]
 
 
-def is_connected(A: Any) -> bool:
-    """Whether every party is reached from every other."""
-    return int(csgraph.connected_components(A, directed=False)[0]) == 1
+def parts(A: Any) -> NDArray[np.int32]:
+    """Return the part of the graph that each party is in, `[n]`: 0 for those joined to party 0."""
+    found: NDArray[np.int32] = csgraph.connected_components(A, directed=False)[1]
+    return found
 
 
 def second(W: Any) -> float:

@@ -71,7 +71,8 @@ def _history(run: Run) -> Iterable[Sequence[Any]]:
     costs = ["sampled", "missing", "bytes_up", "bytes_down", "gradients", "seconds"]
     ends = [f"{name}_{end}" for name in sure for end in ("low", "high")]  # of 95 % intervals
     timed = ["simulated_seconds", "joules_low", "joules_high"] if run.simulated else []
-    yield ["round", *names, *ends, *who, *costs, *timed]
+    attacked = ["attack_success"] if any("attack_success" in e for e in run.history) else []
+    yield ["round", *names, *ends, *who, *costs, *timed, *attacked]
     for e, without in zip(run.history, absent(run.history), strict=True):
         yield [
             e["round"],
@@ -85,6 +86,7 @@ def _history(run: Run) -> Iterable[Sequence[Any]]:
             e["gradients"],
             e["seconds"],
             *(_simulated(e["simulated"]) if timed else ()),
+            *(e.get(name) for name in attacked),
         ]
 
 

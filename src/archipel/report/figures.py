@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.measures import larger_is_better
-from archipel.report import budget, clock, grid
+from archipel.report import attack, budget, clock, grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
 from archipel.runs.history import Round, absent
 from archipel.scorecard.words import metric_name, number
@@ -36,6 +36,7 @@ def figures(run: Run) -> dict[str, Figure]:
     """Return the figures of a run by name, without those that it has no numbers for."""
     drawn: dict[str, Callable[[Run], Figure | None]] = {
         "curve": curve,
+        "attack": attack.attack,
         "parties": parties,
         "participation": grid.participation,
         "clock": clock.clock,

@@ -215,12 +215,25 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
         spread += " Arrows lead from its own model's value to what it has now." if local else ""
     return {
         "curve": curve,
+        "attack": _success(run),
         "parties": spread,
         "participation": f"Which {many} took part in which round, and why others did not.",
         "clock": _by_clock(run, card),
         "privacy": _spending(run, card),
         "data": f"What the {many} hold. The more unlike, the harder it is to learn together.",
     }
+
+
+def _success(run: Run) -> str:
+    """What the figure of an attack shows; empty where there is none."""
+    found = [entry["attack_success"] for entry in run.history if "attack_success" in entry]
+    if not found:
+        return ""
+    return (
+        f"{metric_name(run.metric).capitalize()} on test points as they are, and how often those "
+        "that adversaries changed, or have chosen, are taken for what they want: "
+        f"{number(found[-1])} in the end, {number(max(found))} at most."
+    )
 
 
 def _by_clock(run: Run, card: Scorecard) -> str:
@@ -265,6 +278,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
     low, middle, high = np.quantile(np.asarray(run.data.n), [0, 0.5, 1])
     return {
         "curve": f"Line chart of {metric_name(e.metric)} by round: {'; '.join(parts)}.",
+        "attack": _success(run),
         "parties": f"{metric_name(e.metric)} at each party{spread}.",
         "participation": (
             f"Grid of {plural(run.data.training, 'party')} by {plural(run.done, 'round')}: "

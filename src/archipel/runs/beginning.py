@@ -198,6 +198,7 @@ class Beginning:
                 notes=list(notes),
                 kept=engine.kept,
                 promise=options.get("privacy"),
+                adversary=options.get("adversary"),
             )
             for value in values
         ]

@@ -226,6 +226,7 @@ class Loop:
                     "seconds": seconds,
                     **({"simulated": run.simulated} if run.simulated else {}),
                     **_staleness(run),
+                    **_attack(run),
                 }
             )
 
@@ -244,6 +245,14 @@ def _staleness(run: Run) -> dict[str, Any]:
     if not late:
         return {}
     return {"staleness": {"mean": sum(late) / len(late), "max": max(late)}}
+
+
+def _attack(run: Run) -> dict[str, Any]:
+    """How often test points are taken for what adversaries want; their attack may want nothing."""
+    if run.adversary is None:
+        return {}
+    found = run.adversary.success(run.data, run.task_model, run.vector, run.buffers)
+    return {} if found is None else {"attack_success": found}
 
 
 def entry(t: int, run: Run, scores: Evaluation, own: Evaluation | None) -> Round:

@@ -94,7 +94,7 @@ def build_topology(
     if topology is None or isinstance(topology, Topology):
         return topology
     if isinstance(topology, Described):
-        return topology.over(fed.training, seed)
+        return topology.over([fed.name(k) for k in range(fed.training)], seed)
     if not isinstance(topology, str):
         raise ArchipelError(f"topology = {topology!r}: give a name such as 'ring'.")
     return topology_of(topology, fed.training, seed)

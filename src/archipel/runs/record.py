@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Record:
     seed: int
     metric: str
     wanted: float | None  # of that metric
+    attacked: str = ""  # who attacks the model, and how; in words
 
     @classmethod
     def of(cls, run: Run) -> Record:
@@ -100,6 +101,9 @@ class Record:
             seed=run.seed,
             metric=run.metric,
             wanted=run.target,
+            attacked=""
+            if run.adversary is None
+            else run.adversary.in_words(run.data, run.seed, run.rounds),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -108,10 +112,11 @@ class Record:
     @classmethod
     def of_json(cls, told: Mapping[str, Any] | None) -> Record | None:
         """None where a journal has none, or not all of it."""
-        names = [each.name for each in fields(cls)]
-        if told is None or not told.keys() >= set(names):
+        names = {each.name for each in fields(cls)}
+        needed = {each.name for each in fields(cls) if each.default is MISSING}
+        if told is None or not told.keys() >= needed:
             return None
-        return cls(**{name: told[name] for name in names})
+        return cls(**{name: told[name] for name in names & told.keys()})
 
 
 def features_of(data: Federation) -> Features:

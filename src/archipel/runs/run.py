@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import Tensor, nn
 
+    from archipel.adversaries.adversary import Adversary
     from archipel.core import Algorithm, Vector
     from archipel.data.federation import Federation
     from archipel.devices.timing import Timing
@@ -111,6 +112,7 @@ class Run:
     anatomy: Anatomy  # what a round sends
     kept: Kept | None = field(default=None, kw_only=True)  # what is promised, with its plan
     promise: Privacy | None = field(default=None, kw_only=True)  # where the plans are elsewhere
+    adversary: Adversary | None = field(default=None, kw_only=True)  # parties that attack
     rounds: int = 0  # planned
     metric: str = ""  # by which it is judged
     target: float | None = None  # of that metric

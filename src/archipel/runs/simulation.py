@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from torch import nn
 
+from archipel.adversaries.adversary import Adversary
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import SteppingEngine
@@ -73,6 +74,7 @@ class Options(Where, total=False):
     server_sees: Literal["uploads", "sums"]  # "sums" refuses to look at single uploads
     wire: Wire  # steps between parties and server, a rule, and how sums are made
     privacy: Privacy  # what is promised, by record or by party
+    adversary: Adversary  # parties that attack the model
     # who takes part; see archipel.runs.participation
     sample: float | int  # rate 0..1, or so many parties a round; 1.0
     over_select: float
@@ -265,6 +267,7 @@ def build(
         drawn=begun.drawn,
         separation=begun.who.separation,
         pools=None if cluster is None else cluster.pool,
+        adversary=options.get("adversary"),
         watched=watched,
     )
     runs = begun.runs(engine, settings or {})

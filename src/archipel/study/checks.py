@@ -18,6 +18,7 @@ from archipel.devices.build import devices_of
 from archipel.devices.trace import BUNDLED
 from archipel.errors import ArchipelError, unknown
 from archipel.graphs import TOPOLOGIES
+from archipel.graphs.file import read as read_edges
 from archipel.models.losses import LOSSES
 from archipel.privacy.promise import Privacy as Promised
 from archipel.runs.participation import Participation, absences
@@ -163,6 +164,26 @@ def check_names(network: Network, graph: Graph) -> None:
         raise unknown("model.loss", network.loss, LOSSES)
     if graph.name is not None and graph.name.partition(":")[0] not in TOPOLOGIES:
         raise unknown("topology.name", graph.name, TOPOLOGIES)
+
+
+def check_graph(graph: Graph, base: Path, elsewhere: bool) -> None:
+    """Where the graph is from, and what is said of it; its file may be elsewhere."""
+    if graph.file is not None and graph.name is not None:
+        raise ArchipelError(
+            f'topology.file = "{graph.file}": topology.name = "{graph.name}" is a graph already; '
+            "leave one of the two out."
+        )
+    if graph.name is None and graph.file is None and (graph.weights or graph.learned):
+        said = "weights" if graph.weights else "learned"
+        raise ArchipelError(
+            f'topology.{said}: there is no graph; name one, topology.name = "ring", or a file of '
+            "edges, topology.file."
+        )
+    if graph.file is not None and not elsewhere:
+        try:
+            read_edges(base / graph.file)
+        except ArchipelError as error:
+            raise ArchipelError(f"topology.file: {error}") from None
 
 
 def check_policy(policy: Round, simulated: Simulated, base: Path, elsewhere: bool) -> None:

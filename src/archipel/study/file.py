@@ -26,6 +26,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from archipel import metrics
+from archipel.adversaries.adversary import Adversary
 from archipel.algorithms.fedavg import FedAvg
 from archipel.core import Algorithm
 from archipel.data import frames
@@ -44,8 +45,10 @@ from archipel.runs.run import Run
 from archipel.runs.simulation import Options, Watch, Where, simulate
 from archipel.store.folder import Folder, reserve, runs_in
 from archipel.study import fields, plugins, wiring
+from archipel.study.attackers import adversary_of, written_attack
 from archipel.study.checks import (
     check_data,
+    check_graph,
     check_names,
     check_policy,
     check_test,
@@ -58,6 +61,7 @@ from archipel.study.reading import read_tables, sentence, split_key
 from archipel.study.sections import (
     SECTIONS,
     About,
+    Attackers,
     Data,
     Graph,
     Method,
@@ -89,6 +93,7 @@ class Study(BaseModel):
     round: Round = Round()
     wire: WireSection = WireSection()
     privacy: Privacy = Privacy()
+    adversary: Attackers = Attackers()
     topology: Graph = Graph()
     simulate: Simulated = Simulated()
 
@@ -192,7 +197,18 @@ class Study(BaseModel):
 
     @property
     def _between(self) -> wiring.Between:
-        return wiring.Between(self.wire, self.round, self._base)
+        return wiring.Between(self.wire, self.round, self._base, self._liars)
+
+    @property
+    def _liars(self) -> int | float | None:
+        """How many parties [adversary] has, or which share of them."""
+        parties = self.adversary.parties
+        return len(parties) if isinstance(parties, list) else parties
+
+    @property
+    def adversary_object(self) -> Adversary | None:
+        """Who attacks the model, and how; None where nobody does."""
+        return adversary_of(self.adversary, self._base)
 
     @property
     def promise(self) -> Promised | None:
@@ -258,6 +274,7 @@ class Study(BaseModel):
             "topology": self._topology(),
             "server_sees": self.privacy.server_sees,
             "privacy": self.promise,
+            "adversary": self.adversary_object,
             "wire": self.wire_object if self._between.parts else None,
             **policy.model_dump(exclude={"rule"}),
             **simulated.model_dump(),
@@ -267,13 +284,17 @@ class Study(BaseModel):
 
     def _topology(self) -> str | Described | None:
         said = self.topology
-        if said.name is None or not said.learned:
+        if said.file is None and not said.learned and said.weights is None:
             return said.name
-        return Described(said.name, said.learned)
+        if said.file is None and said.name is None:
+            return None
+        file = None if said.file is None else self._base / said.file
+        return Described(said.name, file, said.weights or "metropolis", bool(said.learned))
 
     def policy(self) -> Options:
         """The same without what only a simulation does: between institutions it is real."""
         simulated = self.simulate.model_dump()
+        simulated["adversary"] = None
         return {k: v for k, v in self.options().items() if k not in simulated}  # type: ignore[return-value]
 
     def given(self) -> dict[str, Any]:
@@ -289,6 +310,10 @@ class Study(BaseModel):
             for name, hint in fields.hints(type(algorithm)).items()
             if fields.holds(hint, value := getattr(algorithm, name))
         }
+        if self.adversary == Attackers():  # as before there were any: its hash stays
+            del tables["adversary"]
+        else:
+            tables["adversary"] |= written_attack(self.adversary, self._base)
         tables["wire"], rule = self._between.written()
         tables["round"] |= rule
         if self.wire == WireSection():  # as before there were any: its hash stays
@@ -333,6 +358,7 @@ class Study(BaseModel):
             ("model", self.model.name),
             ("data", data.name),
             *(("metric", name) for name in (*(self.study.metrics or ()), self.study.metric)),
+            ("adversary", self.adversary.attack),
             *((part.kind, part.name) for part in self._between.parts),
         ]
         paths = [
@@ -347,6 +373,8 @@ class Study(BaseModel):
             paths.append(self._base / str(data.folder) / MANIFEST)  # it has the files' hashes
         elif data.folder is not None and data.name is None:
             paths += frames.party_files(self._base / data.folder)
+        if self.topology.file is not None:
+            paths.append(self._base / self.topology.file)
         paths += map(Path, trace_of(self.simulate, self._base).values())
         return {os.path.relpath(path, self._base): path for path in paths}
 
@@ -481,7 +509,8 @@ class Study(BaseModel):
             check_data(self.data, self._base, self._takes("data").keys())
         self._options("model")
         check_names(self.model, self.topology)
-        _ = self.wire_object, self.promise
+        check_graph(self.topology, self._base, elsewhere)
+        _ = self.wire_object, self.promise, self.adversary_object
         _ = self.chosen
         if self.topology.asynchronous and not is_peer(self.algorithm_object):
             raise ArchipelError(

@@ -2,9 +2,9 @@
 """Algorithms, models, data, metrics and parts of a wire: by name, entry point, or Python file.
 
 A package adds names with the entry-point groups `archipel.algorithms`, `archipel.models`,
-`archipel.data`, `archipel.metrics`, and for a study's wire `archipel.wire` (steps),
-`archipel.rules` and `archipel.sums`, and `archipel.attacks` for an audit; a study also takes a
-path, `mine.py` or `mine.py:Mine`.
+`archipel.data`, `archipel.metrics`, `archipel.wire` (steps), `archipel.sums`, `archipel.rules`,
+`archipel.adversaries` (attacks on the model), and `archipel.attacks` for an audit; a study also
+takes a path, `mine.py` or `mine.py:Mine`.
 Nothing is ever loaded from a wire: the files are on this machine, put there by its owner.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from archipel.errors import ArchipelError, unknown
 
-Kind = Literal["algorithm", "model", "data", "metric", "step", "rule", "sum", "attack"]
+Kind = Literal["algorithm", "model", "data", "metric", "step", "rule", "sum", "attack", "adversary"]
 
 _GROUPS = {
     "algorithm": "archipel.algorithms",
@@ -34,6 +34,7 @@ _GROUPS = {
     "rule": "archipel.rules",
     "sum": "archipel.sums",
     "attack": "archipel.attacks",
+    "adversary": "archipel.adversaries",
 }
 
 _METHODS: dict[str, tuple[str, ...]] = {  # by which a class of a file is known to be of a kind
@@ -42,6 +43,7 @@ _METHODS: dict[str, tuple[str, ...]] = {  # by which a class of a file is known 
     "rule": ("__call__",),
     "sum": ("party", "server"),
     "attack": ("family", "needs"),
+    "adversary": (),
 }
 
 _PREFIX = "archipel_file_"  # of the modules that files become
@@ -121,6 +123,10 @@ def _bundled(kind: Kind) -> dict[str, Callable[..., Any]]:
         from archipel.attacks import ATTACKS
 
         return dict(ATTACKS)
+    if kind == "adversary":
+        from archipel.adversaries import ATTACKS as ON_MODELS
+
+        return dict(ON_MODELS)
     from archipel.data import DATASETS
 
     return {name: make for name, (make, _) in DATASETS.items()}

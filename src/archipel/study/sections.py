@@ -292,10 +292,32 @@ class Privacy(Section):
     clip_rate: Annotated[Number | None, Field(description="how fast it moves; 0.2")] = None
 
 
+class Attackers(Open):
+    """[adversary]"""
+
+    parties: Annotated[
+        Number | list[str] | None,
+        Field(description="that attack the model in a simulation: a share, a number, or names"),
+    ] = None
+    attack: Annotated[
+        str | None, Field(description="archipel list attacks, or mine.py:Mine; its fields beside")
+    ] = None
+    first: Annotated[int, Field(ge=1, description="round in which they begin")] = 1
+    last: Annotated[int | None, Field(ge=1, description="round after which they stop; none")] = None
+
+
 class Graph(Section):
     """[topology]"""
 
     name: Annotated[str | None, Field(description='for peers: "ring", "torus:4x8", ...')] = None
+    file: Annotated[
+        str | None,
+        Field(description="in place of a name: a table of edges, two parties each and a weight"),
+    ] = None
+    weights: Annotated[
+        Literal["metropolis", "max_degree", "given"] | None,
+        Field(description='of the mixing matrix; "given" are the file\'s; "metropolis"'),
+    ] = None
     asynchronous: Annotated[
         bool, Field(description="between peers: each at its own pace, averaging pair by pair")
     ] = False
@@ -404,6 +426,7 @@ SECTIONS: dict[str, type[Section]] = {
     "round": Round,
     "wire": Wire,
     "privacy": Privacy,
+    "adversary": Attackers,
     "topology": Graph,
     "simulate": Simulated,
 }

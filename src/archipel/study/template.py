@@ -21,6 +21,7 @@ _ABOUT = {
     "round": "who is asked, and what happens when too few answer",
     "wire": "what happens to an upload on its way",
     "privacy": "what is promised to the parties",
+    "adversary": "parties that attack the model, in a simulation; 'archipel list attacks'",
     "topology": "who talks to whom, for algorithms without a server",
     "simulate": "what goes wrong in a simulation",
 }

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.adversaries.adversary import Adversary
 from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
+from archipel.engines.attacked import Attacked
 from archipel.engines.checks import (
     check_algorithm_fields,
     check_clock,
@@ -100,6 +102,7 @@ class LocalEngine:
         drawn: int | None = None,
         separation: int = 1,
         pools: Pools | None = None,
+        adversary: Adversary | None = None,
         watched: Watched | None = None,
     ) -> None:
         """`cohort` is how many parties a round has, at most; all that have points unless given.
@@ -110,7 +113,8 @@ class LocalEngine:
         Noise for `privacy` is enough for so many rounds, of which a party is in `most`, and in one
         of `separation` that follow each other; they ask `drawn` parties each, all as likely.
 
-        `pools` makes the workers: processes forked from this one unless given.
+        `pools` makes the workers: processes forked from this one unless given. Parties of
+        `adversary` attack the model.
 
         `watched` goes around the algorithm, and around all that is around it: for an audit, which
         is told what there is to see. With one worker it sees the parties' side as well.
@@ -124,6 +128,7 @@ class LocalEngine:
             check_stepping(algorithm, self._wire)
         self._protocols, self._watched = protocols, watched
         self.peer = bare.peer
+        self._attacked = Attacked.of(adversary, data, seed, bare, self._wire, privacy)
         if topology is not None and not self.peer:
             raise ArchipelError(
                 f"topology '{topology.name}': {type(algorithm).__name__} has a server and mixes "
@@ -136,6 +141,11 @@ class LocalEngine:
             )
         self._swept, count = check_sweep(algorithm, sweep)
         check_clock(bare, topology, sweep, self._wire)
+        if pools is not None and bare.clock != "rounds":
+            raise ArchipelError(
+                f'engine = "ray": parties of {bare.name} have their turns one after the other, on '
+                "one machine; leave the engine out."
+            )
         if count is not None and model.buffer_spec.size:
             raise ArchipelError(
                 "a sweep needs a model without buffers such as BatchNorm's statistics: run its "
@@ -173,8 +183,9 @@ class LocalEngine:
             algorithm,
             self._swept,
             model.dtype,
-            lambda each: around(
-                statistics.joined(self._protected(Boxes(each)), model, self._joined)
+            lambda each: self._attacked.outside(
+                around(statistics.joined(self._protected(Boxes(each)), model, self._joined)),
+                len(self.anatomy.messages),
             ),
         )
         shared, own = self.anatomy.shared, self.anatomy.own
@@ -189,7 +200,7 @@ class LocalEngine:
             self.plan,
             seed,
             count,
-            self.anatomy,
+            self._attacked.seen(self.anatomy),
             own,
             draws,
             separable,
@@ -201,6 +212,7 @@ class LocalEngine:
             self._cohort,
             self._clipping,
             {} if self.protection is None else self.protection.rows,
+            self._attacked,
             self._edges,
         )
         board = max([model.p, *self._mixed]) if self.peer and topology is not None else 0
@@ -567,6 +579,7 @@ class LocalEngine:
     # -- before the start --------------------------------------------------------------------------
 
     def _protected(self, boxes: Boxes) -> Boxes:
+        boxes = self._attacked.inside(boxes)
         boxes = boxes if self._watched is None else self._watched.inside(boxes)
         return boxes if self.protection is None else self.protection.inside(boxes)
 

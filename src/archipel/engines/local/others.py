@@ -135,6 +135,12 @@ class Meeting(_Others):
         super().__init__(turns, t, ids)
         self.bytes = 0
 
+    @property
+    def near(self) -> Near:
+        if not self._turns.stays:
+            raise _not("near", "a graph that stays, where parties meet: take such a topology")
+        return super().near
+
     def swap(self, x: Tree) -> Tree:
         many = len(self._ids)
         rows = tree_map(lambda leaf: leaf.expand(many, *leaf.shape[-max(1, leaf.dim() - 1) :]), x)

@@ -23,6 +23,7 @@ from archipel.aggregation.others import Simulated
 from archipel.core import Vector
 from archipel.data.federation import Federation, Held
 from archipel.data.rows import ranges
+from archipel.engines.attacked import Attacked
 from archipel.engines.local.memory import Memory
 from archipel.engines.local.personal import Making
 from archipel.engines.local.pool import Call, Json, each_block
@@ -74,6 +75,7 @@ class Job:
     most: int  # parties of a round, at most
     clipping: Clipping | None  # of gradients of single points, where they are private
     rows: Mapping[int, int]  # of correlated noise, which a party uses in a round; empty: none
+    attacked: Attacked  # by parties that run in blocks of their own
     edges: int  # of a party, at most, in a graph that stays
 
     def lead(self, parties: int) -> tuple[int, ...]:
@@ -186,7 +188,8 @@ class Share:
                 older=row,
             )
             for began, row, some in _by_version(message)
-            for at in each_block(some, self._job.plan.block)
+            for alike in self._job.attacked.apart(ids, some)
+            for at in each_block(alike, self._job.plan.block)
         ]
         if "secret" in message:  # the share may be run again, by another worker
             for block in blocks:
@@ -341,7 +344,7 @@ class Share:
             buffers[fresh] = job.model.buffers
             buffers = buffers.reshape(-1, buffers.shape[-1])
         return LocalParty(
-            job.data,
+            job.attacked.data(job.data, ids, t),
             job.model,
             job.way,
             ids,

@@ -226,6 +226,11 @@ class Turns:
 
     # -- the graph ---------------------------------------------------------------------------------
 
+    @property
+    def stays(self) -> bool:
+        """Whether the graph is the same in every round."""
+        return self._job.topology is not None and self._job.topology.period == 1
+
     def lists(self, t: int) -> Lists:
         """The graph of round t."""
         topology, learned = self._job.topology, self._job.boxes.learns_graph

@@ -159,6 +159,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
     },
+    "view": {  # where members are, each in its own words: as many of each
+        "study": (str,),
+        "parties": (list,),
+        "addresses": (list,),
+        "numbers": (list,),
+        "signatures": (list,),
+    },
     "relay": {  # a site tells the others something, through the coordinator, and asks for theirs
         "study": (str,),
         "number": (int,),

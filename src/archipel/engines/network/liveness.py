@@ -29,6 +29,11 @@ _WORDS = 80  # characters of what a peer says that it does
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
 
 
+def beat_every(silence: float) -> float:
+    """Seconds between two signs of life."""
+    return min(5.0, silence / 5)
+
+
 class Left(Cut):
     """The peer leaves; it goes on from here when it is started again."""
 
@@ -65,7 +70,7 @@ class Liveness:
         """`deadline` bounds how long another is waited for; nothing is said while `paused`."""
         self.links, self.silence, self.clock = links, silence, clock
         self.limit, self.paused = LIMIT if deadline is None else deadline, paused
-        self.every = min(5.0, silence / 5)  # seconds between two signs of life
+        self.every = beat_every(silence)
         self.of = {j: Contact(clock()) for j in links}
         self.left = False
         self._moved = asyncio.Event()

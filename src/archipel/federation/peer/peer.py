@@ -2,33 +2,38 @@
 """A peer: a site that other peers ask, too, and that needs no coordinator once a study runs.
 
 It joins, reviews and approves as a site does. Of the coordinator it gets the signed roster, once,
-tells it from time to time how far it is, and asks it who was revoked, if it can be reached. Vectors
-go from peer to peer, each signed by the peer that made it, over mutual TLS in both directions with
-certificates that the peers made themselves: the coordinator can stand for nobody.
+tells it from time to time how far it is, and asks it who was revoked, if it can be reached. Where
+the others are it hears from them (`finding.py`). Vectors go from peer to peer, each signed by the
+peer that made it, over mutual TLS in both directions with certificates that the peers made
+themselves: the coordinator can stand for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import safetensors.torch
 
 from archipel.data.federation import Federation
 from archipel.engines.network.grpc import Caller, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.liveness import SILENCE, Words
+from archipel.engines.network.liveness import SILENCE, Words, beat_every
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Peer, Report
-from archipel.engines.network.transport import SMALL, Cut, Refused
+from archipel.engines.network.transport import SMALL, Cut, Link, Refused
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import is_peer
 from archipel.federation import bundles
 from archipel.federation.certificates import Invitation, verify
 from archipel.federation.peer import port
+from archipel.federation.peer.finding import Finding
+from archipel.federation.peer.lane import Lane
 from archipel.federation.peer.members import Members
 from archipel.federation.peer.record import Files, Log
 from archipel.federation.roster import Member, Roster, Signed, check_address
@@ -43,23 +48,12 @@ _TRIES = 50  # to open a port that was just closed
 LOOK = 30.0  # seconds between two questions for who was revoked
 
 
-class Lane:
-    """A way to another peer, closed in a pause."""
+class Serving(NamedTuple):
+    """A study that a peer is in."""
 
-    def __init__(self, link: GrpcLink, site: Site) -> None:
-        self._link, self._site, self.most = link, site, link.most
-
-    @property
-    def pieces(self) -> int:
-        return self._link.pieces
-
-    async def ask(self, letter: Letter) -> Letter:
-        if self._site.paused:
-            raise Cut("this peer is paused.")
-        return await self._link.ask(letter)
-
-    async def close(self) -> None:
-        await self._link.close()
+    peer: Peer
+    roster: Roster
+    finding: Finding
 
 
 class PeerSite(Site):
@@ -72,7 +66,7 @@ class PeerSite(Site):
         super().__init__(home)
         self.assure_listens()
         self._silence, self._stays = silence, stays
-        self._serving: dict[str, tuple[Peer, Roster]] = {}
+        self._serving: dict[str, Serving] = {}
         self._server = GrpcServer(self._answer, self._admit, self._most)
         self._where, self._turn = "", asyncio.Lock()  # where it listens now
         self.trusted: frozenset[str] = frozenset()  # certificates of fellow members
@@ -82,6 +76,17 @@ class PeerSite(Site):
     async def join_as_peer(cls, home: Path, invitation: Invitation, address: str) -> PeerSite:
         await Site.join(home, invitation, check_address(address))
         return cls(home)
+
+    def moves(self, address: str) -> None:
+        """Have other peers reach this one at another address from now on; they find out."""
+        if check_address(address) != self.listens:
+            self.listens = address
+            about = json.loads((self.home / "site.json").read_text())
+            write(
+                self.home / "site.json",
+                json.dumps({**about, "listens": address}, indent=1).encode(),
+            )
+            self.audit.append("moved", address=address)
 
     # -- being asked -------------------------------------------------------------------------------
 
@@ -125,7 +130,7 @@ class PeerSite(Site):
         """Whom this peer answers."""
         return [
             member
-            for study, (_, roster) in self._serving.items()
+            for study, (_, roster, _) in self._serving.items()
             if self.site_studies.has_approved(study)
             for member in roster.peers
             if member.name != self.name and member.name not in self.members.revoked(study)
@@ -141,17 +146,19 @@ class PeerSite(Site):
         raise ArchipelError(f"{caller.name} is in no study with {self.name}")
 
     def _most(self, identity: str) -> int:
-        return SMALL + max((peer.most for peer, _ in self._serving.values()), default=0)
+        return SMALL + max((each.peer.most for each in self._serving.values()), default=0)
 
     async def _answer(self, identity: str, letter: Letter) -> Letter:
         if "study" not in letter.fields:
             raise Refused(f"a {letter.kind} is nothing that a peer sends.")
         if letter["study"] not in self._serving:
             raise Cut("not yet.")  # it will be asked again
-        peer, roster = self._serving[letter["study"]]
+        peer, roster, finding = self._serving[letter["study"]]
         member = next((each for each in roster.peers if each.identity == identity), None)
         if member is None or not self.site_studies.has_approved(roster.study):
             raise Refused(f"the caller and {self.name} are not both in this study.")
+        if letter.kind == "view" and not peer.liveness.of[member.party].gone:
+            return await finding.answer(letter)
         return await peer.answer(member.party, letter)
 
     # -- who is out --------------------------------------------------------------------------------
@@ -212,7 +219,9 @@ class PeerSite(Site):
             self.site_studies.folder(study),
         )
         party_state, path = party_state_at(self, study, data)
-        lanes, about = self._lanes(roster, party_state), described.study
+        lanes: dict[int, Lane] = {}
+        finding, about = self._finding(roster, lanes, say), described.study
+        lanes |= self._lanes(roster, party_state, finding)
         log = Log(folder / "rounds.jsonl")
 
         def report(told: Report) -> None:
@@ -234,11 +243,12 @@ class PeerSite(Site):
             counts=self.tells_counts(study),
         )
         self._drop(frozenset(), peer, roster, say)
-        self._serving[study] = peer, roster
+        self._serving[study] = Serving(peer, roster, finding)
         await self._listen_anew()
         telling = asyncio.create_task(self._telling(link, study, party_state, log))
         looking = asyncio.create_task(self._look_for_revoked(link, peer, roster, say))
         running = asyncio.create_task(peer.run())
+        others = [telling, looking, asyncio.create_task(finding.run(peer.mixing.around()))]
         try:
             while not running.done():
                 await asyncio.wait([running], timeout=1.0)
@@ -260,9 +270,9 @@ class PeerSite(Site):
                 async with asyncio.timeout(self._silence):
                     await log.all_told()
         finally:
-            for task in (running, telling, looking):
+            for task in (running, *others):
                 task.cancel()
-            await asyncio.gather(running, telling, looking, return_exceptions=True)
+            await asyncio.gather(running, *others, return_exceptions=True)
             for lane in lanes.values():
                 await lane.close()
         return peer.round
@@ -276,13 +286,41 @@ class PeerSite(Site):
             return False
         return states.get(study) == "done"
 
-    def _lanes(self, roster: Roster, party_state: PartyState) -> dict[int, Lane]:
+    def _finding(
+        self, roster: Roster, lanes: Mapping[int, Link], say: Callable[[str], None]
+    ) -> Finding:
+        """How this peer learns where the others are, and tells them where it is."""
+        mine, study = roster.member(self.name), roster.study
+        assert mine is not None
+
+        def out(j: int) -> bool:
+            return study in self._serving and self._serving[study].peer.liveness.of[j].gone
+
+        def moved(member: Member, address: str) -> None:
+            self.audit.append("found", study=study, peer=member.name, address=address)
+            say(f"{member.name} is at {address} now")
+
+        return Finding(
+            roster,
+            mine.party,
+            lanes,
+            self.site_studies.folder(study) / "addresses.json",
+            address=lambda: self.listens,
+            sign=self.identity.sign,
+            every=beat_every(self._silence),
+            out=out,
+            paused=lambda: self.paused,
+            moved=moved,
+        )
+
+    def _lanes(self, roster: Roster, party_state: PartyState, finding: Finding) -> dict[int, Lane]:
         most, lanes = SMALL + party_state.most + nbytes(party_state.anatomy.mixed), {}
         for member in roster.peers:
             if member.name != self.name:
                 trusted = port.credentials(self.home, [member.certificate])
-                link = GrpcLink(member.address, member.name, trusted, most)
-                lanes[member.party] = Lane(link, self)
+                where = partial(finding.address, member.party)
+                opened = partial(GrpcLink, name=member.name, credentials=trusted, most=most)
+                lanes[member.party] = Lane(where, opened, self)
         return lanes
 
     async def _telling(self, link: GrpcLink, study: str, party_state: PartyState, log: Log) -> None:

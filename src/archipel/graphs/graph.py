@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.errors import ArchipelError
-from archipel.graphs.weights import Edges, is_connected, pairs, second, without
+from archipel.graphs.weights import Edges, check_weights, pairs, parts, second, weighed, without
 
 if TYPE_CHECKING:
     from archipel.picture import Picture
@@ -42,6 +42,12 @@ class Topology:
     period: int = 1  # rounds after which W comes again: 1 for a fixed graph, 0 for never
     known_p: float | None = None  # p where it has a closed form
     learned: bool = False  # whether the algorithm learns the graph, and this is where it begins
+
+    def weighed(self, weights: str) -> Topology:
+        """Return the same graph with other mixing matrices: one of `WEIGHTS`."""
+        check_weights(weights)
+        name = self.name if weights == "metropolis" else f"{self.name}, weights {weights}"
+        return replace(self, name=name, rule=partial(_weighed, self.rule, weights))
 
     def sparse(self, t: int = 0, absent: Absent = ()) -> Any:
         """Return W^(t) as a scipy CSR array, float64."""
@@ -93,7 +99,8 @@ class Topology:
     def connected(self) -> bool:
         """Whether what a party knows reaches every other in the end."""
         nothing = csr_array((self.n, self.n))
-        return is_connected(sum((self.rule(t).affinity for t in self._rounds()), nothing))
+        joined = sum((self.rule(t).affinity for t in self._rounds()), nothing)
+        return not parts(joined).any()
 
     @cached_property
     def p(self) -> float:
@@ -171,3 +178,7 @@ class Topology:
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
+
+
+def _weighed(rule: Callable[[int], Edges], weights: str, t: int) -> Edges:
+    return weighed(rule(t).affinity, weights)
