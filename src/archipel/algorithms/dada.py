@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and the graph between them, learned together.  Zantedeschi, Bellet, Tommasi 2020 (Dada).
 
-AISTATS, https://arxiv.org/abs/1901.08460: problem (3) for models of any kind, by turns. With d_k the
-sum of party k's weights w_kl, all parties together minimise over models theta and weights w >= 0
+AISTATS, https://arxiv.org/abs/1901.08460: problem (3) for models of any kind, by turns. Let d_k be
+the sum of party k's weights w_kl. All together minimise over models theta and weights w >= 0
 
     sum_k d_k c_k L_k(theta_k) + mu1/2 sum_{k<l} w_kl |theta_k - theta_l|^2
         + mu2 ( lam |w|^2 - sum_k log(d_k + delta) ).
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from archipel.core import Party, Vector
 from archipel.training.schedules import Rate, rate
+from archipel.tree import Tree
 
 
 class Own(NamedTuple):
@@ -98,13 +99,13 @@ def surrounding(me: Party, mu1: float, theta: Vector) -> tuple[Vector, Tensor]:
 
 
 def weights_to(
-    me: Party, own: Tensor, mu1: float, mu2: float, lam: float, delta: float, least: float
+    me: Party, own: Tree, mu1: float, mu2: float, lam: float, delta: float, least: float
 ) -> None:
-    """Set the weights to those asked, so that the objective falls.
+    """Set the weights to those asked so that the objective falls; `own` is model, loss and more.
 
     Let D_l be the change of w_kl, a_l = c_k L_k + c_l L_l + mu1/2 |theta_k - theta_l|^2, and d with
     delta in it. The weights are in sum_l a_l D_l + mu2 (lam sum_l (w_kl + D_l)^2
-    - log(d_k + sum_l D_l) - sum_l log(d_l + D_l)), of which two bounds make functions of one D each:
+    - log(d_k + sum_l D_l) - sum_l log(d_l + D_l)). Two bounds make it functions of one D each:
     -log(d_k + sum_l D_l) <= -1/kappa sum_l log(d_k + kappa D_l), as -log is convex, and
     -log(1 + D/d) <= -e/d log(1 + D/e) for e <= d and all D > -e: the derivative of the difference
     has the sign of D. With e = min(d_k / kappa, d_l), u = e + D and S = mu2 e (1/d_k + 1/d_l) the

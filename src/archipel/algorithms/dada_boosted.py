@@ -126,6 +126,4 @@ class DadaBoosted:
 
 def _smallest(p: int) -> torch.dtype:
     """The smallest type that has the integers from -p to p."""
-    return next(
-        t for t in (torch.int8, torch.int16, torch.int32) if p <= torch.iinfo(t).max
-    )
+    return next(t for t in (torch.int8, torch.int16, torch.int32) if p <= torch.iinfo(t).max)
