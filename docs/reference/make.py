@@ -59,7 +59,8 @@ NAMES = {  # the public names, by what one wants to do
     "Each Batch Blueprint Descent Examples topology check_algorithm",
     "Between parties and server": "Adversary Privacy Wire check_step",
     "Algorithms": "Alone APGD1 APGD2 Collaborative Coordinate Ditto DSGD FedAsync FedAvg FedBN "
-    "FedBuff FedDyn FedNova FedOpt FedPer FedProx FedRep FedSGD FineTuned Gossip KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe "
+    "FedBuff FedDyn FedNova FedOpt FedPer FedProx FedRep FedSGD FineTuned Gossip "
+    "KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe "
     "Propagation Scaffold Walk Walkman",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
     "Underneath": "LocalEngine Plan ArchipelError",

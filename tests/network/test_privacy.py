@@ -330,6 +330,9 @@ def test_how_many_records_are_in_a_sample_does_not_leave():
     seen = []
 
     class Rules(Policy):
+        def check_model(self, model, w):
+            pass
+
         def check_upload(self, records, rows):
             seen.append(records)
 

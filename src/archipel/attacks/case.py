@@ -10,6 +10,8 @@ audit (`archipel.audit`) judges what they give back:
 - **inversion**: one upload, with the model it belongs to (`Letter`). Gives records.
 - **property**: uploads of runs the adversary made, with and without a property, and one of which it
   wants to know. Gives a number.
+- **differencing**: sums over different parties. Gives what follows of each.
+- **imprint**: says which model is sent, and is given the `Letter` that comes back. Gives records.
 
 An attack is a frozen dataclass of its settings with one method; its class attributes say its
 `family`, and `needs`, of which an adversary must have one. A package adds names with the group of
@@ -28,6 +30,7 @@ from archipel.core import Vector
 from archipel.models.model import Model
 
 Family = Literal["membership", "inversion", "property", "differencing", "imprint"]
+Tells = Literal["records", "labels", "symbols"]  # what an inversion makes of an upload
 Has = Literal[
     "final",  # the model at the end
     "models",  # the model of every round
@@ -84,15 +87,16 @@ class Letter:
 class Records(NamedTuple):
     """Records that an attack made of an upload."""
 
-    x: Tensor  # [r, *shape]
+    x: Tensor  # [r, *shape]; [r] symbols of a text where these are told
     y: Tensor | None = None  # [r] classes, where it found them
 
 
 class Inversion(Protocol):
-    """Makes records of an upload."""
+    """Makes records of an upload, or tells their labels or symbols."""
 
     family: ClassVar[Family]
     needs: ClassVar[frozenset[Has]]
+    tells: ClassVar[Tells]
 
     def applies(self, letter: Letter) -> str:
         """Why it does not apply; empty where it does."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from archipel.attacks.case import Family, Has, Letter, Records
+from archipel.attacks.case import Family, Has, Letter, Records, Tells
 from archipel.attacks.gradients import gradient_of, soft_loss
 
 _MOST = 16  # records behind an upload: beyond, nothing is found and it takes long
@@ -31,6 +31,7 @@ class DLG:
     starts: int = 4
     family: ClassVar[Family] = "inversion"
     needs: ClassVar[frozenset[Has]] = frozenset({"single", "mean", "models"})
+    tells: ClassVar[Tells] = "records"
 
     def applies(self, letter: Letter) -> str:
         if letter.classes == 0 or not letter.low.is_floating_point():

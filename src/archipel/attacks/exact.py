@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from archipel.attacks.case import Family, Has, Letter, Records
+from archipel.attacks.case import Family, Has, Letter, Records, Tells
 from archipel.models.model import Model
 
 _SMALL = 1e-6  # of the largest bias' gradient: below, a quotient is rounding
@@ -32,6 +32,7 @@ class Exact:
     most: int = 512  # candidates, those of the largest gradients
     family: ClassVar[Family] = "inversion"
     needs: ClassVar[frozenset[Has]] = frozenset({"single", "mean", "models"})
+    tells: ClassVar[Tells] = "records"
 
     def applies(self, letter: Letter) -> str:
         return "" if first_dense(letter.model) else "the first layer is not dense, with biases"

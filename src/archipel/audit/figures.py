@@ -8,6 +8,7 @@ from math import exp
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from archipel.audit.findings import Audit, Picture
 from archipel.report.figures import WIDTH
@@ -16,6 +17,7 @@ from archipel.report.style import AMBER, BLUE, GREEN, GREY, INK, ORANGE, PINK, S
 _COLOURS = (ORANGE, BLUE, GREEN, PINK, AMBER, SKY, INK)
 _LEAST = 1e-3  # false positives that the curve begins with
 _SHOWN = 7  # curves
+_PICTURES = 4  # attacks whose records are shown
 _FEATURES = 16  # of a table's record that are drawn
 
 
@@ -32,7 +34,8 @@ def figures(audit: Audit) -> dict[str, Figure]:
 def records(audit: Audit) -> dict[str, Figure]:
     """Records beside what each attack made of them."""
     with styled():
-        return {each.attack: _beside(each, audit) for each in audit.pictures}
+        best = sorted(audit.pictures, key=lambda each: min(each.distance))[:_PICTURES]
+        return {each.attack: _beside(each, audit) for each in best}
 
 
 def _roc(audit: Audit) -> Figure:
@@ -50,6 +53,9 @@ def _roc(audit: Audit) -> Figure:
         axes.plot(at, np.minimum(top, turned), color=INK, lw=1.4, ls="--", label=label)
     axes.axvline(0.01, color=GREY, lw=0.6)
     axes.set(xscale="log", yscale="log", xlim=(_LEAST, 1), ylim=(_LEAST, 1.05))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        axis.set_minor_formatter(lambda value, _: "")
     axes.set_xlabel("false positives: records that were not used, and are accused")
     axes.set_ylabel("true positives")
     axes.grid(visible=True, which="major")
@@ -66,6 +72,7 @@ def _rounds(audit: Audit) -> Figure:
         axes.plot(t, value, color=colour, marker="o", ms=4, lw=1.6, label=name)
     axes.axhline(0.5, color=GREY, lw=1.2, ls=":")
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("area under the curve")
     axes.grid(visible=True, axis="y")
     axes.legend(loc="best", fontsize=8.5)
@@ -79,9 +86,11 @@ def _beside(picture: Picture, audit: Audit) -> Figure:
 
 
 def _images(picture: Picture) -> Figure:
-    count = len(picture.true)
-    figure = Figure(figsize=(1.9 * max(count, 3), 3.9), layout="constrained")
-    axes = figure.subplots(2, count, squeeze=False)
+    count = min(len(picture.true), 6)
+    figure = Figure(figsize=(1.4 * 6, 3.2), layout="constrained")
+    axes = figure.subplots(2, 6, squeeze=False)
+    for each in axes.flat:
+        each.set_axis_off()
     low, high = float(picture.true.min()), float(picture.true.max())
     for i in range(count):
         for row, tensor in enumerate((picture.true[i], picture.made[i])):
@@ -89,7 +98,6 @@ def _images(picture: Picture) -> Figure:
             if shown.ndim == 3:
                 shown = shown[0] if len(shown) == 1 else np.moveaxis(shown[:3], 0, -1)
             axes[row, i].imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axes[row, i].set_axis_off()
         axes[1, i].set_title(f"{picture.peak[i]:.0f} dB", fontsize=9)
     axes[0, 0].set_title("the record", fontsize=9, loc="left")
     return figure
@@ -97,8 +105,8 @@ def _images(picture: Picture) -> Figure:
 
 def _tables(picture: Picture, audit: Audit) -> Figure:
     """A table's records: each feature of the record, and of what was made of it."""
-    count = min(len(picture.true), 2)
-    figure = Figure(figsize=(WIDTH, 2.6 * count), layout="constrained")
+    count = 1
+    figure = Figure(figsize=(WIDTH, 2.5 * count), layout="constrained")
     axes = figure.subplots(count, 1, squeeze=False)[:, 0]
     true, made = picture.true.flatten(1), picture.made.flatten(1)
     width = min(true.shape[1], _FEATURES)

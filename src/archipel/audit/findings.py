@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from archipel.attacks.case import Family
@@ -61,7 +62,7 @@ class Learnt:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
     """Records beside what an attack made of them."""
 
@@ -70,6 +71,13 @@ class Picture:
     made: Tensor  # [r, *shape]
     peak: Sequence[float]  # dB
     distance: Sequence[float]  # in standard deviations
+
+    def joined(self, other: Picture) -> Picture:
+        """Both together."""
+        return Picture(
+            self.attack, torch.cat([self.true, other.true]), torch.cat([self.made, other.made]),
+            [*self.peak, *other.peak], [*self.distance, *other.distance],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,13 @@ class Audit:
         return found
 
 
+_WEIGHTS = {"property": 0.5, "differencing": 0.2}  # records harm people most
+_LESSER = {"labels": 0.3, "tokens": 0.6}
+
+
 def _excess(finding: Finding) -> float:
-    """How much better than guessing: 1 where everything is found."""
+    """How much better than guessing, 1 where everything is found; less where it tells less."""
     assert finding.score is not None
-    chance = finding.chance or 0.0
-    return (finding.score - chance) / max(1e-9, 1 - chance)
+    chance, weight = finding.chance or 0.0, _WEIGHTS.get(finding.family, 1.0)
+    weight *= _LESSER.get(finding.name, 1.0)
+    return weight * (finding.score - chance) / max(1e-9, 1 - chance)

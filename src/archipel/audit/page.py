@@ -42,6 +42,7 @@ def render(audit: Audit) -> str:
     return page.render(
         audit=audit,
         meta=words.meta(audit),
+        bound=words.bound(audit),
         tiles=_tiles(audit),
         figures=pictures,
         records=made,

@@ -35,10 +35,10 @@ def sentence(audit: Audit) -> str:
     if worst is None:
         return (
             "No attack that was tried did better than guessing, as far as "
-            f"{audit.records:,} records can tell{_bound(audit)}."
+            f"{audit.records:,} records can tell."
         )
     learnt, finding = worst
-    return f"{learnt.adversary.title} {_could(finding)}{_bound(audit)}."
+    return f"{learnt.adversary.title} {_could(finding)}."
 
 
 def _could(finding: Finding) -> str:
@@ -49,18 +49,31 @@ def _could(finding: Finding) -> str:
             f"could tell of {score} of the records that were used that they were, accusing 1 % of "
             f"those that were not ({finding.name}; by guessing {chance})"
         )
+    if finding.family == "property":
+        return (
+            f"could tell a property of a party's records from its upload: a party that has it "
+            f"ranks above one that has not {score} of the time ({finding.name}; by guessing "
+            f"{chance})"
+        )
+    if finding.family in ("inversion", "imprint") and "made again" not in finding.measure:
+        what = finding.measure.partition(",")[0]
+        return f"could tell {score} {what} ({finding.name}; by guessing {chance})"
     if finding.family in ("inversion", "imprint"):
         return (
             f"could make {score} of the records behind an upload again ({finding.name}; {chance} "
             "are as near by chance)"
         )
-    return f"could learn {finding.measure}: {score} ({finding.name}; by guessing {chance})"
+    return f"could learn, of {score} {finding.measure.removeprefix('of ')} ({finding.name})"
 
 
-def _bound(audit: Audit) -> str:
+def bound(audit: Audit) -> str:
+    """What holds for attacks that were not tried."""
     if audit.epsilon is None:
-        return "; nothing is promised, so nothing bounds what a better attack would find"
-    return f"; ε = {audit.epsilon:.3g} bounds what any attack finds, also those not tried here"
+        return "Nothing is promised, so nothing bounds what a better attack would find."
+    return (
+        f"The study's ε = {audit.epsilon:.3g} bounds what any attack finds, also one that was not "
+        "tried here, for those against whom its promise holds."
+    )
 
 
 def _lower(learnt: Learnt) -> str:

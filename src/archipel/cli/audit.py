@@ -17,7 +17,7 @@ from archipel.cli import options as o
 from archipel.errors import clean
 
 if TYPE_CHECKING:
-    from archipel.audit.auditing import Say
+    from archipel.audit.work import Say
     from archipel.study.file import Study
 
 
@@ -74,7 +74,8 @@ def audit(
         o.print_json(document)
         return
     console = Console()
-    console.print(escape(clean(found.sentence)), highlight=False, soft_wrap=True)
+    said = f"{found.sentence} {words.bound(found)}"
+    console.print(escape(clean(said)), highlight=False, soft_wrap=True)
     console.print()
     console.print(words.table(found))
     console.print(f"\n{escape(clean(str(written)))}", highlight=False, soft_wrap=True)

@@ -70,6 +70,7 @@ class LocalParty:
     neighbours: Neighbours | None = None  # whom they talk to, where there are no rounds
     turns: Ints | None = None  # [m] how often each had its turn before in the round
     edges: int = 0  # of a party at most, in a graph that stays
+    parties: int | None = None  # of the federation, where the data of most is elsewhere
     whole: Points | None = None  # all points of each, padded, where somebody has them at hand
     secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
     each: bool = False  # whether the last reply of the round was a row to each party
@@ -123,7 +124,7 @@ class LocalParty:
 
     @property
     def blueprint(self) -> Blueprint:
-        return blueprint(self.model, self.data, self.seed, self.edges)
+        return blueprint(self.model, self.data, self.seed, self.edges, self.parties)
 
     @property
     def gradients(self) -> int:
@@ -696,8 +697,10 @@ def drawn_secrets(parties: int) -> Tensor:
     return torch.frombuffer(drawn, dtype=torch.uint8).view(-1, 32)
 
 
-def blueprint(model: Model, data: Federation, seed: int, edges: int = 0) -> Blueprint:
+def blueprint(
+    model: Model, data: Federation, seed: int, edges: int = 0, parties: int | None = None
+) -> Blueprint:
     """What an algorithm may know of the problem before the first round."""
     classes = data.classes or None
     form = (model.spec, tuple(data.shape), classes, seed, model.norms)
-    return Blueprint(*form, edges, data.training)
+    return Blueprint(*form, edges, parties or data.training)

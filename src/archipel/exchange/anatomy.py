@@ -132,6 +132,11 @@ class Anatomy(NamedTuple):
     wire: OnWire = OnWire()
 
     @property
+    def between(self) -> list[Tensor]:
+        """What a peer sends to another in its round, or in its turn."""
+        return leaves((self.mixed, self.told, self.said, self.swapped, self.token))
+
+    @property
     def counts_at(self) -> int:
         """The message from which on a party is in the round, whatever becomes of it later."""
         return len(self.messages) + self.counted

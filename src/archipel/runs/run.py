@@ -240,8 +240,20 @@ class Run:
             return {}
         if self.kept.always:
             return dict.fromkeys(self.kept.uses, self.done) if self.done else {}
+        if self.kept.wakes:
+            return self._woken(self.kept)
         asked = Counter(int(k) for cohort in self.participation for k in cohort.sampled)
         return {k: rounds for k, rounds in asked.items() if k in self.kept.uses}
+
+    def _woken(self, kept: Kept) -> dict[int, int]:
+        """Wake-ups of each party so far; it rests when its budget is spent."""
+        from archipel.engines.schedule import woken
+
+        woke = Counter[int]()
+        for t, cohort in enumerate(self.participation):
+            if cohort.counted:
+                woke.update(woken(self.seed, t, np.sort(cohort.present)).tolist())
+        return {k: min(times, kept.rounds) for k, times in woke.items() if k in kept.uses}
 
     @property
     def scorecard(self) -> Scorecard:

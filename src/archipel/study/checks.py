@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Set
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,8 @@ def check_names(network: Network, graph: Graph) -> None:
         raise unknown("model.loss", network.loss, LOSSES)
     if graph.name is not None and graph.name.partition(":")[0] not in TOPOLOGIES:
         raise unknown("topology.name", graph.name, TOPOLOGIES)
+    if graph.pause is not None and not 0 <= graph.pause < inf:
+        raise ArchipelError(f"topology.pause = {graph.pause}: give seconds, 0 or more.")
 
 
 def check_graph(graph: Graph, base: Path, elsewhere: bool) -> None:

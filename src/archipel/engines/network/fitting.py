@@ -60,11 +60,14 @@ def fitted(
     wire: Wire | None = None,
     parties: int = 16,
     kept_by: Protection | None = None,
+    edges: int = 0,
+    among: int | None = None,
 ) -> tuple[Boxes, Anatomy]:
     """The algorithm on the wire, and what a round of it sends, found on two points of party k.
 
     `parties` are those of the study, about: what grows with them is told from how it grows.
-    `kept_by` is what keeps a promise of privacy, at this end.
+    `kept_by` is what keeps a promise of privacy, at this end. `edges` are those of a peer at most,
+    in a graph that stays, `among` the parties of the study, where they are known.
     """
     buffers = model.buffers[None].clone() if model.buffer_spec.size else None
     bare = Boxes(algorithm)
@@ -72,7 +75,8 @@ def fitted(
     me = LocalParty(
         data, model, model.one, np.array([k]), seed, 0, (), buffers=buffers, limit=2, mixed=[],
         draws=model.one.draws(data.x[:2]), mixing=(lambda x, coded=None: x) if bare.peer else None,
-        clipping=None if kept_by is None else kept_by.clipping,
+        clipping=None if kept_by is None else kept_by.clipping, edges=edges,
+        parties=among,
     )  # fmt: skip
     boxes = statistics.joined(inside, model)
     if bare.asynchronous:

@@ -51,6 +51,8 @@ class Gossip:
     both make alike: it travels as it is, and tells of nothing that has not passed them.
     """
 
+    kinds = ("vector",)
+
     def __init__(
         self,
         party: int,

@@ -16,6 +16,7 @@ from archipel.core import Algorithm, PeerAlgorithm, ServerAlgorithm
 from archipel.data.federation import Federation
 from archipel.engines.engine import Outcome
 from archipel.engines.network.answers import Answers
+from archipel.engines.network.company import most_edges
 from archipel.engines.network.engine import NetworkEngine
 from archipel.engines.network.fitting import fitted, protected
 from archipel.engines.network.in_memory import MemoryLink
@@ -154,7 +155,7 @@ class Circle:
         algorithm: PeerAlgorithm,
         data: Federation,
         model: Model,
-        topology: Topology,
+        topology: Topology | None,
         rounds: int,
         *,
         asynchronous: bool = False,
@@ -163,7 +164,9 @@ class Circle:
         cuts: Sequence[tuple[float, float]] = (),
         wire: Wire | None = None,
         privacy: Privacy | None = None,
+        pause: float = 0.0,
     ) -> None:
+        self._pause = pause
         self._promised = _promised(privacy, rounds)
         self._parts, self._wire = (algorithm, data, model, topology), wire
         self._rounds, self._asynchronous, self._silence = rounds, asynchronous, silence
@@ -180,12 +183,13 @@ class Circle:
     def begin(self, k: int) -> Peer:
         """Start peer k from what is on its disk."""
         algorithm, data, model, topology = self._parts
-        party_state = _party(algorithm, data, model, k, self._wire, **self._promised)
+        edges = 0 if topology is None else most_edges(topology)
+        party_state = _party(algorithm, data, model, k, self._wire, edges=edges, **self._promised)
         links = {j: self._link(k, j) for j in range(data.training) if j != k}
         peer = self.up[k] = Peer(
             party_state, topology, links, Words("twin", self._rounds), self.disks[k],
             asynchronous=self._asynchronous, silence=self._silence, deadline=self._deadline,
-            report=lambda report: self._reported(peer, report),
+            pause=self._pause, report=lambda report: self._reported(peer, report),
         )  # fmt: skip
         self.tasks[k] = asyncio.create_task(peer.run())
         return peer

@@ -13,7 +13,7 @@ of what it gets, never objects, and refuses a letter before it takes memory for 
 class names, no pickle.
 
 A letter's name is the SHA-256 of its header and of the SHA-256 of each array: who signs the arrays
-and who names the letter hash their bytes once.
+and who names the letter hash their bytes once. One file, since the list of kinds is a third of it.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "gradients": (int,),
         "up": (int,),
         "down": (int,),
+        "edges": (dict, type(None)),  # a peer's own, with their weights, where they are learned
         "log": (str, type(None)),
         "signature": (bytes,),
     },
@@ -159,6 +160,59 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "doing": (str,),
         "gave_up": (list, type(None)),
     },
+    "news": {  # what a peer that woke says to its neighbours: what they hold of it gets this number
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "degree": (float,),
+        "signature": (bytes,),
+    },
+    "copy": {  # the whole of what a peer tells
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "degree": (float,),
+        "signature": (bytes,),
+    },
+    "asks": {"study": (str,), "round": (int,), "number": (int,)},  # for that
+    "holds": {"study": (str,), "round": (int,), "number": (int,)},  # what a peer has of another
+    "edge": {  # between the two peers, and how often it changed
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "weight": (float,),
+        "signature": (bytes,),
+    },
+    "meet": {  # what a peer gives another in a meeting, and is given there
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "meeting": (int,),
+        "signature": (bytes,),
+    },
+    "met": {  # what became of a meeting; None: a question, or not decided
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "meeting": (int,),
+        "counts": (bool, type(None)),
+    },
+    "token": {  # with how often it was passed on, and found again
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "hop": (int,),
+        "epoch": (int,),
+        "signature": (bytes,),
+    },
+    "seen": {  # the newest that a peer has seen of a token, and whether it is busy with another
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "hop": (int,),
+        "epoch": (int,),
+        "busy": (bool,),
+    },
     "view": {  # where members are, each in its own words: as many of each
         "study": (str,),
         "parties": (list,),
@@ -175,6 +229,8 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "heard": {"signatures": (dict,)},  # of the sites whose bytes are its arrays, in this order
     "said": {"study": (str,), "number": (int,)},  # to all, in a private mean: bytes are its array
 }
+
+VECTORS = ("upload", "vector", "news", "copy", "meet", "token")  # what was computed
 
 
 class BadLetter(ArchipelError):

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -197,16 +198,23 @@ class Words:
         return Letter("beat", {**fields, "gave_up": None if gave_up is None else list(gave_up)})
 
     def vector(self, at: At, *arrays: Tensor) -> Letter:
-        fields = {"study": self.study, "round": at[0], "number": at[1]}
-        letter = Letter("vector", fields, [x.detach() for x in arrays])
+        return self.signed("vector", at, arrays)
+
+    def signed(self, kind: str, at: At, arrays: Sequence[Tensor] = (), **fields: Any) -> Letter:
+        """A letter that others can show."""
+        letter = self.plain(kind, at, **fields)
+        letter = Letter(kind, letter.fields, [x.detach() for x in arrays])
         return letter.adding(signature=self.sign(letter))
 
-    def place(self, letter: Letter) -> At:
-        """Where in the study a letter belongs; what no peer says is refused."""
-        if letter.kind not in ("beat", "vector"):
+    def plain(self, kind: str, at: At, **fields: Any) -> Letter:
+        return Letter(kind, {"study": self.study, "round": at[0], "number": at[1], **fields})
+
+    def place(self, letter: Letter, kinds: Collection[str] = ("vector",)) -> At:
+        """Where in the study a letter belongs; what no peer of it says is refused."""
+        if letter.kind != "beat" and letter.kind not in kinds:
             raise Refused(f"a {letter.kind} is nothing that a peer sends.")
         t, number = letter["round"], letter["number"]
-        if not (0 <= t <= self.rounds and 0 <= number <= _MOST):
+        if not (0 <= t <= self.rounds and 0 <= number <= max(_MOST, 2 * self.rounds)):
             raise Refused(f"round {t + 1}, exchange {number + 1}: there is none.")
         return t, number
 

@@ -42,9 +42,10 @@ from archipel.engines.network.transport import Refused
 from archipel.engines.network.turn import Arrays, Own, Turn, same, tree
 from archipel.engines.party import LocalParty, drawn_secrets
 from archipel.engines.protection import Protection, simulated
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange import statistics
 from archipel.exchange.anatomy import pair, same_form
+from archipel.exchange.neighbours import Neighbours
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
 from archipel.privacy.correlated import begun_anew, kept_on
@@ -78,6 +79,7 @@ class PartyState:
         separation: int = 1,
         study: str = "",
         identities: Identities | None = None,
+        edges: int = 0,
     ) -> None:
         """`data` holds this party alone; `party` is its number in the study of so many rounds.
 
@@ -87,7 +89,7 @@ class PartyState:
         it raises: then nothing is computed. After a round the party sits out the next
         `separation` - 1. `study` and `identities` are for protocols between parties: what names the
         study at both ends, and the keys that parties know each other by, those of a simulation
-        unless given.
+        unless given. `edges` are those of a peer at most, in a graph that stays.
         """
         check_algorithm_fields(algorithm)
         check_fit(model, data)
@@ -95,6 +97,7 @@ class PartyState:
         self.data = numbered(data.as_trained(), party)
         self._test = Test.of(self.data, party, model)
         self._cohort, self._private = parties or _COHORT, private
+        self._parties, self._edges = parties, edges
         at = (algorithm, self.data, model, party)
         several = min(self._cohort, 8)
         self.protection: Protection | None = None
@@ -105,7 +108,7 @@ class PartyState:
             )  # fmt: skip
         self._charge, self._separation = charge, separation
         self._study, self._identities = study, identities or Simulated(party, seed)
-        self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection)
+        self.boxes, self.anatomy = fitted(*at, seed, wire, several, self.protection, edges, parties)
         if self.boxes.peer and separation > 1:
             raise ArchipelError(
                 f"round.separation = {separation}: {self.boxes.name} has no server that asks, and "
@@ -194,7 +197,7 @@ class PartyState:
             turn = turn.until(number)  # done again, with other parties
         is_next = number == len(turn.inbox)
         if is_next:
-            self._said(number, arrays)
+            self._look_at(number, self._said(number, arrays))
         if self._shown and turn.attempt != attempt:
             turn.charged = b""  # others may have seen a mean of the attempt before
         self.turn, turn.attempt = turn, attempt
@@ -208,6 +211,12 @@ class PartyState:
                 turn.talk = turn.me = None
                 raise
         return turn.outbox[number], turn.gradients[number]
+
+    def _look_at(self, number: int, said: Tree) -> None:
+        """Have the owner's rules look at the model that came, where it comes as it is."""
+        w = first(said)
+        if number == 0 and self._rules is not None and w.shape == self.model.w.shape:
+            self._rules.check_model(self.model, w)
 
     def _said(self, number: int, arrays: Arrays) -> Tree:
         """What the server says in message `number`: the shared state, then replies."""
@@ -386,11 +395,7 @@ class PartyState:
         """
 
         def checked(x: Tensor, *coded: Any) -> Tensor:
-            used, self._used[:] = int(self._used.sum()), False
-            if self._rules is not None and used:
-                self._rules.check_upload(self._behind(used), self.rows)
-            if self.secrets is None and me.secrets is not None:
-                self.secrets = t, me.secrets
+            self.leaving()
             mixed = mixing(x, *coded)
             heard.update(mixed.detach().numpy().tobytes())
             return mixed
@@ -411,6 +416,42 @@ class PartyState:
         same_form(f"{self.boxes.name}.party", self.anatomy.own, state)
         self.secrets = None
         return self._kept(me, state), self._told_gradients(me)
+
+    def awake(
+        self, t: int, company: Neighbours | None, *token: Tree, again: int = 0
+    ) -> tuple[Own, Tree, int]:
+        """A turn by a clock of the peer's own: its state after it, the token, the gradients.
+
+        It had `again` turns in round t before. What it asks of others goes through `company`;
+        nothing else may leave before the state is on the disk.
+        """
+        me = self._me(t, self.own.buffers, company=company, again=again)
+        self.me = me
+        self.draw(t)
+        self._pay_alone(t)
+        me.secrets, me.used = None if self.secrets is None else self.secrets[1], self._used
+        name = f"{self.boxes.name}.party"
+        found = self.boxes.party(me, *token, self.own.state)
+        passed, state = pair(name, "token, own", found) if token else (None, found)
+        same_form(name, self.anatomy.own, state)
+        same_form(f"the token {name}", token[0] if token else None, passed)
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves((passed, state))):
+            raise RunFailed(f"round {t + 1}: the model is no longer finite: lower lr.")
+        self.leaving()
+        self.secrets = None
+        passed = tree_map(lambda leaf: leaf.detach().clone(), passed)
+        return self._kept(me, state), passed, self._told_gradients(me)
+
+    def leaving(self) -> None:
+        """Something of a peer's turn leaves: refuse what the owner does not allow.
+
+        What `secrets` are then must be on the disk first.
+        """
+        used, self._used[:] = int(self._used.sum()), False
+        if self._rules is not None and used:
+            self._rules.check_upload(self._behind(used), self.rows)
+        if self.secrets is None and self.me is not None and self.me.secrets is not None:
+            self.secrets = self.me.round, self.me.secrets
 
     def draw(self, t: int) -> None:
         """Have secrets for round t without a server, where its noise is promised.
@@ -442,7 +483,14 @@ class PartyState:
         buffers = me.buffers[0].clone() if self._keeps_own and me.buffers is not None else None
         return Own(tree_map(lambda leaf: leaf.detach().clone(), own), buffers, True)
 
-    def _me(self, t: int, buffers: Tensor | None, mixing: Any = None) -> LocalParty:
+    def _me(
+        self,
+        t: int,
+        buffers: Tensor | None,
+        mixing: Any = None,
+        company: Neighbours | None = None,
+        again: int = 0,
+    ) -> LocalParty:
         if buffers is None and self.model.buffer_spec.size:
             buffers = self.model.buffers
         return LocalParty(
@@ -457,6 +505,10 @@ class PartyState:
             draws=self._draws,
             separable=self._separable,
             mixing=mixing,
+            neighbours=company,
+            turns=np.array([again]) if again else None,
+            edges=self._edges,
+            parties=self._parties,
             private=self._private,
             used=self._unused(),
             clipping=None if self.protection is None else self.protection.clipping,

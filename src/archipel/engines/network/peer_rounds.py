@@ -60,6 +60,8 @@ _NEVER: At = (-1, 0)
 class Rounds:
     """Mixing in rounds that all peers have in common."""
 
+    kinds = ("vector",)
+
     def __init__(
         self,
         party: int,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One peer of a study without a server: its rounds, its answers to others, its state on the disk.
 
-Peers mix in rounds that all have in common (`rounds.py`), or each at its own pace (`gossip.py`).
+Peers mix in rounds that all have in common (`peer_rounds.py`), or each at its own pace
+(`gossip.py`); or they have turns by clocks of their own, and talk as the algorithm says: they wake
+(`waking.py`), meet (`meeting.py`), or a token walks (`walking.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ import torch
 
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
+from archipel.engines.network.company import PAUSE, Pace
 from archipel.engines.network.exchanges import Behind, Store
 from archipel.engines.network.gossip import Gossip
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import SILENCE, Liveness, Over, Words
+from archipel.engines.network.meeting import Meeting
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peer_rounds import Rounds
 from archipel.engines.network.transport import Link, Refused
-from archipel.errors import RunFailed
+from archipel.engines.network.turn import Own
+from archipel.engines.network.waking import Waking
+from archipel.errors import ArchipelError, RunFailed
 from archipel.graphs import Topology
 from archipel.tree import leaves, nbytes
 
@@ -37,6 +43,10 @@ class Report(NamedTuple):
     gradients: int
     up: int  # bytes of vectors
     down: int
+    edges: dict[int, float] | None = None  # its own, with their weights, where they are learned
+
+
+Clocked = Waking | Meeting  # by clocks of their own
 
 
 class Peer:
@@ -45,7 +55,7 @@ class Peer:
     def __init__(
         self,
         party_state: PartyState,
-        topology: Topology,
+        topology: Topology | None,
         links: Mapping[int, Link],
         words: Words,
         store: Store,
@@ -57,23 +67,20 @@ class Peer:
         paused: Callable[[], bool] = lambda: False,
         report: Callable[[Report], None] = lambda _: None,
         counts: bool = True,
+        pause: float = PAUSE,
     ) -> None:
         """`links` lead to all other peers of the study, by number.
 
         `deadline` is how long another is waited for in an exchange, in seconds. Without `counts`
-        nobody is told of gradients, whose number is that of points.
+        nobody is told of gradients, whose number is that of points. `pause` are the seconds between
+        two turns of a peer with a clock of its own, on average.
         """
         self.party_state, self.words, self._store, self._report = party_state, words, store, report
         self._every, self._counts = evaluate_every, counts
         self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.liveness = Liveness(links, silence, deadline, paused)
-        party, seed, liveness = party_state.party, party_state.seed, self.liveness
-        self._coding = Coding.of(party_state.boxes, seed)
-        self.mixing: Rounds | Gossip = (
-            Gossip(party, topology, liveness, words, self._keep, seed, self._coding)
-            if asynchronous
-            else Rounds(party, topology, liveness, words, store, self._coding)
-        )
+        self._coding = Coding.of(party_state.boxes, party_state.seed)
+        self.mixing = self._mixing(topology, asynchronous, pause)
         kept = store.kept()
         self.round = 0  # that the own state on the disk is from before
         if "own" in kept:
@@ -83,6 +90,24 @@ class Peer:
             party_state.secrets = None
         self._secrets = party_state.secrets  # on the disk
         self.mixing.restore(kept, (self.round, 0))
+
+    def _mixing(
+        self, topology: Topology | None, asynchronous: bool, pause: float
+    ) -> Rounds | Gossip | Clocked:
+        """How this peer talks to others."""
+        state, liveness, words = self.party_state, self.liveness, self.words
+        clock, party = state.boxes.clock, state.party
+        pace = Pace(state.seed, party, pause)
+        if clock == "wakes":
+            return Waking(state, topology, liveness, words, self._keep, pace)
+        if topology is None:
+            raise ArchipelError(f'{state.boxes.name} needs a topology: give one, such as "ring".')
+        if clock == "meetings":
+            return Meeting(state, topology, liveness, words, self._keep, pace)
+        if asynchronous:
+            seed, coding = state.seed, self._coding
+            return Gossip(party, topology, liveness, words, self._keep, seed, coding)
+        return Rounds(party, topology, liveness, words, self._store, self._coding)
 
     @property
     def done(self) -> bool:
@@ -99,7 +124,7 @@ class Peer:
     def most(self) -> int:
         """Bytes of the largest letter that a peer may send."""
         plain = (self.party_state.model.w, *(chain.form for chain in self._coding.chains))
-        return (1 << 16) + max(map(nbytes, (*plain, *self.party_state.anatomy.mixed)))
+        return (1 << 16) + max(*map(nbytes, plain), nbytes(tuple(self.party_state.anatomy.between)))
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Answer a letter of peer j, whom TLS has told apart."""
@@ -107,13 +132,13 @@ class Peer:
             raise Refused("not a peer of this study.")
         if self.liveness.of[j].gone:
             raise Refused("revoked: this peer goes on without it.")
-        t, number = self.words.place(letter)
+        t, number = self.words.place(letter, self.mixing.kinds)
         if letter["study"] != self.words.study:
             raise Refused("a letter of another study.")
-        if letter.kind == "vector":
+        if "signature" in letter.fields:
             self.words.check(j, letter)
         self.liveness.note(j, letter)
-        if letter.kind == "vector":
+        if letter.kind != "beat":
             return await self.mixing.answer(j, letter)
         is_last = letter.fields.get("gave_up") == [t, number]
         return (self.mixing.last(j, (t, number)) if is_last else None) or self.told(j)
@@ -137,6 +162,8 @@ class Peer:
 
     async def run(self) -> Any:
         """Take part until the rounds are done; return the own state."""
+        if isinstance(self.mixing, Clocked):
+            self.mixing.start()
         beats = asyncio.create_task(self.liveness.beat(self.mixing.around, self.told))
         try:
             while not self.done:
@@ -147,8 +174,12 @@ class Peer:
             return self.party_state.own.state
         finally:
             self.liveness.leave()
-            beats.cancel()
-            await asyncio.gather(beats, return_exceptions=True)
+            under_way: list[asyncio.Task[Any]] = [beats]
+            if isinstance(self.mixing, Clocked):
+                under_way += self.mixing.under_way()
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _part(self) -> None:
         """Say that this peer is done, and stay until nobody needs it any more."""
@@ -171,6 +202,9 @@ class Peer:
         """One round, or the jump to where the others are."""
         t, mixing = self.round, self.mixing
         mixing.begin(t)
+        if isinstance(mixing, Clocked):
+            await self._turn(mixing)
+            return
         self.party_state.draw(t)
         if self.party_state.secrets is not self._secrets:
             self._keep()  # before it is charged: after a kill the round has the same noise
@@ -193,12 +227,36 @@ class Peer:
         self._keep()
         await self._tell(*told)
 
+    async def _turn(self, mixing: Clocked) -> None:
+        """One turn by this peer's own clock."""
+        t = self.round
+
+        def commit(own: Own) -> None:
+            self.party_state.own, self.round, mixing.at = own, t + 1, (t + 1, 0)
+            self._keep()
+
+        self.party_state.draw(t)
+        if self.party_state.secrets is not self._secrets:
+            self._keep()  # before it is charged: after a kill the turn has the same noise
+        try:
+            gradients = await mixing.turn(t, commit)
+        except Over:
+            self.round = self.words.rounds
+            mixing.begin(self.round)
+            self._keep()
+            await self._tell({}, 0, 0, 0)
+            return
+        await self._tell(dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
+
     async def _tell(self, missing: dict[int, str], gradients: int, up: int, down: int) -> None:
         """Report the last round, with the metrics of the model now where they are due."""
         t, metrics = self.round, None
         if t % self._every == 0 or self.done:
             metrics = await asyncio.to_thread(self.party_state.told, self.party_state.mine(), t)
-        self._report(Report(t, metrics, missing, gradients, up, down))
+        edges = None
+        if metrics is not None and isinstance(self.mixing, Waking):
+            edges = self.mixing.learnt()
+        self._report(Report(t, metrics, missing, gradients, up, down, edges))
 
     def _mix(self) -> Callable[..., Vector]:
         """`me.mix`, which the algorithm calls in its own thread."""
@@ -207,6 +265,7 @@ class Peer:
         async def mixed(x: Vector, *coded: Any) -> Vector:
             if self.party_state.secrets is not self._secrets:
                 self._keep()  # before anything of this round leaves
+            assert isinstance(self.mixing, Rounds | Gossip)
             return await self.mixing.mix(x, *coded)
 
         def mix(x: Vector, *coded: Any) -> Vector:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from archipel import metrics
+from archipel.core import Vector
 from archipel.data.federation import Federation
 from archipel.metrics import Guarded
 from archipel.models.model import Model
 
 
 class Rules(Protocol):
-    """What the party's owner allows to leave; both raise where it must not."""
+    """What the party's owner allows to leave; checks raise where it must not."""
 
     @property
     def scores(self) -> int:
@@ -27,6 +28,9 @@ class Rules(Protocol):
 
     def check_upload(self, records: int, rows: int) -> None:
         """An upload was computed from so many of the party's training points."""
+
+    def check_model(self, model: Model, w: Vector) -> None:
+        """The party was sent parameters to train on."""
 
     def rounded(
         self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int

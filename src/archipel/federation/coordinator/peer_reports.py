@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archipel.core import Vector
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
-from archipel.engines.network.bounds import check_scores
+from archipel.engines.network.bounds import LARGEST, check_scores
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.presence import Presence
 from archipel.engines.network.remote import over_sites
@@ -43,6 +43,7 @@ class PeerReports:
         self.told: dict[int, dict[int, Letter]] = {}  # round -> party -> what it told
         self.last: dict[int, int] = {}  # party -> the last round it told of
         self._heard: dict[int, float] = {}  # party -> when it first told of that
+        self.edges: dict[int, dict[int, float]] = {}  # party -> those it last told, learned
         self._done = 0
         self._letters: dict[int, Letter] = {}  # of the last round
 
@@ -73,6 +74,8 @@ class PeerReports:
             self.told.setdefault(t, {})[party] = kept
         if t > self.last.get(party, 0):  # a round that was told before is no sign of life
             self.last[party], self._heard[party] = t, time.monotonic()
+            if (edges := letter.fields.get("edges")) is not None:
+                self.edges[party] = {int(k): weight for k, weight in edges.items()}
 
     def _check(self, letter: Letter) -> None:
         """Refuse counts that are none, and peers that are not in the study."""
@@ -81,6 +84,10 @@ class PeerReports:
         check_scores(dict.fromkeys(metrics, 0.0) | defined, letter["points"])
         counts = [letter[name] for name in ("gradients", "up", "down")]
         known = {str(k) for k in range(self._parties)}
+        edges = letter.fields.get("edges") or {}
+        weights = all(type(each) is float and 0 <= each <= LARGEST for each in edges.values())
+        if not (known.issuperset(edges) and weights):
+            raise Refused(f"round {letter['round']}: the edges that the peer tells cannot be.")
         if not known.issuperset(letter["missing"]) or any(not 0 <= n < 1 << 53 for n in counts):
             raise Refused(f"round {letter['round']}: what the peer tells of it cannot be.")
 

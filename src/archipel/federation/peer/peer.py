@@ -21,6 +21,7 @@ from typing import NamedTuple
 import safetensors.torch
 
 from archipel.data.federation import Federation
+from archipel.engines.network.company import PAUSE, most_edges
 from archipel.engines.network.grpc import Caller, GrpcLink, GrpcServer
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import SILENCE, Words, beat_every
@@ -218,9 +219,13 @@ class PeerSite(Site):
             await self.members.roster(link, study, say),
             self.site_studies.folder(study),
         )
-        party_state, path = party_state_at(self, study, data)
+        about, graph = described.study, None
+        if roster.topology:
+            graph = topology(roster.topology, roster.parties, about.seed)
+        edges = 0 if graph is None else most_edges(graph)
+        party_state, path = party_state_at(self, study, data, roster.parties, edges)
         lanes: dict[int, Lane] = {}
-        finding, about = self._finding(roster, lanes, say), described.study
+        finding = self._finding(roster, lanes, say)
         lanes |= self._lanes(roster, party_state, finding)
         log = Log(folder / "rounds.jsonl")
 
@@ -230,7 +235,7 @@ class PeerSite(Site):
 
         peer = Peer(
             party_state,
-            topology(roster.topology, roster.parties, about.seed),
+            graph,
             lanes,
             Words(study, about.rounds, self.sign, _checking(roster)),
             Files(folder / "peer"),
@@ -241,6 +246,7 @@ class PeerSite(Site):
             paused=lambda: self.paused,
             report=report,
             counts=self.tells_counts(study),
+            pause=PAUSE if described.topology.pause is None else described.topology.pause,
         )
         self._drop(frozenset(), peer, roster, say)
         self._serving[study] = Serving(peer, roster, finding)
@@ -314,7 +320,7 @@ class PeerSite(Site):
         )
 
     def _lanes(self, roster: Roster, party_state: PartyState, finding: Finding) -> dict[int, Lane]:
-        most, lanes = SMALL + party_state.most + nbytes(party_state.anatomy.mixed), {}
+        most, lanes = SMALL + party_state.most + nbytes(tuple(party_state.anatomy.between)), {}
         for member in roster.peers:
             if member.name != self.name:
                 trusted = port.credentials(self.home, [member.certificate])
@@ -332,6 +338,7 @@ class PeerSite(Site):
             else:
                 fields["gradients"] = 0
             fields["log"] = self.audit.head.text
+            fields.setdefault("edges", None)  # of an older version
             letter = Letter("told", fields)
             letter = Letter("told", {**fields, "signature": self.sign(letter)})
             while True:

@@ -55,7 +55,7 @@ class Log:
         self._moved = asyncio.Event()
 
     def add(self, report: Report) -> None:
-        line = json.dumps(plain({**report._asdict(), "missing": dict(report.missing)}))
+        line = json.dumps(plain(report._asdict()))
         with self._path.open("a") as file:
             file.write(line + "\n")
         self._lines.append(line)

@@ -69,6 +69,12 @@ def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
             "The coordinator sees your uploads one by one. A dishonest one can send models that "
             "are made so that the answers give single records, exactly."
         )
+        if study.sorting:
+            yield (
+                f"Such a model can sort records with the {study.sorting} units of this one's first "
+                "layer, and read up to as many from one upload. One whose units measure the same "
+                "is told for it, and nothing is sent; 'archipel audit' says how much it would read."
+            )
         yield (
             "It can have such models scored, too: the more scores, the more they tell of single "
             "test records."

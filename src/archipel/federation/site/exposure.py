@@ -17,6 +17,7 @@ from archipel import models
 from archipel.aggregation.gopa import Gopa
 from archipel.aggregation.shuffled import ShuffledSum
 from archipel.aggregation.summation import Hiding
+from archipel.attacks.imprint import sorting_units
 from archipel.data.federation import Federation
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
@@ -67,6 +68,7 @@ class Exposure:
     unheard: bool = False  # whether that holds only while nobody who sent it is kept from others
     shuffled: bool = False  # whether uploads leave as reports of which nobody knows whose they are
     counts_in_sums: bool = False  # whether numbers of rows are added up, and leave so alone
+    sorting: int = 0  # units of the first layer that a model could be made to sort records with
     promise: Privacy | None = None
     unkept: str = ""  # why the promise cannot be kept
     planned: tuple[Release, ...] | None = None  # of one record, in all rounds; None: not known yet
@@ -130,6 +132,7 @@ def exposure(
             name for name in study.chosen.names if not may_leave(data.task, data.classes, name)
         ),
         statistics=len(model.running) * averages(Boxes(algorithm), model),
+        sorting=sorting_units(model),
     )
 
 

@@ -18,7 +18,6 @@ from archipel.federation.site import ledger
 from archipel.federation.site.account import NOTHING, Account, for_records
 from archipel.federation.site.exposure import Exposure, Rows, exposure
 from archipel.federation.site.review import Review
-from archipel.tree import leaves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +70,7 @@ def _look(
             unkept = str(error)
     if anatomy is None:
         _, anatomy = fitted(*at)
-    mixed = leaves(anatomy.mixed)
+    mixed = anatomy.between
     counts = (None, None) if rows is None else rows
     found = exposure(study, model, data, anatomy, mixed, *counts)
     about = replace(found, promise=study.promise, unkept=unkept, planned=planned, account=account)

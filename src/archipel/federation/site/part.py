@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from archipel.privacy.promise import Kept
 
 
-def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState, Path]:
-    """A site's state as a party of a study that it approved, and where that lies."""
+def party_state_at(
+    site: Site, study: str, data: Federation, parties: int | None = None, edges: int = 0
+) -> tuple[PartyState, Path]:
+    """A site's state as a party of a study that it approved, and where that lies.
+
+    `parties` and `edges` are what a peer knows of the graph: how many there are, and neighbours of
+    one at most.
+    """
     site.assure_approved(study)
     described = site.site_studies.read(study)
     rows = Rows(int(data.n.sum()), int(data.n_test.sum()))
@@ -48,7 +54,7 @@ def party_state_at(site: Site, study: str, data: Federation) -> tuple[PartyState
         rounds=about.rounds, evaluate_every=about.evaluate_every,
         rules=Standing(site.home, found, policy.tells_counts), wire=described.wire_object,
         privacy=described.promise, charge=charge, separation=described.round.separation or 1,
-        study=study, identities=Acquaintances(site, study),
+        study=study, identities=Acquaintances(site, study), parties=parties, edges=edges,
     )  # fmt: skip
     if described.promise is None:
         charging.unbounded()

@@ -25,8 +25,10 @@ from archipel.study.fields import build, hints, shown
 from archipel.study.fields import read as read_value
 
 if TYPE_CHECKING:
+    from archipel.core import Vector
     from archipel.federation.site.exposure import Exposure
     from archipel.metrics import Guarded
+    from archipel.models.model import Model
 
 POLICY = "policy.toml"  # in a site's folder
 _SUMS = "sums"  # a word of `counts`
@@ -311,6 +313,17 @@ class Standing:
 
     def check_upload(self, records: int, rows: int) -> None:
         self._now().check_upload(records, rows)
+
+    def check_model(self, model: Model, w: Vector) -> None:
+        """Refuse to train a model that looks as if it was made to read single records."""
+        from archipel.attacks.imprint import imprinted
+
+        if imprinted(model, w):
+            raise Withheld(
+                "the coordinator sent a model whose first layer measures the same with most of its "
+                "units, as one does that is made to read single records from an upload: nothing is "
+                "sent; ask who runs the study."
+            )
 
     def rounded(
         self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int

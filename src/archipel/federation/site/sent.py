@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
+from archipel.engines.network.letters import VECTORS
+
 if TYPE_CHECKING:
     from archipel.federation.site.site import Site
 
@@ -24,7 +26,7 @@ class Sent:
 
     def add(self, detail: Mapping[str, Any]) -> None:
         self.bytes += int(detail["bytes"])
-        if detail["kind"] in ("upload", "vector"):
+        if detail["kind"] in VECTORS:
             self.uploads += 1
             self.rounds.add(int(detail["round"]))
 

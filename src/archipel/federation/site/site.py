@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archipel.engines.network.letters import Letter
+from archipel.engines.network.letters import VECTORS, Letter
 from archipel.engines.network.transport import Cut, Refused
 from archipel.errors import ArchipelError
 from archipel.federation import approval
@@ -325,7 +325,7 @@ class Site:
         detail = {"kind": letter.kind, "study": letter["study"], "bytes": size}
         detail |= {"numbers": numbers, "digest": sha256(said).hexdigest()}
         if "round" in letter.fields:
-            detail["round"] = int(letter["round"]) + (letter.kind in ("upload", "vector"))
+            detail["round"] = int(letter["round"]) + (letter.kind in VECTORS)
         self.audit.append("sent", **detail)
         return self.identity.sign(said)
 

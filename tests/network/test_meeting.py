@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that meet in pairs: what a loop computes; a meeting counts at both or at neither."""
+
+import numpy as np
+import pytest
+import torch
+
+from archipel import rng
+from archipel.algorithms import Gossip
+from archipel.engines.network.in_process import Circle
+from archipel.graphs import topology
+from network.clocked import Averaging, driven, with_kills
+from network.test_peers import loop_time, problem, run  # noqa: F401
+from network.test_waking import PEERS, gradients, order_of
+
+ROUNDS = 4
+
+
+def partner(k, t, graph, tries=0):
+    """Whom peer k meets in its t-th meeting, where everybody is there and free."""
+    near = graph.neighbours(k)
+    draw = rng.generator(0, t, k, "partner", tries)
+    return near[int(draw.integers(len(near)))]
+
+
+@pytest.mark.parametrize("exchange", ["push-pull", "push", "pull"])
+def test_meetings_in_some_order_are_those_of_a_loop(exchange):
+    data, model = problem(PEERS)
+    graph, order = topology("ring", PEERS), order_of(ROUNDS)
+    algorithm = Gossip(lr=0.2, batch_size=None, exchange=exchange)
+    _, states = run(driven(algorithm, data, model, graph, order, ROUNDS), 60)
+
+    grad, turns = gradients(data, model), [0] * PEERS
+    w = [model.w.clone() for _ in range(PEERS)]
+    for k in order:
+        t, turns[k] = turns[k], turns[k] + 1
+        j = partner(k, t, graph)
+        for i in (k, j):
+            w[i] = w[i] - 0.2 * grad[i](w[i])
+        mean = (w[k] + w[j]) / 2
+        if exchange != "push":
+            w[k] = mean
+        if exchange != "pull":
+            w[j] = mean
+    torch.testing.assert_close(torch.stack(states), torch.stack(w), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("swaps", [1, 2])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_meeting_counts_at_both_or_at_neither_whoever_is_killed(seed, swaps):
+    data, model = problem(PEERS)
+    circle = Circle(Averaging(swaps=swaps), data, model, topology("complete", PEERS), 8)
+    kills, states = run(with_kills(circle, ("meet", "met"), np.random.default_rng(seed), 10), 100)
+
+    turns = torch.cat([state.turns for state in states])
+    assert kills == 10
+    assert turns.sum() == 2 * PEERS * 8
+    total = torch.stack([state.x for state in states]).sum(dim=0)
+    torch.testing.assert_close(total, torch.full_like(total, 15.0), rtol=1e-12, atol=0)
