@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and the graph learned together: a round of wake-ups, against a loop over parties.
 
-The plain side is what the paper's own code does, in numpy: one party after another, its base models'
-answers computed once, its neighbours in a list. The two give the same numbers (a test compares
+The plain side is what the paper's own code does, in numpy: one party after another, its base
+models' answers computed once, its neighbours in a list. The two give the same numbers (a test compares
 them). Microseconds per wake-up, for rounds of models and rounds of the graph, at several numbers of
 parties K. One core.
 """

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         Alone,
         Collaborative,
         Coordinate,
+        Dada,
+        DadaBoosted,
         Ditto,
         FedAsync,
         FedAvg,
@@ -83,7 +85,7 @@ if TYPE_CHECKING:
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
     "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold "
-    "FedAsync FedBuff Collaborative Coordinate Gossip Propagation Walk Walkman",
+    "FedAsync FedBuff Collaborative Coordinate Dada DadaBoosted Gossip Propagation Walk Walkman",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.conformance": "check_algorithm check_step",
@@ -125,6 +127,8 @@ __all__ = [
     "Comparison",
     "Coordinate",
     "Cosine",
+    "Dada",
+    "DadaBoosted",
     "Decay",
     "Descent",
     "Ditto",
