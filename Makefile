@@ -70,6 +70,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/proofs.py --keep
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/on_ray.py
+	$(BIN)/python benchmarks/gossip.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         DSGD,
         L2GD,
         Alone,
+        Choco,
         Collaborative,
         Coordinate,
         Dada,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         FedSGD,
         FineTuned,
         Gossip,
+        GradientTracking,
         KNNPer,
         PeFLL,
         PerFedAvg,
@@ -85,7 +87,8 @@ if TYPE_CHECKING:
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
     "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold "
-    "FedAsync FedBuff Collaborative Coordinate Dada DadaBoosted Gossip Propagation Walk Walkman",
+    "FedAsync FedBuff Collaborative Choco Coordinate Dada DadaBoosted Gossip GradientTracking "
+    "Propagation Walk Walkman",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.conformance": "check_algorithm check_step",
@@ -123,6 +126,7 @@ __all__ = [
     "ArchipelError",
     "Batch",
     "Blueprint",
+    "Choco",
     "Collaborative",
     "Comparison",
     "Coordinate",
@@ -150,6 +154,7 @@ __all__ = [
     "Federation",
     "FineTuned",
     "Gossip",
+    "GradientTracking",
     "Inverse",
     "KNNPer",
     "LocalEngine",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
+from archipel.algorithms.choco import Choco
 from archipel.algorithms.collaborative import Collaborative
 from archipel.algorithms.coordinate import Coordinate
 from archipel.algorithms.dada import Dada
@@ -24,6 +25,7 @@ from archipel.algorithms.fedrep import FedRep
 from archipel.algorithms.fedsgd import FedSGD
 from archipel.algorithms.finetuned import FineTuned
 from archipel.algorithms.gossip import Gossip
+from archipel.algorithms.gradient_tracking import GradientTracking
 from archipel.algorithms.knnper import KNNPer
 from archipel.algorithms.l2gd import L2GD
 from archipel.algorithms.pefll import PeFLL
@@ -39,6 +41,7 @@ ALGORITHMS = {
     "alone": Alone,
     "apgd1": APGD1,
     "apgd2": APGD2,
+    "choco": Choco,
     "collaborative": Collaborative,
     "coordinate": Coordinate,
     "dada": Dada,
@@ -58,6 +61,7 @@ ALGORITHMS = {
     "fedsgd": FedSGD,
     "finetuned": FineTuned,
     "gossip": Gossip,
+    "gradient_tracking": GradientTracking,
     "knnper": KNNPer,
     "l2gd": L2GD,
     "pefll": PeFLL,
@@ -77,6 +81,7 @@ __all__ = [
     "DSGD",
     "L2GD",
     "Alone",
+    "Choco",
     "Collaborative",
     "Coordinate",
     "Dada",
@@ -95,6 +100,7 @@ __all__ = [
     "FedSGD",
     "FineTuned",
     "Gossip",
+    "GradientTracking",
     "KNNPer",
     "PFedHN",
     "PFedMe",

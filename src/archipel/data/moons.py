@@ -9,6 +9,8 @@ Departures: labels are 0 and 1 rather than -1 and 1; the constant feature is lef
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -96,7 +98,7 @@ def load(
     points = np.concatenate(xs)
     counts = np.stack([train, np.full(parties, test_points)], axis=1).ravel()
     part = np.repeat(np.arange(2 * parties), counts)
-    return Federation.from_rows(
+    fed = Federation.from_rows(
         torch.from_numpy(np.pad(points, ((0, 0), (0, dims - 2)))).to(dtype),
         np.concatenate(ys),
         part // 2,
@@ -104,3 +106,6 @@ def load(
         classes=2,
         about=ABOUT,
     )
+    if not clusters:
+        return fed
+    return replace(fed, clusters=np.repeat(range(4), np.array(_SHARES) * parties // 10).tolist())

@@ -80,6 +80,11 @@ class Peer:
         self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.liveness = Liveness(links, silence, deadline, paused)
         self._coding = Coding.of(party_state.boxes, party_state.seed)
+        if asynchronous and any(map(self._coding.is_change, range(len(self._coding.chains)))):
+            raise ArchipelError(
+                f"topology.asynchronous = true: {party_state.boxes.name} adds up changes of copies "
+                "in rounds that all have in common; leave it out, or wire.up."
+            )
         self.mixing = self._mixing(topology, asynchronous, pause)
         kept = store.kept()
         self.round = 0  # that the own state on the disk is from before
