@@ -2,9 +2,9 @@
 """Models and the graph learned together: a round of wake-ups, against a loop over parties.
 
 The plain side is what the paper's own code does, in numpy: one party after another, its base
-models' answers computed once, its neighbours in a list. The two give the same numbers (a test compares
-them). Microseconds per wake-up, for rounds of models and rounds of the graph, at several numbers of
-parties K. One core.
+models' answers computed once, its neighbours in a list. The two give the same numbers (a test
+compares them). Microseconds per wake-up, for rounds of models and rounds of the graph, at several
+numbers of parties K. One core.
 """
 
 from __future__ import annotations
