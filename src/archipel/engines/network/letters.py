@@ -213,13 +213,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "epoch": (int,),
         "signature": (bytes,),
     },
-    "seen": {  # the newest that a peer has seen of a token, and whether it is busy with another
+    "seen": {  # the newest that a peer has seen of a token, and whether it gave the asker's anew
         "study": (str,),
         "round": (int,),
         "number": (int,),
         "hop": (int,),
         "epoch": (int,),
-        "busy": (bool,),
+        "lost": (bool,),
     },
     "view": {  # where members are, each in its own words: as many of each
         "study": (str,),
