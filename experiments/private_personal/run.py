@@ -58,8 +58,13 @@ def problem(parties: int, seed: int) -> tuple[Federation, Topology]:
     rows = [len(x) for x in xs]
     ends = torch.tensor(np.cumsum([0, *rows]))
     data = Federation(
-        torch.cat(xs), torch.cat(ys), ends, ends[:-1] + torch.from_numpy(n), parties,
-        "classification", 2,
+        torch.cat(xs),
+        torch.cat(ys),
+        ends,
+        ends[:-1] + torch.from_numpy(n),
+        parties,
+        "classification",
+        2,
     )
     return data, weighted(alike)
 
@@ -173,7 +178,7 @@ def figure(found: dict[str, Any]) -> Figure:
                              strict=True):  # fmt: skip
         lines = {
             "gaussian": ("together, Gaussian", BLUE), "rests": ("…, which rests after 3", GREEN),
-            "laplace": ("together, Laplace", ORANGE), "alone": ("alone", GREY),
+            "laplace": ("together, Laplace", ORANGE), "alone": ("alone, as private", GREY),
         }  # fmt: skip
         for name, (label, colour) in lines.items():
             if f"{name}, ε = 1" not in found[parties][0]:
@@ -187,7 +192,12 @@ def figure(found: dict[str, Any]) -> Figure:
             axes.annotate(label, (EPSILONS[0], means(found, parties, name)), xytext=(0, 3),
                           textcoords="offset points", fontsize=9)  # fmt: skip
         axes.axhline(means(found, parties, "alone", True), color=INK, lw=1, ls=":")
-        axes.set(xscale="log", xlabel="ε of every record", title=f"{parties} parties")
+        at = (EPSILONS[-1], means(found, parties, "alone", True))
+        axes.annotate(f"alone, at most {FEW} points", at, xytext=(0, -12), ha="right",
+                      textcoords="offset points", fontsize=9)  # fmt: skip
+        axes.set(
+            xscale="log", ylim=(0.48, 0.98), xlabel="ε of every record", title=f"{parties} parties"
+        )
     first = drawn.axes[0]
     first.set_ylabel("accuracy, mean over parties")
     first.legend(loc="upper left", bbox_to_anchor=(0.0, 0.9))
