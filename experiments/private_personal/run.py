@@ -186,21 +186,21 @@ def figure(found: dict[str, Any]) -> Figure:
             y = [means(found, parties, f"{name}, ε = {e:g}") for e in EPSILONS]
             axes.plot(EPSILONS, y, "o-", color=colour, label=label)
         few = [means(found, parties, f"gaussian, ε = {e:g}", True) for e in EPSILONS]
-        axes.plot(EPSILONS, few, "o:", color=BLUE, label=f"…, at most {FEW} points")
+        axes.plot(EPSILONS, few, "o:", color=BLUE, label=f"Gaussian, at most {FEW} points")
         for name, label in (("together", "together, no privacy"), ("alone", "alone, no privacy")):
             axes.axhline(means(found, parties, name), color=INK, lw=1)
             axes.annotate(label, (EPSILONS[0], means(found, parties, name)), xytext=(0, 3),
                           textcoords="offset points", fontsize=9)  # fmt: skip
         axes.axhline(means(found, parties, "alone", True), color=INK, lw=1, ls=":")
-        at = (EPSILONS[-1], means(found, parties, "alone", True))
-        axes.annotate(f"alone, at most {FEW} points", at, xytext=(0, -12), ha="right",
+        at = (EPSILONS[0], means(found, parties, "alone", True))
+        axes.annotate(f"alone, at most {FEW} points", at, xytext=(0, 3),
                       textcoords="offset points", fontsize=9)  # fmt: skip
         axes.set(
             xscale="log", ylim=(0.48, 0.98), xlabel="ε of every record", title=f"{parties} parties"
         )
     first = drawn.axes[0]
     first.set_ylabel("accuracy, mean over parties")
-    first.legend(loc="upper left", bbox_to_anchor=(0.0, 0.9))
+    first.legend(loc="upper left", bbox_to_anchor=(0.0, 0.84))
     return drawn
 
 
