@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Choco,
         Collaborative,
         Coordinate,
+        Dada,
+        DadaBoosted,
         Ditto,
         FedAsync,
         FedAvg,
@@ -85,8 +87,8 @@ if TYPE_CHECKING:
 _HOMES = {  # where each public name lives; loaded when first asked for, so that --help is quick
     "archipel.algorithms": "APGD1 APGD2 DSGD L2GD Alone Ditto FedAvg FedBN FedDyn FedNova FedOpt "
     "FedPer FedProx FedRep FedSGD FineTuned KNNPer PFedHN PFedMe PeFLL PerFedAvg Scaffold "
-    "FedAsync FedBuff Collaborative Choco Coordinate Gossip GradientTracking Propagation Walk "
-    "Walkman",
+    "FedAsync FedBuff Collaborative Choco Coordinate Dada DadaBoosted Gossip GradientTracking "
+    "Propagation Walk Walkman",
     "archipel.bundle": "load_bundle",
     "archipel.comparison": "Comparison compare",
     "archipel.conformance": "check_algorithm check_step",
@@ -129,6 +131,8 @@ __all__ = [
     "Comparison",
     "Coordinate",
     "Cosine",
+    "Dada",
+    "DadaBoosted",
     "Decay",
     "Descent",
     "Ditto",

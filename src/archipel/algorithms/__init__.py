@@ -8,6 +8,8 @@ from archipel.algorithms.apgd import APGD1, APGD2
 from archipel.algorithms.choco import Choco
 from archipel.algorithms.collaborative import Collaborative
 from archipel.algorithms.coordinate import Coordinate
+from archipel.algorithms.dada import Dada
+from archipel.algorithms.dada_boosted import DadaBoosted
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedasync import FedAsync
@@ -42,6 +44,8 @@ ALGORITHMS = {
     "choco": Choco,
     "collaborative": Collaborative,
     "coordinate": Coordinate,
+    "dada": Dada,
+    "dada_boosted": DadaBoosted,
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedasync": FedAsync,
@@ -80,6 +84,8 @@ __all__ = [
     "Choco",
     "Collaborative",
     "Coordinate",
+    "Dada",
+    "DadaBoosted",
     "Ditto",
     "FedAsync",
     "FedAvg",

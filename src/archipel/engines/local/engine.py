@@ -356,7 +356,7 @@ class LocalEngine:
             absent = np.setdiff1d(np.arange(self.data.training), arrived)
             sizes = np.zeros((self.data.training, 2), np.int64)
             for answer in answers:
-                sizes[answer["ids"]] = answer["sizes"]
+                sizes[answer["ids"]] = np.reshape(answer["sizes"], (-1, 2))  # some have none
             edges = self._job.topology.edges(t, absent).numpy()
             missed = self._heard.missed(t, arrived, edges) if self._heard else False
             sent = int(np.where(missed, sizes[edges, 1], sizes[edges, 0]).sum())
