@@ -61,7 +61,7 @@ class Ledger:
     def __post_init__(self) -> None:
         count = self.data.parties
         self.shapley, self.variance, self.alone, self.rounds = np.zeros((4, count))
-        self.length, self.copied = ([[] for _ in range(count)] for _ in range(2))
+        self.length, self.copied = [[] for _ in range(count)], [[] for _ in range(count)]
         rows = np.flatnonzero(
             np.arange(self.data.points) >= self.data.test_from.numpy()[self.data.row_party]
         )
