@@ -124,6 +124,7 @@ class LocalEngine:
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
+        self.topology = topology
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
