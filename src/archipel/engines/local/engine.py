@@ -413,7 +413,7 @@ class LocalEngine:
         if walk:
             walk["holders"] = memory.holders.clone()
         if self._job.boxes.learns_graph:
-            walk["edges"] = memory.graph.nonzero()
+            walk["edges"] = memory.graph.nonzero().contiguous()
             walk["weights"] = memory.graph[tuple(walk["edges"].T)]
         kept = memory.kept.state()
         if self._heard is not None:
