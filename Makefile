@@ -68,8 +68,10 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/privacy.py
 	$(BIN)/python benchmarks/secure.py
 	$(BIN)/python benchmarks/proofs.py --keep
+	$(BIN)/python benchmarks/rules.py --keep
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/on_ray.py
+	$(BIN)/python benchmarks/gossip.py
 
 bench-peers:
 	$(PYTHON) benchmarks/peers/install.py

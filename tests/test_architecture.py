@@ -42,6 +42,7 @@ LAYERS = [
         "models.clipped",
         "models.private",
         "wire",
+        "privacy.budgeted",
         "privacy.door",
         "privacy.noisy_sum",
         "privacy.party",

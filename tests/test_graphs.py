@@ -48,6 +48,7 @@ SPECS = [
     "local_steps:3:matching",
     "matching",
     "one_peer_exponential",
+    "peer_sampling:6",
     "random_regular:4",
     "ring",
     "small_world:4",
@@ -79,6 +80,7 @@ def test_doubly_stochastic_at_every_round(
 ) -> None:
     n = {"hypercube": 1 << n % 5, "one_peer_exponential": 1 << n % 5}.get(spec, n)
     assume(fits(spec, n))
+    t = t % 12 if spec == "peer_sampling:6" else t  # a round takes all cycles before it
     weights = data.draw(st.sampled_from(["metropolis", "max_degree"]))
     graph = topology(spec, n, seed).weighed(weights)
     absent = data.draw(st.sets(st.integers(0, n - 1)))

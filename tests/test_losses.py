@@ -25,7 +25,7 @@ def draw(name: str, lead: tuple[int, ...], b: int, seed: int, k: int = 4) -> tup
     if name == "cross_entropy":
         outputs = torch.randn(*lead, b, k, generator=generator, dtype=torch.float64)
         targets = torch.randint(k, (*lead, b), generator=generator)
-    elif name == "binary_cross_entropy":
+    elif name in ("binary_cross_entropy", "adaboost"):
         targets = torch.randint(2, (*lead, b), generator=generator)
     elif name == "cox":
         times = torch.randint(1, 4, (*lead, b), generator=generator)  # many ties

@@ -58,9 +58,10 @@ NAMES = {  # the public names, by what one wants to do
     "Write an algorithm": "ServerAlgorithm PeerAlgorithm WalkAlgorithm Near Personal Party Uploads "
     "Each Batch Blueprint Descent Examples topology check_algorithm",
     "Between parties and server": "Adversary Privacy Wire check_step",
-    "Algorithms": "Alone APGD1 APGD2 Collaborative Coordinate Ditto DSGD FedAsync FedAvg FedBN "
-    "FedBuff FedDyn FedNova FedOpt FedPer FedProx FedRep FedSGD FineTuned Gossip KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe "
-    "Propagation Scaffold Walk Walkman",
+    "Algorithms": "Alone APGD1 APGD2 Choco Collaborative Coordinate Dada DadaBoosted Ditto DSGD "
+    "FedAsync FedAvg FedBN FedBuff FedDyn FedNova FedOpt FedPer FedProx FedRep FedSGD FineTuned "
+    "Gossip GradientTracking KNNPer L2GD PeFLL PerFedAvg PFedHN PFedMe Propagation Scaffold Walk "
+    "Walkman",
     "Local steps and learning rates": "SGD Adam Cosine Decay Inverse",
     "Underneath": "LocalEngine Plan ArchipelError",
 }

@@ -33,6 +33,7 @@ class Blueprint(NamedTuple):
     norms: tuple[str, ...] = ()  # names of the parameters of BatchNorm's layers
     degree: int = 0  # neighbours of a party, at most, where there is a graph that stays
     parties: int = 1  # n: of the federation that train
+    kept: float = 1.0  # delta: share of |v|^2 that Q(v) keeps, where `me.coded` has a Q
 
 
 class Batch(NamedTuple):
@@ -191,6 +192,13 @@ class Party(Protocol):
 
     def mix(self, x: Vector) -> Vector:
         """sum_j W_ij x_j over neighbours and me, with the round's mixing matrix W."""
+
+    def coded(self, x: Vector, held: Vector) -> Vector:
+        """held + Q(x - held), for the next `me.mix`: what neighbours have of x, who had `held`.
+
+        Q is the wire's steps, and its code is all that travels in that mix. It keeps a share of any
+        vector: |v - Q(v)| <= |v|. Without steps Q is the identity, and x travels.
+        """
 
     @property
     def near(self) -> Near:

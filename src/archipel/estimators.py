@@ -30,7 +30,7 @@ from archipel.errors import ArchipelError
 from archipel.exchange.boxes import has_personal
 from archipel.graphs import Topology
 from archipel.models import losses
-from archipel.models.losses import Loss, default_loss
+from archipel.models.losses import Loss
 from archipel.models.model import Model
 from archipel.rng import Ints
 from archipel.runs.simulation import Options, Run, simulate
@@ -121,7 +121,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
     def _model(self, data: Federation, seed: int) -> Model:
         """A copy of the module, or a new one drawn from the seed, in the type of the data."""
-        loss = default_loss(data.task) if self.loss is None else losses.loss(self.loss)
+        named = self.model if isinstance(self.model, str) else None
+        usual = models.default_loss(data.task, named)
+        loss = usual if self.loss is None else losses.loss(self.loss)
         outputs = 1 if loss.name == "binary_cross_entropy" else data.classes or 1
         model = models.default_model(data.task, data.shape) if self.model is None else self.model
         module: Any = model

@@ -74,7 +74,7 @@ def confidence() -> Tensor:
 
 def test_coordinate_descent_ends_where_its_objective_says() -> None:
     smooth = float(torch.linalg.eigvalsh(problem()[2]).max())
-    own, _ = learned(Coordinate(mu=0.7, smoothness=smooth, confident=20), "ring", 100)
+    own, _ = learned(Coordinate(mu=0.7, smoothness=smooth, confident=20), "ring", 150)
 
     expected = smoothed("ring", 1.0, 0.7 * degrees("ring") * confidence())
     torch.testing.assert_close(own, expected, rtol=0, atol=1e-8)

@@ -296,3 +296,45 @@ def test_natural_parties_can_be_dealt_anew() -> None:
 def test_wrong_requests_are_named(name: str, options: dict[str, object], words: str) -> None:
     with pytest.raises(ArchipelError, match=words):
         load(name, **options)  # type: ignore[arg-type]
+
+
+def test_uci_har_of_some_activities_with_statistics_of_their_signals(tmp_path: Path) -> None:
+    y = np.arange(12) % 6
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "uci_har_inertial.npz",
+        x_q=rng.integers(-4096, 4096, (12, 9, 128), dtype=np.int16), scale=1 / 4096, y=y,
+        subject=np.repeat([1, 2], 6), is_test=np.arange(12) >= 6,
+    )  # fmt: skip
+
+    stairs = {"only": ["upstairs", "downstairs"], "summary": True}
+    fed = load("uci_har", folder=tmp_path, dtype=torch.float64, **stairs)
+    whole = load("uci_har", folder=tmp_path, dtype=torch.float64)
+
+    assert (fed.parties, len(fed.x), fed.shape, fed.classes) == (2, 4, (72,), 2)
+    assert fed.y.tolist() == [0, 1, 0, 1]
+    signal = whole.x[1, 4]  # of who walks upstairs, channel 4
+    torch.testing.assert_close(fed.x[0, 32], signal.mean())
+    torch.testing.assert_close(fed.x[0, 34:37], signal.sort().values[[0, 63, 127]])
+    with pytest.raises(ArchipelError, match="activity"):
+        load("uci_har", folder=tmp_path, only=["upstairs", "running"])
+    with pytest.raises(ArchipelError, match="two activities"):
+        load("uci_har", folder=tmp_path, only=["upstairs"])
+
+
+def test_school_of_two_classes() -> None:
+    scores, fed = load("school", standardise=False), load("school", above=20, pupils=True)
+
+    assert (fed.task, fed.classes, fed.shape) == ("classification", 2, (17,))
+    assert int(fed.y.sum()) == int((scores.y > 20).sum())
+
+
+def test_moons_of_points_of_their_own() -> None:
+    shared, own = (load("moons", parties=20, seed=3, own_points=each) for each in (False, True))
+
+    assert torch.equal(shared.n, own.n)
+    radius = [
+        fed.x[:, :2].norm(dim=1)[fed.test_from[k] :][:100] for fed in (shared, own) for k in (0, 1)
+    ]
+    torch.testing.assert_close(radius[0], radius[1])  # turned, and no more
+    assert not torch.allclose(radius[2], radius[3])

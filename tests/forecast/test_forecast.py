@@ -27,6 +27,7 @@ from archipel.runs import processes
 from archipel.runs.beginning import Beginning
 from archipel.runs.simulation import build
 from archipel.study.file import Study
+from archipel.wire import TopK
 from problems import classification, network
 
 
@@ -62,6 +63,10 @@ CASES = {
     "messages": (ar.PeFLL(lr=0.05), {**SAMPLED, "lost": 0.3}),
     "personal": (ar.Ditto(lr=0.05), SAMPLED),
     "peers": (ar.DSGD(lr=0.05), {"topology": "ring", "dropouts": 0.3}),
+    "copies": (
+        ar.Choco(lr=0.05),
+        {"topology": "ring", "dropouts": 0.3, "wire": ar.Wire(up=(TopK(0.2),))},
+    ),
     "alone": (ar.Alone(lr=0.05), {}),
 }
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from archipel.algorithms.alone import Alone
 from archipel.algorithms.apgd import APGD1, APGD2
+from archipel.algorithms.choco import Choco
 from archipel.algorithms.collaborative import Collaborative
 from archipel.algorithms.coordinate import Coordinate
+from archipel.algorithms.dada import Dada
+from archipel.algorithms.dada_boosted import DadaBoosted
 from archipel.algorithms.ditto import Ditto
 from archipel.algorithms.dsgd import DSGD
 from archipel.algorithms.fedasync import FedAsync
@@ -22,6 +25,7 @@ from archipel.algorithms.fedrep import FedRep
 from archipel.algorithms.fedsgd import FedSGD
 from archipel.algorithms.finetuned import FineTuned
 from archipel.algorithms.gossip import Gossip
+from archipel.algorithms.gradient_tracking import GradientTracking
 from archipel.algorithms.knnper import KNNPer
 from archipel.algorithms.l2gd import L2GD
 from archipel.algorithms.pefll import PeFLL
@@ -37,8 +41,11 @@ ALGORITHMS = {
     "alone": Alone,
     "apgd1": APGD1,
     "apgd2": APGD2,
+    "choco": Choco,
     "collaborative": Collaborative,
     "coordinate": Coordinate,
+    "dada": Dada,
+    "dada_boosted": DadaBoosted,
     "ditto": Ditto,
     "dsgd": DSGD,
     "fedasync": FedAsync,
@@ -54,6 +61,7 @@ ALGORITHMS = {
     "fedsgd": FedSGD,
     "finetuned": FineTuned,
     "gossip": Gossip,
+    "gradient_tracking": GradientTracking,
     "knnper": KNNPer,
     "l2gd": L2GD,
     "pefll": PeFLL,
@@ -73,8 +81,11 @@ __all__ = [
     "DSGD",
     "L2GD",
     "Alone",
+    "Choco",
     "Collaborative",
     "Coordinate",
+    "Dada",
+    "DadaBoosted",
     "Ditto",
     "FedAsync",
     "FedAvg",
@@ -89,6 +100,7 @@ __all__ = [
     "FedSGD",
     "FineTuned",
     "Gossip",
+    "GradientTracking",
     "KNNPer",
     "PFedHN",
     "PFedMe",

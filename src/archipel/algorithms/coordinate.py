@@ -10,7 +10,8 @@ by blocks: party i wakes, takes a step in theta_i of the length that its own smo
 tells its neighbours. With c_i = 0 a party has the mean of its neighbours; with W = 0, its own.
 
 Departures: c_i is n_i / `confident`, 1 at most, where the paper divides by the largest n_i, which
-no party knows. A party without neighbours takes plain gradient steps.
+no party knows. A party without neighbours takes plain gradient steps. The warm start, local models,
+is made of wake-ups as well, in the first rounds: where gradients are private, it is.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Coordinate:
     mu: float = 1.0  # weight of the parties' own losses
     smoothness: float = 1.0  # L_i^loc: how fast the gradient of a party's own loss can change
     confident: int = 100  # points from which on a party trusts its own loss fully
+    l2: float = 0.0  # lambda_i n_i: L_i is the mean loss of n_i points + lambda_i / 2 |theta|^2
+    warm_rounds: int = 0  # at first, in which a party that wakes steps down its own loss alone
 
     clock: ClassVar[str] = "wakes"
 
@@ -42,7 +45,11 @@ class Coordinate:
     def party(self, me: Party, theta: Vector) -> Vector:
         near, D, mu = me.near, me.degree, self.mu
         c = (me.n / self.confident).clamp(max=1)
-        alpha = 1 / (1 + mu * c * self.smoothness)
+        ridge = self.l2 / me.n  # lambda_i
+        gradient, smooth = me.grad(theta) + ridge * theta, self.smoothness + ridge
+        if me.round < self.warm_rounds:
+            return theta - gradient / smooth
+        alpha = 1 / (1 + mu * c * smooth)
         around = (near.weight * near.told).sum(dim=-2) / D.clamp(min=1e-30)
         around = torch.where(D > 0, around, theta)
-        return (1 - alpha) * theta + alpha * (around - mu * c * me.grad(theta))  # (4)
+        return (1 - alpha) * theta + alpha * (around - mu * c * gradient)  # (4)

@@ -28,13 +28,23 @@ class Stoppable:
 
     def __init__(self, view: View) -> None:
         self._view, self._asked, self._in_rounds = view, False, False
+        self._told: Run | None = None
 
     def __call__(self, run: Run) -> bool:
         self._in_rounds = True
+        self._tell_graph(run)
         stop = bool(self._view(run)) or self._asked
         if self._asked:  # the picture of the round has taken the word away
             self._view.say("stopping")
         return stop
+
+    def _tell_graph(self, run: Run) -> None:
+        """Say who talks to whom, and how fast they agree, before the first round."""
+        if self._told is not run and run.topology is not None:
+            from archipel.graphs import summary
+
+            print(summary(run.topology, run.data.clusters), file=sys.stderr, flush=True)
+        self._told = run
 
     def say(self, text: str) -> None:
         """Tell what comes next, which is no round; asked to stop, it does not come."""

@@ -63,6 +63,7 @@ class Federation:
     columns: Sequence[str] | None = None  # of the features, where they have names
     features: Features = Features()  # how a row becomes a point
     origin: Tensor | None = None  # int64 [K]: whose points a copy has; see archipel.data.copies
+    clusters: Sequence[int] | None = None  # of each training party, where who is alike is known
     scan: InitVar[bool] = True  # whether to look at every value; False if it was done before
     lazy: ClassVar[bool] = False  # whether points come when they are asked for: a `Population`
 

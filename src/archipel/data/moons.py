@@ -9,6 +9,8 @@ Departures: labels are 0 and 1 rather than -1 and 1; the constant feature is lef
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,14 +32,14 @@ Floats = npt.NDArray[np.float64]
 
 
 def _draw(
-    parties: int, clusters: bool, seed: int
+    parties: int, clusters: bool, seed: int, fewest: int = 3
 ) -> tuple[Floats, npt.NDArray[np.int64], np.random.RandomState]:
     """Return axes [K, 2], training sizes [K], and the generator for what follows."""
     if not clusters:
         rng = np.random.RandomState(seed)
         axes = rng.normal(rng.normal(size=2), np.sqrt(0.5), size=(parties, 2))
         rng = np.random.RandomState(seed)  # the authors start again
-        return axes, rng.randint(3, 20, size=parties), rng
+        return axes, rng.randint(fewest, 20, size=parties), rng
     if parties % 10:
         raise ArchipelError(
             f"parties={parties}: the four clusters hold 1 to 4 tenths each; give a multiple of 10."
@@ -47,7 +49,7 @@ def _draw(
     for centre, share in zip(_CENTRES, _SHARES, strict=True):
         count = share * parties // 10
         axes = rng.normal(loc=centre, scale=0.3, size=(count, 2))
-        drawn.append((axes, rng.randint(3, 15, size=count)))
+        drawn.append((axes, rng.randint(fewest, 15, size=count)))
     return np.concatenate([a for a, _ in drawn]), np.concatenate([n for _, n in drawn]), rng
 
 
@@ -62,15 +64,19 @@ def load(
     dims: int = 20,
     test_points: int = 100,
     flipped: float = 0.05,
+    fewest: int = 3,  # training points of a party, at least
+    own_points: bool = False,  # each party draws its points anew; the authors' share one sample
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
     """Return parties with 3 to 19 (clusters: 3 to 14) training and 100 test points each."""
     if parties < 1 or dims < 2:
         raise ArchipelError(f"parties={parties}, dims={dims}: give one party, two dims or more.")
+    if not 2 <= fewest <= 14:
+        raise ArchipelError(f"fewest={fewest}: give a number of training points from 2 to 14.")
     from sklearn.datasets import make_moons  # slow to import
 
-    axis, train, rng = _draw(parties, clusters, seed)
+    axis, train, rng = _draw(parties, clusters, seed, fewest)
     angle = np.arctan2(axis[:, 1], axis[:, 0])
     noise = 0.05 if clusters else 0.1
     samples = {
@@ -81,6 +87,8 @@ def load(
     for k in range(parties):
         for size in (int(train[k]), test_points):
             x, y = samples[size]
+            if own_points:
+                x, y = make_moons(size, noise=noise, random_state=rng.randint(2**31))
             c, s = np.cos(angle[k]), np.sin(angle[k])
             wrong = rng.choice(size, replace=False, size=int(flipped * size))
             y = y.copy()
@@ -90,7 +98,7 @@ def load(
     points = np.concatenate(xs)
     counts = np.stack([train, np.full(parties, test_points)], axis=1).ravel()
     part = np.repeat(np.arange(2 * parties), counts)
-    return Federation.from_rows(
+    fed = Federation.from_rows(
         torch.from_numpy(np.pad(points, ((0, 0), (0, dims - 2)))).to(dtype),
         np.concatenate(ys),
         part // 2,
@@ -98,3 +106,6 @@ def load(
         classes=2,
         about=ABOUT,
     )
+    if not clusters:
+        return fed
+    return replace(fed, clusters=np.repeat(range(4), np.array(_SHARES) * parties // 10).tolist())

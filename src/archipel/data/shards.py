@@ -365,7 +365,7 @@ def _of_version_1(folder: Path) -> Federation:
     for name in ("x", "y", "offsets", "test_from"):
         if name not in arrays:
             raise ArchipelError(f"folder '{folder}' lacks {name}.npy; save it again.")
-    t = {k: torch.from_numpy(a) for k, a in arrays.items() if k != "names"}
+    t: dict[str, Any] = {k: torch.from_numpy(a) for k, a in arrays.items() if k != "names"}
     told = meta.get("features")
     return Federation(
         **t,

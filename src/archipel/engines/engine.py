@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from archipel.engines.local.personal import Costs
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
+    from archipel.graphs import Topology
     from archipel.privacy.promise import Kept
 
 Floats = NDArray[np.float64]
@@ -180,6 +190,14 @@ class Engine(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of an engine made alike."""
+
+
+@runtime_checkable
+class Joined(Protocol):
+    """An engine whose parties talk to each other."""
+
+    def graph(self) -> Topology | None:
+        """Who talks to whom: of a graph that is learned, as it is now; None where nobody does."""
 
 
 class SteppingEngine(Engine, Protocol):

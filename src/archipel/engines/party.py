@@ -67,6 +67,7 @@ class LocalParty:
     limit: int | None = None  # use at most so many points of each party
     mixing: Callable[..., Vector] | None = None
     mixed: list[Tensor] | None = None  # what was mixed so far; where somebody asks
+    changes: set[int] = field(default_factory=set)  # which of these neighbours get as changes
     neighbours: Neighbours | None = None  # whom they talk to, where there are no rounds
     turns: Ints | None = None  # [m] how often each had its turn before in the round
     edges: int = 0  # of a party at most, in a graph that stays
@@ -471,6 +472,10 @@ class LocalParty:
         if self.mixed is not None:
             self.mixed.append(x.detach())
         return self.mixing(x) if coded is None else self.mixing(x, coded)
+
+    def coded(self, x: Vector, held: Vector) -> Vector:
+        self.changes.add(len(self.mixed or ()))
+        return x
 
     @property
     def near(self) -> Near:

@@ -88,7 +88,7 @@ def _candidates(model: Model) -> dict[str, Way]:
     found: dict[str, Way] = {}
     if any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
         found["channels_last"] = OneByOne(model, channels_last=True)
-    if model.separable:
+    if not model.buffer_spec.names:
         stacked = Stacked.of(model)
         found |= ({"stacked": stacked} if stacked else {}) | {"vmapped": Vmapped(model)}
     return found

@@ -98,6 +98,7 @@ def protection(
 
 def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
     """Try a round without records at one party of each size, and find the noise for all."""
+    wakes = record.check_clock(promise, boxes)
     data, model, ids = setting.data, setting.model, setting.ids
     parties = setting.parties or len(ids)
     sizes = data.n[ids].numpy()
@@ -110,6 +111,8 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
         int(n): record.asked(boxes, _one(setting, int(k)), model.w.clone(), parties)
         for n, k in zip(*np.unique(sizes, return_index=True), strict=True)
     }
+    if promise.spent == "propagate":
+        record.check_propagates(boxes, found[int(sizes[0])])
     asked = {int(k): found[int(n)] for k, n in zip(ids, sizes, strict=True)}
     uses = {
         k: record.uses_of(asked[k], int(n), promise.mechanism)
@@ -124,7 +127,8 @@ def _by_record(promise: Privacy, boxes: Boxes, setting: Setting) -> Protection:
             "counted by adding or removing a record; take all of a party's data in each, or leave "
             "neighbours out."
         )
-    kept = Kept.planned(promise, promise.neighbours, uses, setting.most)
+    most = (promise.wakes or setting.rounds) if wakes else setting.most
+    kept = Kept.planned(promise, promise.neighbours, uses, most, wakes=wakes)
     return Protection(kept, partial(record.behind_door, kept=kept, found=asked), _same, way)
 
 

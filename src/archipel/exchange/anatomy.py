@@ -122,6 +122,7 @@ class Anatomy(NamedTuple):
     messages: tuple[Message, ...]
     personal: tuple[Message, ...] = ()  # what a party asks the server for a model of its own
     mixed: tuple[Tree, ...] = ()  # of a peer's round: what each `me.mix` sends to a neighbour
+    whole: int = 0  # bytes of all that, for a neighbour that holds no copy, where it has to
     token: Tree = None  # what travels from peer to peer in a walk
     told: Tree = None  # what others hold of a peer that wakes
     said: Tree = None  # what it sends to its neighbours then
@@ -151,7 +152,7 @@ class Anatomy(NamedTuple):
         """This round as it was found with something around it, on the same wire."""
         return other._replace(
             summed=self.summed, weighed=self.weighed, wire=self.wire, mixed=self.mixed,
-            counted=self.counted,
+            whole=self.whole, counted=self.counted,
         )  # fmt: skip
 
     def in_cohort(self, m: int) -> Anatomy:

@@ -22,6 +22,7 @@ from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.devices.timing import Timing
 from archipel.engines.engine import Cause, Floats, Outcome, SteppingEngine
+from archipel.engines.heard import Heard
 from archipel.errors import BelowQuorum
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import is_peer
@@ -91,6 +92,7 @@ class Counting:
         self._training, self._workers, self._block = data.training, workers, block
         how = getattr(options.get("wire"), "sum", None)
         self._least = 1 if how is None or options.get("protocols") else least_of(how)
+        self._heard = Heard(data.training) if anatomy.whole else None
         self._told, self._forms = size_of(anatomy.sent), dict[int, list[tuple[int, int]]]()
         self.work = self.everybody = self.largest = 0.0  # of the calls since it was set to 0
 
@@ -150,11 +152,16 @@ class Counting:
         return self.round(t, parties, unheard=unheard)
 
     def _exchanged(self, t: int, ids: Ints) -> tuple[int, int]:
-        """Vectors that peers send each other, and receive."""
+        """Vectors that peers send each other, and receive; in bytes, where some are changes."""
         if self._topology is None:
             return 0, 0
         absent = np.setdiff1d(np.arange(self._training), ids)
-        sent = int(self._topology.edges(t, absent).numel())
+        edges = self._topology.edges(t, absent).numpy()
+        sent = edges.size
+        if self._heard is not None:
+            missed = self._heard.missed(t, ids, edges)
+            change = sum(map(size_of, self.anatomy.mixed))
+            sent = int(np.where(missed, self.anatomy.whole, change).sum())
         return sent, sent
 
     def _sizes(self, m: int) -> list[tuple[int, int]]:

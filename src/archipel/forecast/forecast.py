@@ -31,6 +31,7 @@ class Forecast:
     assumptions: tuple[str, ...] = ()
     cluster: Mapping[str, Any] | None = None  # as it was described
     on_cluster: Mapping[str, Figure] = field(default_factory=dict)
+    graph: Mapping[str, Any] | None = None  # edges, gap, share within clusters; None with a server
 
     def to_json(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -41,7 +42,8 @@ class Forecast:
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Forecast:
-        known = {name: told[name] for name in cls.__dataclass_fields__}
+        known = {name: told[name] for name in cls.__dataclass_fields__ if name != "graph"}
+        known["graph"] = told.get("graph")
         for name in ("figures", "on_cluster"):
             known[name] = {key: Figure.of_json(each) for key, each in known[name].items()}
         for name in ("warnings", "assumptions"):

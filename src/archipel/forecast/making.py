@@ -22,6 +22,7 @@ from archipel.forecast.figures import described, figures, laws
 from archipel.forecast.forecast import Forecast
 from archipel.forecast.measuring import measure
 from archipel.forecast.warnings import warnings
+from archipel.graphs import summary
 from archipel.models.model import Model
 from archipel.runs.beginning import Beginning
 from archipel.runs.loop import Watch
@@ -109,6 +110,7 @@ def make(
         assumed,
         None if cluster is None else cluster.to_json(),
         elsewhere,
+        None if run.topology is None else summary(run.topology, data.clusters).to_json(),
     )
 
 

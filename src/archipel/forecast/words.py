@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -83,12 +84,28 @@ def table(forecast: Forecast) -> Table:
     shown.add_column("", justify="right")
     shown.add_column("", style="dim")
     _rows(shown, forecast.figures)
+    if forecast.graph is not None:
+        shown.add_row("Graph", plural(forecast.graph["edges"], "edge"), _mixing(forecast.graph))
     if forecast.on_cluster:
         told = forecast.cluster or {}
         words = f"On {plural(told['nodes'], 'node')} of {plural(told['cores'], 'core')}"
         shown.add_row(Text(words, "bold"))
         _rows(shown, forecast.on_cluster)
     return shown
+
+
+def _mixing(graph: Mapping[str, Any]) -> str:
+    """How fast parties agree, and who is joined."""
+    gap, within = graph["spectral_gap"], graph["within_clusters"]
+    told = []
+    if within is not None:
+        told.append(f"{100 * within:.0f} % of their weight within clusters")
+    if gap is not None:
+        told.append(f"spectral gap {gap:.3g}")
+    if graph["rounds_to_tenth"] is not None:
+        after = plural(graph["rounds_to_tenth"], "round")
+        told.append(f"a tenth of what parties differ by after {after}")
+    return "; ".join(told)
 
 
 def _rows(shown: Table, figures: Mapping[str, Figure]) -> None:

@@ -24,6 +24,8 @@ from archipel.graphs.fixed import (
 )
 from archipel.graphs.graph import Absent, Topology
 from archipel.graphs.named import TOPOLOGIES, Described, topology
+from archipel.graphs.sampled import PeerSampling, peer_sampling
+from archipel.graphs.summary import Summary, summary
 from archipel.graphs.weights import WEIGHTS, Edges
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "Absent",
     "Described",
     "Edges",
+    "PeerSampling",
+    "Summary",
     "Topology",
     "alternate",
     "changing_regular",
@@ -44,10 +48,12 @@ __all__ = [
     "matching",
     "one_peer_exponential",
     "own",
+    "peer_sampling",
     "random_regular",
     "ring",
     "small_world",
     "star",
+    "summary",
     "topology",
     "torus",
     "weighted",

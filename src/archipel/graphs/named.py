@@ -28,6 +28,7 @@ from archipel.graphs.fixed import (
     torus,
 )
 from archipel.graphs.graph import Topology
+from archipel.graphs.sampled import peer_sampling
 
 TOPOLOGIES = {  # name: how a study writes it
     "alternate": "alternate:SPEC,SPEC,...",
@@ -39,6 +40,7 @@ TOPOLOGIES = {  # name: how a study writes it
     "local_steps": "local_steps:EVERY:SPEC",
     "matching": "matching",
     "one_peer_exponential": "one_peer_exponential",
+    "peer_sampling": "peer_sampling:PLACES or peer_sampling:PLACES:KIND (blind, healer, swapper)",
     "random_regular": "random_regular:DEGREE",
     "ring": "ring",
     "small_world": "small_world:DEGREE or small_world:DEGREE:PROBABILITY",
@@ -91,6 +93,9 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
             case "small_world":
                 degree, _, rewired = value.partition(":")
                 return small_world(n, int(degree), float(rewired or 0.1), seed)
+            case "peer_sampling":
+                places, _, kind = value.partition(":")
+                return peer_sampling(n, int(places), kind or "healer", seed)
             case "erdos_renyi":
                 return erdos_renyi(n, float(value), seed)
             case "local_steps":

@@ -27,7 +27,7 @@ class Loss(Protocol):
 
     @property
     def separable(self) -> bool:
-        """Whether the loss is a weighted sum over examples (Cox is not)."""
+        """Whether the loss is a weighted sum over examples (Cox and AdaBoost are not)."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return the loss: `[..., b, k], [..., b], [..., b] -> [...]`."""
@@ -196,6 +196,34 @@ class Cox:
         _one_output(self.name, outputs)
 
 
+@dataclass(frozen=True)
+class AdaBoost:
+    """The logarithm of AdaBoost's loss, log sum_i w_i exp(-m_i): 0 for a model that says nothing.
+
+    Outputs `[..., b, 1]` are scores f(x), labels are 0 or 1, and the margin m_i is f(x_i) where the
+    label is 1 and -f(x_i) where it is 0. Without rows its gradient is zero.
+    """
+
+    name: str = "adaboost"
+    separable: bool = False
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return self._against(outputs, targets, weights).logsumexp(dim=-1)
+
+    def output_grad(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return -y_i w_i exp(-m_i) / sum_j w_j exp(-m_j), with y_i = 1 or -1."""
+        share = torch.softmax(self._against(outputs.detach(), targets, weights), dim=-1)
+        share = torch.where(weights > 0, share, 0.0)
+        return (share * (1 - 2 * targets)).reshape(outputs.shape)
+
+    def _against(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Minus the margins, with the logarithm of each row's weight."""
+        return outputs.reshape(targets.shape) * (1 - 2 * targets) + weights.log()
+
+    def check(self, outputs: Tensor, targets: Tensor, classes: int | None = None) -> None:
+        _fits_binary(self.name, outputs, targets, classes)
+
+
 def _last_of_ties(time: Tensor) -> Tensor:
     """Return, for sorted times `[..., b]`, the last index that has the same time as each row."""
     b = time.shape[-1]
@@ -327,6 +355,7 @@ LOSSES: dict[str, Loss] = {
         Separable("absolute_error", _absolute, _absolute_grad, _fits_quantity),  # |o - y|
         Separable("huber", _huber, _huber_grad, _fits_quantity),  # squared_error up to |o - y| = 1
         Cox(),
+        AdaBoost(),
     )
 }
 

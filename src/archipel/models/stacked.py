@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
+from archipel.models.ensemble import Stumps
 from archipel.models.losses import Loss
 from archipel.models.model import Model, Points, Steps, descend_stack
 
@@ -50,7 +51,13 @@ class Flatten(NamedTuple):
     """All dimensions of an example into one."""
 
 
-Layer = Activation | Dense | Flatten
+class Fixed(NamedTuple):
+    """Base models without parameters, of the examples themselves: `[..., d] -> [..., f]`."""
+
+    forward: Callable[[Tensor], Tensor]
+
+
+Layer = Activation | Dense | Fixed | Flatten
 
 RELU = Activation(F.relu, lambda d, x, y: aten.threshold_backward(d, y, 0))
 TANH = Activation(torch.tanh, lambda d, x, y: aten.tanh_backward(d, y))
@@ -89,6 +96,9 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self._thread = get_ident()
+
+    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+        return isinstance(m, Stumps) or super().is_leaf_module(m, name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if get_ident() != self._thread:
@@ -136,6 +146,8 @@ def _layer(
         child = module.get_submodule(str(node.target))
         if type(child) is nn.Linear:
             return _dense(str(node.target), child, spans, used)
+        if type(child) is Stumps:
+            return None if used else Fixed(child.forward)  # they have no way back
         if type(child) is nn.Flatten and (child.start_dim, child.end_dim) == (1, -1):
             return Flatten()
         if type(child) is nn.ELU and child.alpha == 1.0:
@@ -255,7 +267,7 @@ class Stacked:
     @classmethod
     def of(cls, model: Model) -> Stacked | None:
         """The stacked form of a model, or None where it has none."""
-        if not model.loss_function.separable or model.buffer_spec.names:
+        if model.buffer_spec.names:
             return None
         layers = trace(model.module, model)
         if layers is None or not any(isinstance(layer, Dense) for layer in layers):
@@ -323,7 +335,7 @@ class Stacked:
         needs X_j W_j' = X_j W' - sum_{i<j} (X_j X_i') d_i: one large product for all steps
         and small ones for the rest. A window of one step is the ordinary update.
         """
-        if not steps.plain:
+        if not (steps.plain and self._loss.separable):  # else rates are weights of examples
             return descend_stack(self, w, steps)
         w, counts, lr = w.clone(memory_format=torch.contiguous_format), steps.counts, steps.lr
         small = w[0].numel() * w.element_size() <= SMALL
@@ -450,7 +462,7 @@ class Stacked:
                     inputs.append(out.view(*h.shape[:-1], layer.outputs))
                 case Flatten():
                     inputs.append(h.reshape(*h.shape[:2], -1))
-                case Activation() as layer:
+                case Activation() | Fixed() as layer:
                     inputs.append(layer.forward(h))
         return inputs
 

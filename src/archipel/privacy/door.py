@@ -102,6 +102,7 @@ class Inside(Protocol):
     def noise(self, like: Vector) -> Vector: ...
     def secret(self, purpose: str) -> Tensor: ...
     def mix(self, x: Vector) -> Vector: ...
+    def coded(self, x: Vector, held: Vector) -> Vector: ...
     @property
     def near(self) -> Near: ...
     @property
@@ -360,6 +361,9 @@ class Door:
 
     def mix(self, x: Vector) -> Vector:
         return self._me.mix(x)
+
+    def coded(self, x: Vector, held: Vector) -> Vector:
+        return self._me.coded(x, held)
 
     @property
     def near(self) -> Near:

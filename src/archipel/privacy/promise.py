@@ -36,6 +36,7 @@ Unit = Literal["record", "party"]
 Trust = Literal["server", "sum", "shuffler", "nobody"]
 Adaptive = Literal["adaptive"]
 Noise = Literal["gaussian", "laplace"]
+Afterwards = Literal["rest", "propagate"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Privacy:
     clip_rate: float = 0.2  # eta_C: how fast it moves
     mechanism: Noise = "gaussian"  # by record: on gradients clipped in L2; "laplace": in L1
     neighbours: Neighbours = "add_or_remove"  # by record: what tables differ in; or "replace" one
+    wakes: int | None = None  # T: of a party at most, where parties wake; as many as rounds
+    spent: Afterwards = "rest"  # what it does then; "propagate": goes on with what it released
 
     def __post_init__(self) -> None:
         for field, value, known in (
@@ -69,6 +72,7 @@ class Privacy:
             ("shares", self.shares, get_args(Kind)),
             ("mechanism", self.mechanism, get_args(Noise)),
             ("neighbours", self.neighbours, get_args(Neighbours)),
+            ("spent", self.spent, get_args(Afterwards)),
         ):
             if value not in known:
                 raise unknown(f"privacy.{field}", str(value), known)
@@ -110,6 +114,10 @@ class Privacy:
                     f'privacy.{field} = "{value}": is for unit = "record", where every gradient '
                     "gets noise; leave it out."
                 )
+        if self.wakes is not None:
+            whole = isinstance(self.wakes, int) and not isinstance(self.wakes, bool)
+            if not whole or self.wakes < 1:
+                raise ArchipelError(f"privacy.wakes = {self.wakes!r}: give a whole number from 1.")
         if self.mechanism == "laplace" and self.correlated is not None:
             raise ArchipelError(
                 f'privacy.mechanism = "laplace", privacy.correlated = "{self.correlated}": noise '
@@ -245,6 +253,7 @@ class Kept:
     rounds: int  # that count for a party, at most
     noise: Mapping[int, float]  # z of each party
     always: bool = False  # whether every round counts for everybody, not only those it took part in
+    wakes: bool = False  # whether rounds are wake-ups of a party's own
 
     @classmethod
     def planned(
@@ -254,11 +263,12 @@ class Kept:
         uses: Mapping[int, Uses],
         rounds: int,
         always: bool = False,
+        wakes: bool = False,
     ) -> Kept:
         """Find the noise of each party; parties alike have the same."""
         noise = {each: _noise(promise, neighbours, each, rounds) for each in set(uses.values())}
         of = {k: noise[each] for k, each in uses.items()}
-        return cls(promise, neighbours, uses, rounds, of, always)
+        return cls(promise, neighbours, uses, rounds, of, always, wakes)
 
     @cached_property
     def worst(self) -> int:

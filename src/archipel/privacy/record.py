@@ -15,9 +15,10 @@ from archipel.core import Batch, Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import examine
 from archipel.exchange.boxes import Around, Boxes
+from archipel.privacy.budgeted import Budgeted
 from archipel.privacy.correlated import Participation
 from archipel.privacy.door import Door, Doored, Floats, Noised, Order, Size, rates_of
-from archipel.privacy.promise import Kept, Noise, Use, Uses, correlation
+from archipel.privacy.promise import Kept, Noise, Privacy, Use, Uses, correlation
 from archipel.privacy.release import Poisson
 from archipel.tree import Tree
 
@@ -48,23 +49,41 @@ class _Blank:
 class _Counted(Around):
     """An algorithm behind the door, which remembers what the last round asked."""
 
-    door: Door
-
     def __init__(self, inner: Boxes) -> None:
         super().__init__(inner)
+        self._doors: list[Door] = []  # of several turns, where a peer's are not all alike
         self.has_personal = self.has_predict = False  # what stays at a party does not count
 
     def party(self, me: Any, *states: Tree) -> Any:
         number = int(me.number.reshape(-1)[0])
-        self.door = Door(_Blank(me), Noised(1.0, {number: 0.0}), self.name)
-        return self.inner.party(self.door, *states)
+        self._doors.append(Door(_Blank(me), Noised(1.0, {number: 0.0}), self.name))
+        return self.inner.party(self._doors[-1], *states)
+
+    @property
+    def used(self) -> dict[Size, tuple[int, int]]:
+        """The most that any of them used."""
+        found: dict[Size, tuple[int, int]] = {}
+        for door in self._doors if self.peer else self._doors[-1:]:
+            for size, used in door.used.items():
+                draws, gradients = found.get(size, (0, 0))
+                found[size] = max(draws, int(used.draws[0])), max(gradients, used.gradients)
+        return found
 
 
 def asked(boxes: Boxes, me: Any, w: Vector, parties: int) -> dict[Size, tuple[int, int]]:
     """What a round asks of one party's records: by size of the batches, draws and gradients."""
     counted = _Counted(boxes)
     examine(counted, me, w, parties)
-    return {size: (int(used.draws[0]), used.gradients) for size, used in counted.door.used.items()}
+    return counted.used
+
+
+def check_propagates(boxes: Boxes, found: Mapping[Size, tuple[int, int]]) -> None:
+    """Refuse an algorithm whose wake-ups are not one gradient each, to go on with their mean."""
+    if sum(draws * gradients for draws, gradients in found.values()) != 1:
+        raise ArchipelError(
+            f'privacy.spent = "propagate": {boxes.name} takes other than one gradient when it '
+            'wakes, and the mean of one each is what it would go on with; say spent = "rest".'
+        )
 
 
 def check_steady(boxes: Boxes, mes: Iterable[Any], w: Vector, parties: int) -> None:
@@ -122,4 +141,30 @@ def behind_door(
         if use.correlation is not None
     }
     clip, mechanism = kept.promise.first_clip, kept.promise.mechanism
-    return Doored(boxes, Noised(clip, dict(kept.noise), dict(found), orders or None, mechanism))
+    noised = Noised(clip, dict(kept.noise), dict(found), orders or None, mechanism)
+    if kept.wakes:
+        return Budgeted(boxes, noised, kept.rounds, kept.promise.spent == "propagate")
+    return Doored(boxes, noised)
+
+
+def check_clock(promise: Privacy, boxes: Boxes) -> bool:
+    """Whether parties wake by clocks of their own; refuse other turns than that and rounds."""
+    if boxes.clock in ("meetings", "walk"):
+        raise ArchipelError(
+            f'privacy.unit = "record": parties of {boxes.name} have as many turns as others give '
+            "them, and what they cost cannot be planned; take an algorithm whose parties wake by "
+            'themselves (clock = "wakes"), or one in rounds.'
+        )
+    wakes = boxes.clock == "wakes"
+    for field, own in (("wakes", None), ("spent", "rest")):
+        if not wakes and (value := getattr(promise, field)) != own:
+            raise ArchipelError(
+                f"privacy.{field} = {value!r}: {boxes.name} runs in rounds, in which nobody wakes "
+                "by itself; leave it out."
+            )
+    if wakes and promise.correlated is not None:
+        raise ArchipelError(
+            f'privacy.correlated = "{promise.correlated}": noise is correlated over rounds, and '
+            f"parties of {boxes.name} wake one by one; leave it out."
+        )
+    return wakes

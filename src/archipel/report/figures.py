@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.measures import larger_is_better
-from archipel.report import attack, budget, clock, grid
+from archipel.report import attack, budget, clock, graph, grid
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
 from archipel.runs.history import Round, absent
 from archipel.scorecard.words import metric_name, number
@@ -32,19 +32,20 @@ _MARKS, _NOTES = 80, 5  # evaluations with another set of sites: marked one by o
 Floats = npt.NDArray[np.float64]
 
 
-def figures(run: Run) -> dict[str, Figure]:
+def figures(run: Run, without: Collection[str] = ()) -> dict[str, Figure]:
     """Return the figures of a run by name, without those that it has no numbers for."""
     drawn: dict[str, Callable[[Run], Figure | None]] = {
         "curve": curve,
         "attack": attack.attack,
         "parties": parties,
+        "graph": graph.graph,
         "participation": grid.participation,
         "clock": clock.clock,
         "privacy": budget.privacy,
         "data": data,
     }
     with styled():
-        made = {name: function(run) for name, function in drawn.items()}
+        made = {name: function(run) for name, function in drawn.items() if name not in without}
     return {name: figure for name, figure in made.items() if figure is not None}
 
 

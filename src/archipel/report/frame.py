@@ -379,6 +379,10 @@ def cost(still: Still) -> Line:
             phrases.insert(1, (f"{spent} of devices", ""))
     if still.pace.per_second is not None:
         phrases.append((f"{still.pace.per_second:,.0f} gradients/s", ""))
+    if graph := next((e["graph"] for e in reversed(still.history) if "graph" in e), None):
+        within = graph["within_clusters"]
+        inside = "" if within is None else f", {100 * within:.0f} % within clusters"
+        phrases.append((f"{graph['edges']:,} edges{inside}", ""))
     if said := still.run.said():
         phrases.append((clean(said), ""))
     return [*phrases, (spending(still.run), "")]

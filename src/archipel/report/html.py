@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from archipel.errors import clean
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
-from archipel.report import words
+from archipel.report import graph, words
 from archipel.report.figures import figures
 from archipel.report.svg import inline
 from archipel.runs.contributions import contributions, has_own_pace
@@ -63,10 +63,13 @@ def render(run: Run) -> str:
     captions, alternatives = words.captions(run, card), words.alternatives(run, card)
     pictures = {
         name: {"svg": inline(figure, name, alternatives[name]), "caption": captions[name]}
-        for name, figure in figures(run).items()
+        for name, figure in figures(run, without=("graph",)).items()
     }
+    drawn = graph.page(run, alternatives["graph"])
+    if drawn is not None:
+        pictures["graph"] = {"svg": drawn, "caption": captions["graph"]}
     one, many = words.nouns(run)
-    script = source("theme.js")
+    script = source("theme.js") + (source("graph.js") if drawn is not None else "")
     page = environment().get_template("report.html")
     return page.render(
         run=run,
@@ -87,6 +90,7 @@ def render(run: Run) -> str:
         figures=pictures,
         studied=_studied(run, one, many),
         parties=_parties(run),
+        undrawn=graph.undrawn(run),
         sections=_sections(card),
         forecast=_forecast(run),
         notes=_notes(run),

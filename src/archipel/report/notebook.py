@@ -18,6 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from archipel.errors import ArchipelError
+from archipel.report import graph
 from archipel.report.frame import (
     ALONE,
     CAUSES,
@@ -35,6 +36,7 @@ from archipel.report.frame import (
     title,
 )
 from archipel.report.style import GREY, short, styled
+from archipel.runs.graph import frames as frames_of
 from archipel.scorecard.words import number
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ _PER_SECOND = 2  # drawings, at most
 _SHARE = 0.1  # of the time, at most, goes into drawing
 _NAMED = 20  # parties shown one by one, at most
 _SIZE, _DPI = (9.0, 4.6), 144
+_GRAPH = 4.2  # inches more, for who talks to whom
 _STEPS = [1, 2, 5, 10]  # between numbers on an axis
 
 
@@ -116,7 +119,10 @@ class _Shown:
         return self.words
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]] | None:
-        return None if self.png is None else (self.png, {"width": round(_SIZE[0] * 96)})
+        if self.png is None:
+            return None
+        wide = int.from_bytes(self.png[16:20], "big")  # of the picture, in its own points
+        return self.png, {"width": round(wide * 96 / _DPI)}
 
 
 def _display() -> Callable[..., Any]:
@@ -130,11 +136,15 @@ def _display() -> Callable[..., Any]:
 def figure(still: Still) -> Figure:
     """Draw the curve with its baselines, who took part, and the bytes sent."""
     series = Series.of(still.run, still.history[: still.evaluated])
-    drawn = Figure(figsize=_SIZE, facecolor="white")
+    frames = frames_of(still.history[: still.evaluated])
+    wide = _SIZE[0] + (_GRAPH if frames else 0)
+    drawn, share = Figure(figsize=(wide, _SIZE[1]), facecolor="white"), _SIZE[0] / wide
     grid = drawn.add_gridspec(
-        2, 2, width_ratios=(4, 1), height_ratios=(2, 1), left=0.15, right=0.975, top=0.83,
-        bottom=0.15, wspace=0.28, hspace=0.12,
+        2, 2, width_ratios=(4, 1), height_ratios=(2, 1), left=0.15 * share, right=0.975 * share,
+        top=0.83, bottom=0.15, wspace=0.28, hspace=0.12,
     )  # fmt: skip
+    if frames:
+        graph.draw(drawn.add_axes((share, 0.05, 1 - share, 0.85)), still.run, frames)
     curve, sent = drawn.add_subplot(grid[0, 0]), drawn.add_subplot(grid[0, 1])
     who = drawn.add_subplot(grid[1, 0], sharex=curve)
     _curve(curve, still, series)

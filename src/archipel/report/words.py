@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.measures import ALIKE, SITES, WEIGHTED
+from archipel.report import graph
 from archipel.report.figures import lines_of
 from archipel.runs.history import absent
 from archipel.scorecard.card import Efficacy, Scorecard
@@ -217,6 +218,7 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
         "curve": curve,
         "attack": _success(run),
         "parties": spread,
+        "graph": graph.caption(run),
         "participation": f"Which {many} took part in which round, and why others did not.",
         "clock": _by_clock(run, card),
         "privacy": _spending(run, card),
@@ -280,6 +282,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
         "curve": f"Line chart of {metric_name(e.metric)} by round: {'; '.join(parts)}.",
         "attack": _success(run),
         "parties": f"{metric_name(e.metric)} at each party{spread}.",
+        "graph": graph.caption(run),
         "participation": (
             f"Grid of {plural(run.data.training, 'party')} by {plural(run.done, 'round')}: "
             f"{r.arrived:,} of {r.party_rounds:,} uploads arrived; missing: {missing}."

@@ -2,8 +2,8 @@
 """Bucketing.  Karimireddy, He, Jaggi, ICLR 2022, https://arxiv.org/abs/2006.09365, Algorithm 1;
 before any other rule.
 
-Departures: who shares a bucket is drawn from a hash of all uploads, so that a run repeats and
-nobody knows it before the others have sent theirs. An upload that is not finite is left out.
+Departures: who shares a bucket is drawn from a hash of all uploads' norms, so that a run repeats
+and nobody knows it before the others have sent theirs. An upload that is not finite is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Uploads
-from archipel.rules.rows import at_least, blocks, finite, made
+from archipel.rules.rows import at_least, kept, made, squares
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,9 @@ class Bucketing:
     def rows(self, x: Tensor) -> Tensor:
         """`[m, p] -> [m / size, p]`."""
         at_least(self, f"size = {self.size}", self.size, 1)
-        rows = x[finite(x)]
+        rows = kept(x)
         at_least(self, f"size = {self.size}", len(rows), 1)
-        said = hashlib.blake2b(digest_size=16)
-        for _, block in blocks(rows):
-            said.update(block.detach().cpu().numpy().tobytes())
+        said = hashlib.blake2b(squares(rows).numpy().tobytes(), digest_size=16)
         draw = np.random.default_rng(int.from_bytes(said.digest(), "big"))
         order = torch.from_numpy(draw.permutation(len(rows)))
         return torch.stack([rows[part].mean(dim=0) for part in order.split(self.size)])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from archipel.core import Uploads
 from archipel.errors import ArchipelError
-from archipel.rules.rows import finite, made, squares, weighed
+from archipel.rules.rows import kept, made, squares, weighed
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class CentredClipping:
                 f"round.rule: CentredClipping(radius={self.radius}, steps={self.steps}): give "
                 "numbers above 0."
             )
-        m, there = len(x), finite(x)
-        rows = x if bool(there.all()) else x[there]
+        m, rows = len(x), kept(x)
         v = torch.zeros_like(x[0])
         for _ in range(self.steps):
             norms = squares(rows, v).sqrt()

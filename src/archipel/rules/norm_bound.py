@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from archipel.core import Uploads
 from archipel.errors import ArchipelError
-from archipel.rules.rows import finite, made, squares
+from archipel.rules.rows import made, squares
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class NormBound:
             raise ArchipelError(
                 f"round.rule: NormBound.most = {self.most}: give a number above 0, or leave it out."
             )
-        there = finite(x)
         norms = squares(x).sqrt()
+        there = torch.isfinite(norms)
         norms[~there] = float("inf")
         most = float(norms.median()) if self.most is None else self.most
-        rows, norms = x[there], norms[there]
+        rows, norms = (x, norms) if bool(there.all()) else (x[there], norms[there])
         return rows * (most / norms.clamp(min=most)).nan_to_num(1.0).to(x.dtype).unsqueeze(1)

@@ -94,12 +94,27 @@ def finite(x: Tensor) -> Tensor:
 
 
 def squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
-    """`[m]`: squared distances of rows from a centre `[p]`, or from 0."""
+    """`[m]`: squared distances of rows from a centre `[p]`, or from 0.
+
+    Blocks are in the numbers' own precision, their sum in float64; a row whose squares are too
+    large for that is looked at again.
+    """
     total = torch.zeros(len(x), dtype=torch.float64)
     for columns, block in blocks(x):
         apart = block if centre is None else block - centre[columns]
-        total += torch.linalg.vector_norm(apart, dim=1, dtype=torch.float64).square()
+        square = torch.linalg.vector_norm(apart, dim=1).double().square()
+        if not bool(torch.isfinite(square.sum())):
+            odd = ~torch.isfinite(square)
+            again = torch.linalg.vector_norm(apart[odd], dim=1, dtype=torch.float64)
+            square[odd] = again.square()
+        total += square
     return total
+
+
+def kept(x: Tensor) -> Tensor:
+    """The rows that hold numbers alone; the same tensor where all do."""
+    there = finite(x)
+    return x if bool(there.all()) else x[there]
 
 
 def distances(x: Tensor) -> Tensor:

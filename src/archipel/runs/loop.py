@@ -17,6 +17,7 @@ from archipel.errors import ArchipelError, BudgetSpent, RunFailed, unknown
 from archipel.metrics import larger_is_better
 from archipel.metrics.intervals import of_mean
 from archipel.runs import baselines as baseline
+from archipel.runs import graph
 from archipel.runs.attendance import Attendance, KeepingAttendance
 from archipel.runs.history import Round, spread
 from archipel.runs.recording import Recorder
@@ -226,6 +227,7 @@ class Loop:
                     "seconds": seconds,
                     **({"simulated": run.simulated} if run.simulated else {}),
                     **_staleness(run),
+                    **graph.recorded(engine, run, t, self._every),
                     **_attack(run),
                 }
             )

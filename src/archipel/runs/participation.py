@@ -278,7 +278,7 @@ class Participation:
         """
         resting = [cohort.sampled for cohort in past[1 - self.separation :]]
         rests = self.separation > 1 and len(resting) > 0
-        if self._always and not rests:
+        if self.always and not rests:
             return self.ask(eligible, seed, t)
         count = ceil(self.count(len(eligible)) * (1 + self.over_select) - 1e-9)
         drawn = 4 * count if len(eligible) > _MANY else len(eligible)
@@ -295,7 +295,7 @@ class Participation:
         return self.ask(eligible, seed, t, here, self.awake(eligible, past))
 
     @property
-    def _always(self) -> bool:
+    def always(self) -> bool:
         """Whether everybody is always there."""
         return self.availability == 1 and not self.away
 

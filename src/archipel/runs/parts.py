@@ -16,7 +16,7 @@ from archipel.data.rows import ranges
 from archipel.errors import ArchipelError
 from archipel.graphs import Described, Topology
 from archipel.graphs import topology as topology_of
-from archipel.models.losses import Loss, balanced, default_loss, weighted
+from archipel.models.losses import Loss, balanced, weighted
 from archipel.models.losses import loss as loss_of
 from archipel.models.model import Model, Statistics
 
@@ -59,11 +59,12 @@ def build_model(
         return model
     if model is None:
         model = models.default_model(fed.task, fed.shape)
+    usual = models.default_loss(fed.task, model if isinstance(model, str) else None)
     if isinstance(model, str):
         model = models.build(model, fed.shape, fed.classes or 1, seed, **(options or {}))
         if fed.form.x.is_floating_point():
             model = model.to(fed.form.x.dtype)
-    minimised = loss_of(default_loss(fed.task) if loss is None else loss)
+    minimised = loss_of(usual if loss is None else loss)
     if class_weights is not None:
         minimised = weighted(minimised, _weights(class_weights, fed), fed.task, fed.classes)
     return Model(model, minimised, statistics or "averaged")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from archipel.engines.plan import Plan
     from archipel.exchange.anatomy import Anatomy
     from archipel.forecast.checking import Check
+    from archipel.graphs import Topology
     from archipel.models.model import Model
     from archipel.picture import Picture
     from archipel.privacy.promise import Kept, Privacy
@@ -133,6 +134,7 @@ class Run:
     spent: Spent = Spent()
     seconds: float = 0.0
     memory: int | None = None  # bytes of its processes, at most; None where that is not known
+    topology: Topology | None = None  # who talks to whom; None with a server
     events: list[Event] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     said: Callable[[], str] = str  # how workers that are elsewhere are doing, in words
@@ -240,8 +242,20 @@ class Run:
             return {}
         if self.kept.always:
             return dict.fromkeys(self.kept.uses, self.done) if self.done else {}
+        if self.kept.wakes:
+            return self._woken(self.kept)
         asked = Counter(int(k) for cohort in self.participation for k in cohort.sampled)
         return {k: rounds for k, rounds in asked.items() if k in self.kept.uses}
+
+    def _woken(self, kept: Kept) -> dict[int, int]:
+        """Wake-ups of each party so far; it rests when its budget is spent."""
+        from archipel.engines.schedule import woken
+
+        woke = Counter[int]()
+        for t, cohort in enumerate(self.participation):
+            if cohort.counted:
+                woke.update(woken(self.seed, t, np.sort(cohort.present)).tolist())
+        return {k: min(times, kept.rounds) for k, times in woke.items() if k in kept.uses}
 
     @property
     def scorecard(self) -> Scorecard:
@@ -264,6 +278,12 @@ class Run:
         if timing is None:
             return None
         return {"seconds": timing.end, "energy": {"low": timing.low, "high": timing.high}}
+
+    @property
+    def graph(self) -> dict[str, Any] | None:
+        """Edges, spectral gap and share within clusters, as last evaluated; None with a server."""
+        found = next((e["graph"] for e in reversed(self.history) if "graph" in e), None)
+        return None if found is None else {k: v for k, v in found.items() if k != "drawn"}
 
     @property
     def by_party(self) -> bool:
@@ -415,6 +435,7 @@ class Run:
             },
             "elsewhere": {name: values.tolist() for name, values in self.elsewhere.items()} or None,
             "participation": rounds,
+            **({} if self.graph is None else {"graph": self.graph}),
             "bytes": {"up": self.spent.up, "down": self.spent.down},
             "seconds": {
                 "total": self.seconds,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's scorecard from what the run remembers."""
+"""A run's scorecard from what the run remembers.
+
+One file, since every view of it is a few lines over the same run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from archipel.aggregation.gopa import GaussianGopa, Gopa
 from archipel.aggregation.secure import SecureSum
 from archipel.aggregation.shuffled import ShuffledSum
 from archipel.exchange.anatomy import Anatomy, OnWire
-from archipel.exchange.boxes import has_personal, is_peer
+from archipel.exchange.boxes import clock_of, has_personal, is_peer
 from archipel.exchange.leaving import Outgoing, outgoing
 from archipel.measures import larger_is_better
 from archipel.models.flops import flops_of_one_gradient
@@ -241,6 +244,12 @@ _SEES = {
     "them.",
     "none": "There is no server. A party's neighbours receive what it mixes with them, and "
     "nobody else does.",
+    "wakes": "There is no server. A party's neighbours receive what it tells when it wakes, and "
+    "nobody else does{asked}.",
+    "meetings": "There is no server. Whom a party meets receives what it gives there, and nobody "
+    "else does.",
+    "walk": "There is no server. Whoever holds the token sees all of it, and passes it on with its "
+    "own steps added.",
     "nothing": "There is no server, and nothing is sent: every party trains alone.",
 }
 
@@ -261,13 +270,17 @@ def privacy(run: Run) -> Privacy:
     words = "means weighted by numbers of examples" if "mean by examples" in asks else "means"
     wire = run.anatomy.wire
     kind = {"sums": "summed" if run.anatomy.summed else "sums"}.get(server, server)
+    if peer and clock_of(run.algorithm) != "rounds":
+        kind = clock_of(run.algorithm)
     if wire.rule and server == "individuals":
         kind = "ruled"
     if kind == "summed":
         kind = _MADE.get(wire.sum.partition("(")[0], kind)
     passed = ", as it arrives" if wire.up else ""
     sees = _SEES[kind if talks else "nothing"]
-    sees = sees.format(asks=words, sum=wire.sum, rule=wire.rule, passed=passed)
+    learns = getattr(run.algorithm, "learns_graph", False)
+    asked = " but members that ask it, to learn the graph" if learns else ""
+    sees = sees.format(asks=words, sum=wire.sum, rule=wire.rule, passed=passed, asked=asked)
     if run.between_sites and server == "sums" and not run.anatomy.summed:
         sees += " The coordinator received every upload by itself."
     promise = None if run.kept is None else _promise(run, run.kept)
@@ -351,6 +364,13 @@ def _left(run: Run, peer: bool) -> list[Outgoing]:
 
 def _messages(anatomy: Anatomy, peer: bool) -> tuple[Sent, ...]:
     if peer:
+        if anatomy.token is not None:
+            return tuple(_sent("to the next holder", anatomy.token, "token"))
+        if anatomy.said is not None:
+            return tuple(_sent("to neighbours", anatomy.said, "model"))
+        if anatomy.swapped:
+            given = (_sent("to whom it meets", x, "model") for x in anatomy.swapped)
+            return tuple(each for sent in given for each in sent)
         if anatomy.wire.up:
             return tuple(each for x in anatomy.mixed for each in _sent("to neighbours", x, "model"))
         return tuple(_sent("to neighbours", anatomy.own, "model")[:1])

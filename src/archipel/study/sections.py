@@ -283,6 +283,14 @@ class Privacy(Section):
         Literal["add_or_remove", "replace"] | None,
         Field(description="by record: what two tables differ in; add_or_remove"),
     ] = None
+    wakes: Annotated[
+        int | None,
+        Field(description="where parties wake one by one: how often each may; as many as rounds"),
+    ] = None
+    spent: Annotated[
+        Literal["rest", "propagate"] | None,
+        Field(description="what it does then: rest, or go on with what it released; rest"),
+    ] = None
     clip_start: Annotated[
         Number | None, Field(description="where an adaptive clip begins; 1.0")
     ] = None

@@ -21,8 +21,10 @@ from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, OnWire, examine, go_on
 from archipel.exchange.boxes import Boxes
 from archipel.exchange.sender import Sender
+from archipel.exchange.varying import size_of
 from archipel.tree import Tree, fill, leaves
 from archipel.wire.chain import Chain
+from archipel.wire.changes import Changes
 from archipel.wire.step import Step
 from archipel.wire.structured import Structured
 from archipel.wire.wired import Wired, WiredPeers
@@ -103,13 +105,18 @@ class Wire:
         if boxes.peer:
             self._check_peers(boxes)
             with _naming("wire.up"):
-                mixed = chains(self.up, anatomy.mixed)
-                for number, chain in enumerate(mixed):
-                    check_model(chain, me.sender(number))
+                mixed = list[Chain | Changes]()
+                for number, chain in enumerate(chains(self.up, anatomy.mixed)):
+                    change = number in me.changes
+                    if not change:
+                        check_model(chain, me.sender(number))
+                    mixed.append(Changes.fitted(chain, me.sender(number)) if change else chain)
             layers.append(lambda inner: WiredPeers(inner, mixed))
             sent = tuple(chain.payload for chain in mixed)
+            forms = [each.form if isinstance(each, Changes) else each.payload for each in mixed]
+            whole = sum(map(size_of, forms)) if me.changes else 0
             found = examine(around(boxes), me, w, parties)
-            return around, found._replace(mixed=sent, wire=self._named)
+            return around, found._replace(mixed=sent, whole=whole, wire=self._named)
         if self.up or self.down:
             with _naming("wire.up"):
                 up = chains(self.up, [message.upload for message in anatomy.messages])

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from archipel.core import Blueprint, Each, Party, Uploads, Vector
+from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import pair
 from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.sender import Sender
 from archipel.exchange.talk import Talk
 from archipel.tree import Tree, leaves
 from archipel.wire.chain import Chain, Payload
+from archipel.wire.changes import Change, Changes
 from archipel.wire.structured import Structured
 
 
@@ -107,10 +110,11 @@ class WiredPeers(Around):
     """A peer algorithm whose vectors pass steps on their way to neighbours.
 
     With x̂ for what arrives of x, a peer gets x - x̂ + Σ_j W_ij x̂_j in place of Σ_j W_ij x_j: the
-    mean over peers stays what it was, whatever the steps leave out.
+    mean over peers stays what it was, whatever the steps leave out. Of a vector that neighbours
+    hold (`me.coded`) the change passes them, and Σ_j W_ij x_j is exact.
     """
 
-    def __init__(self, inner: Boxes, up: Sequence[Chain]) -> None:
+    def __init__(self, inner: Boxes, up: Sequence[Chain | Changes]) -> None:
         super().__init__(inner)
         self.up = up  # of the vectors that a round mixes, in order
 
@@ -119,30 +123,68 @@ class WiredPeers(Around):
 
     def party(self, me: Party, *states: Tree) -> Kept:
         (own,) = states
-        door = _Door(me, self.up, own.steps)
+        door = _Door(me, self.up, own.steps, self.name)
         return Kept(self.inner.party(door, own.inner), tuple(door.kept))
 
 
 class _Door:
     """A peer's door to the outside, with the wire in it."""
 
-    def __init__(self, me: Any, chains: Sequence[Chain], kept: Sequence[Any]) -> None:
+    def __init__(
+        self, me: Any, chains: Sequence[Chain | Changes], kept: Sequence[Any], name: str
+    ) -> None:
         self._me, self._chains, self.kept, self._mixes = me, chains, list(kept), 0
+        self._name, self._told = name, list[_Told]()
+
+    @property
+    def blueprint(self) -> Blueprint:
+        kept = (chain.kept for chain in self._chains if isinstance(chain, Changes))
+        found: Blueprint = self._me.blueprint._replace(kept=min(kept, default=1.0))
+        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._me, name)
 
+    def coded(self, x: Vector, held: Vector) -> Vector:
+        chain, them = self._chains[self._mixes], self._me.sender(self._mixes)
+        if not isinstance(chain, Changes):
+            raise self._astray("calls me.coded where it did not in a first round")
+        change, arrives = chain.send(them, x.detach() - held)
+        self._told = [_Told(held + arrives, held, change)]
+        return self._told[0].x
+
     def mix(self, x: Vector) -> Vector:
         number, self._mixes = self._mixes, self._mixes + 1
         chain, them = self._chains[number], self._me.sender(number)
+        if isinstance(chain, Changes):
+            told, self._told = self._told, []
+            if not told or not torch.equal(told[0].x, x):
+                raise self._astray("mixes another vector than me.coded returned")
+            found: Vector = self._me.mix(x, Coded(told[0].change, chain, told[0].held))
+            return found
         payload, self.kept[number] = chain.send(them, x, self.kept[number])
         arrives: Vector = chain.receive(them, payload)
         mixed: Vector = self._me.mix(arrives, Coded(payload, chain))
         return x - arrives + mixed
 
+    def _astray(self, what: str) -> ArchipelError:
+        return ArchipelError(
+            f"{self._name}.party {what}: in every round, give me.mix what the me.coded before it "
+            "returned."
+        )
+
+
+class _Told(NamedTuple):
+    """What neighbours are about to have of a vector."""
+
+    x: Vector
+    held: Vector
+    change: Change
+
 
 class Coded(NamedTuple):
     """A vector as it travels to neighbours, and what undoes that."""
 
-    payload: Payload
-    chain: Chain
+    payload: Payload | Change
+    chain: Chain | Changes
+    held: Vector | None = None  # what neighbours have, of which the payload is a change

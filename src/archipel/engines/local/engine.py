@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.adversaries.adversary import Adversary
@@ -29,6 +30,7 @@ from archipel.engines.checks import (
     check_sweep,
 )
 from archipel.engines.engine import Cause, Evaluation, Floats, Outcome, Some
+from archipel.engines.heard import Heard
 from archipel.engines.local import personal
 from archipel.engines.local.device import CPU, check_device, on_device, plan_for
 from archipel.engines.local.evaluation import chunk_of, evaluate
@@ -221,6 +223,7 @@ class LocalEngine:
             self._memory.graph.copy_(torch.from_numpy(topology.affinity(0).toarray()))
         self.shared = tree_map(Tensor.clone, shared)
         self._done = 0  # rounds: the one in which parties make models of their own
+        self._heard = Heard(data.training) if self.anatomy.whole else None
         self._pools = pools or forked
         self._versions: dict[int, Tree] = {}  # older shared states that parties are at work on
         self._pool: Pool | None = None
@@ -350,10 +353,12 @@ class LocalEngine:
         sent = sum(answer.get("bytes", 0) for answer in answers)
         if self._job.topology is not None and self._job.boxes.clock == "rounds":
             absent = np.setdiff1d(np.arange(self.data.training), arrived)
-            sizes = np.zeros(self.data.training, np.int64)
+            sizes = np.zeros((self.data.training, 2), np.int64)
             for answer in answers:
                 sizes[answer["ids"]] = answer["sizes"]
-            sent = int(sizes[self._job.topology.edges(t, absent).numpy()].sum())
+            edges = self._job.topology.edges(t, absent).numpy()
+            missed = self._heard.missed(t, arrived, edges) if self._heard else False
+            sent = int(np.where(missed, sizes[edges, 1], sizes[edges, 0]).sum())
         return Outcome(arrived, diverged, gradients, sent, sent)
 
     def _send(self, t: int) -> None:
@@ -409,6 +414,8 @@ class LocalEngine:
             walk["edges"] = memory.graph.nonzero()
             walk["weights"] = memory.graph[tuple(walk["edges"].T)]
         kept = memory.kept.state()
+        if self._heard is not None:
+            kept |= self._heard.state()
         return {**shared, **older, **walk, **kept, "done": torch.tensor([self._done])}
 
     @property
@@ -462,6 +469,8 @@ class LocalEngine:
             memory.graph.zero_()
             memory.graph[tuple(state["edges"].T)] = state["weights"]
             memory.graph_version += 1
+        if self._heard is not None:
+            self._heard.restore(state)
         self._done = int(state["done"]) if "done" in state else self._done  # older ones lack it
         told = self._memory.sent.shared
         older = {int(name.split(".")[1]) for name in state if name.startswith("version.")}
@@ -570,6 +579,14 @@ class LocalEngine:
             common = buffers is not None
             parts = (self.pool, self._job, self._memory)
             return evaluate(*parts, split, own, count, server, common, who)
+
+    def graph(self) -> Topology | None:
+        """Who talks to whom, as it is now where that is learned; None where nobody does."""
+        if not self._job.boxes.learns_graph:
+            return self._job.topology
+        from archipel.graphs.fixed import fixed
+
+        return fixed("learned", csr_array(self._memory.graph.double().numpy()))
 
     @property
     def has_own(self) -> bool:

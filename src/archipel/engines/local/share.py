@@ -118,7 +118,8 @@ class Share:
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
         self._personal, self._turns = Making(self, job, memory), Turns(self, job, memory)
-        self._mixes, self._sizes = 0, np.zeros(0, np.int64)  # bytes of each party, to a neighbour
+        self._mixes = 0
+        self._sizes = np.zeros((0, 2), np.int64)  # bytes of each party, to a neighbour: see _mixing
         self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
@@ -274,7 +275,7 @@ class Share:
         size = self._job.plan.block if alone else max(1, len(ids))
         total: Json = {"bad": [], "gradients": 0}
         if not alone:
-            self._sizes = np.zeros(len(ids), np.int64)
+            self._sizes = np.zeros((len(ids), 2), np.int64)
         for places in each_block(list(range(len(ids))), size):
             me = self.party(ids[places], message["t"], effort[places])
             if not alone:
@@ -293,7 +294,10 @@ class Share:
         return total
 
     def _mixing(self, me: LocalParty, present: Ints) -> Callable[[Vector], Vector]:
-        """`me.mix`: put my vectors on the board, wait for the other workers, weigh everybody's."""
+        """`me.mix`: put my vectors on the board, wait for the other workers, weigh everybody's.
+
+        What each party sends is counted, and what it sends to a neighbour that has missed a change.
+        """
         assert self._job.topology is not None
         absent = np.setdiff1d(np.arange(self._job.data.training), present)
         weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
@@ -306,11 +310,13 @@ class Share:
             weights = torch.from_numpy(weights.toarray()).to(dtype)
 
         def mixing(x: Vector, coded: Coded | None = None) -> Vector:
-            travels = x.expand(*me.lead, x.shape[-1]) if coded is None else coded.payload
-            self._sizes += sizes_of(travels, me.lead).numpy()
+            rows = x.expand(*me.lead, x.shape[-1])
+            travels = rows if coded is None else coded.payload
+            whole = travels if coded is None or coded.held is None else rows
+            for column, tree in enumerate((travels, whole)):
+                self._sizes[:, column] += sizes_of(tree, me.lead).numpy()
             board = self._memory.mixed[self._mixes % 2]
             self._mixes += 1
-            rows = x.expand(*me.lead, x.shape[-1])
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             board[me.ids, ..., : x.shape[-1]] = rows
             self._call(board[..., : x.shape[-1]], me.ids, wanted)

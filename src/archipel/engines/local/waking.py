@@ -85,11 +85,10 @@ class Turns:
         again, count = schedule.turns(order), boxes.asks(t)
         if not count:
             lists = self.lists(t)
+            self._bytes += nbytes(self._job.anatomy.said) * int(lists.count[order].sum())
             for block in schedule.independent(order, lists.number):
                 ids = order[block]
                 self._turn(t, ids, again[block], Told(self, t, ids))
-                sizes = sizes_of(boxes.said(self.rows(ids)), (len(ids),)).numpy()
-                self._bytes += int((sizes * lists.count[ids]).sum())
             return
         others = schedule.asked(seed, t, order, present, count)
         told = nbytes(boxes.told(self._job.anatomy.own)) + 2 * _EDGE

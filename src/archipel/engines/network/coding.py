@@ -17,6 +17,7 @@ from archipel.exchange.sender import Sender
 from archipel.exchange.varying import travelling
 from archipel.tree import Tree, fill, fits, leaves
 from archipel.wire.chain import Chain
+from archipel.wire.changes import Changes
 from archipel.wire.wired import WiredPeers
 
 if TYPE_CHECKING:
@@ -28,12 +29,16 @@ if TYPE_CHECKING:
 class Coding:
     """The steps of each vector that a round mixes, in order; none where they travel as they are."""
 
-    chains: Sequence[Chain] = ()
+    chains: Sequence[Chain | Changes] = ()
     seed: int = 0
 
     @classmethod
     def of(cls, boxes: Boxes, seed: int) -> Coding:
         return cls(boxes.up if isinstance(boxes, WiredPeers) else (), seed)
+
+    def is_change(self, number: int) -> bool:
+        """Whether the vector of this number travels as a change of what neighbours hold."""
+        return bool(self.chains) and isinstance(self._chain(number), Changes)
 
     def sent(self, x: Tensor, coded: Coded | None) -> list[Tensor]:
         """What travels of a vector."""
@@ -60,7 +65,7 @@ class Coding:
             raise Refused(f"a vector with numbers that are not finite, or beyond {LARGEST:g}.")
         return found[0].clone()
 
-    def _chain(self, number: int) -> Chain:
+    def _chain(self, number: int) -> Chain | Changes:
         if number >= len(self.chains):
             raise Refused(f"exchange {number + 1} is none of the algorithm's.")
         return self.chains[number]

@@ -41,9 +41,13 @@ class Exchange:
     sent: list[Tensor]  # what travels of it
     began: float
     open: set[int]
+    base: bytes | None = None  # where that is a change: the digest of what
     got: dict[int, Tensor] = field(default_factory=dict)
     unsure: dict[int, Tensor] = field(default_factory=dict)  # counted before a restart
     lost: dict[int, str] = field(default_factory=dict)  # peer -> cause
     refused: dict[int, str] = field(default_factory=dict)  # peer -> what it said
     asks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     last: set[int] = field(default_factory=set)  # lower ends that are asked a last time
+    # peer -> bytes of the change and of the whole vector, whichever of them went to it and came
+    went: dict[int, dict[bool, int]] = field(default_factory=dict)
+    came: dict[int, dict[bool, int]] = field(default_factory=dict)

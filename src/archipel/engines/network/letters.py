@@ -152,13 +152,21 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
     "known": {"study": (str,), "members": (bytes,)},
     "refused": {"reason": (str,)},
     # one peer to another
-    "vector": {"study": (str,), "round": (int,), "number": (int,), "signature": (bytes,)},
+    "vector": {
+        "study": (str,),
+        "round": (int,),
+        "number": (int,),
+        "base": (bytes, type(None)),  # digest of the vector that this one is a change of
+        "holds": (bytes, type(None)),  # digest of the other end's vector, as the sender has it
+        "signature": (bytes,),
+    },
     "beat": {
         "study": (str,),
         "round": (int,),
         "number": (int,),
         "doing": (str,),
         "gave_up": (list, type(None)),
+        "whole": (bool, type(None)),  # a change is of no use here, the vector itself would be
     },
     "news": {  # what a peer that woke says to its neighbours: what they hold of it gets this number
         "study": (str,),
@@ -205,13 +213,13 @@ KINDS: dict[str, dict[str, tuple[type, ...]]] = {
         "epoch": (int,),
         "signature": (bytes,),
     },
-    "seen": {  # the newest that a peer has seen of a token, and whether it is busy with another
+    "seen": {  # the newest that a peer has seen of a token, and whether it gave the asker's anew
         "study": (str,),
         "round": (int,),
         "number": (int,),
         "hop": (int,),
         "epoch": (int,),
-        "busy": (bool,),
+        "lost": (bool,),
     },
     "view": {  # where members are, each in its own words: as many of each
         "study": (str,),
@@ -255,7 +263,7 @@ class Letter:
         """SHA-256 of each array."""
         if self.hashed is not None:
             return self.hashed
-        return [sha256(_raw(tensor)).digest() for tensor in self.arrays]
+        return [digest(tensor) for tensor in self.arrays]
 
     @property
     def forms(self) -> list[tuple[str, list[int]]]:
@@ -298,6 +306,11 @@ def _parts(header: bytes, letter: Letter) -> list[memoryview]:
     """All its bytes, one after another, where they lie."""
     start = MAGIC + len(header).to_bytes(4, "little") + header + bytes(-len(header) % 8)
     return [memoryview(start), *(_raw(tensor) for tensor in letter.arrays)]
+
+
+def digest(tensor: Tensor) -> bytes:
+    """SHA-256 of an array."""
+    return sha256(_raw(tensor)).digest()
 
 
 def _raw(tensor: Tensor) -> memoryview:

@@ -197,8 +197,12 @@ class Words:
         fields = {"study": self.study, "round": at[0], "number": at[1], "doing": doing}
         return Letter("beat", {**fields, "gave_up": None if gave_up is None else list(gave_up)})
 
-    def vector(self, at: At, *arrays: Tensor) -> Letter:
-        return self.signed("vector", at, arrays)
+    def vector(
+        self, at: At, *arrays: Tensor, base: bytes | None = None, holds: bytes | None = None
+    ) -> Letter:
+        """`base` names what it is a change of; `holds` the copy that this peer has of the other."""
+        named = {"base": base, "holds": holds}
+        return self.signed("vector", at, arrays, **{k: v for k, v in named.items() if v})
 
     def signed(self, kind: str, at: At, arrays: Sequence[Tensor] = (), **fields: Any) -> Letter:
         """A letter that others can show."""

@@ -42,6 +42,7 @@ from torch import Tensor
 
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
+from archipel.engines.network.copies import Copies, Unheld
 from archipel.engines.network.exchanges import Behind, Exchange, Store
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Contact, Liveness, Place, Words, why_not
@@ -74,6 +75,7 @@ class Rounds:
         self.party, self.graph = party, Place(topology, party, liveness.of)
         self.liveness, self.words, self._store = liveness, words, store
         self._coding = coding or Coding()
+        self._copies = Copies(party, words, self._coding)
         self.at: At = (0, 0)
         self.open: Exchange | None = None
         self.missing: dict[int, str] = {}  # in this round
@@ -87,6 +89,7 @@ class Rounds:
 
     def restore(self, kept: Mapping[str, Mapping[str, Tensor]], at: At) -> None:
         self.at = at
+        self._copies.restore(kept.get("own", {}))
         for name, tensors in kept.items():
             kind, *numbers = name.split("-")
             if kind == "edge":
@@ -132,15 +135,20 @@ class Rounds:
         """
         (t, number), weights = self.at, self.graph.row(self.at[0])
         found, sent = self._mixed.get(self.at), self._coding.sent(x, coded)
+        began, around = self.liveness.clock(), set(self.graph.neighbours(t))
+        base = self._copies.begin(number, None if coded is None else coded.held)
+        exchange = Exchange(self.at, x.detach(), sent, began, around, base)
         if found is None:
-            found = await self._exchange(x, sent)
+            found = await self._exchange(exchange)
         else:
             lost = [j for j, theirs in found.items() if theirs is None]
             self.missing |= dict.fromkeys(lost, "lost before a restart")
         got = {j: theirs for j, theirs in found.items() if theirs is not None}
         self._used += len(got)
-        self.up += len(got) * nbytes(tuple(sent))
-        self.down = self.up
+        self._copies.keep(exchange, got)
+        for j in got:
+            self.up += sum(exchange.went.get(j, {False: nbytes(tuple(sent))}).values())
+            self.down += sum(exchange.came.get(j, {False: nbytes(tuple(sent))}).values())
         self.at, self.open = (t, number + 1), None
         self.liveness.ring()
         mixed = x * (1 - sum(weights[j] for j in got))
@@ -148,10 +156,8 @@ class Rounds:
             mixed = mixed + weights[j] * got[j]
         return mixed
 
-    async def _exchange(self, x: Vector, sent: list[Tensor]) -> dict[int, Tensor | None]:
+    async def _exchange(self, exchange: Exchange) -> dict[int, Tensor | None]:
         t = self.at[0]
-        began = self.liveness.clock()
-        exchange = Exchange(self.at, x.detach(), sent, began, set(self.graph.neighbours(t)))
         for j, (at, _, theirs) in self._answered.items():
             if at == self.at:  # before a restart
                 exchange.unsure[j] = theirs
@@ -263,8 +269,7 @@ class Rounds:
 
     async def _ask(self, exchange: Exchange, i: int) -> None:
         """Ask the lower end of an edge until the edge counts or is dropped."""
-        letter = self.words.vector(exchange.at, *exchange.sent)
-        liveness, pause = self.liveness, 0.05
+        letter, liveness, pause = self._copies.question(exchange, i), self.liveness, 0.05
         while i in exchange.open:
             if liveness.silent(i):
                 await liveness.moved(liveness.every)
@@ -283,7 +288,9 @@ class Rounds:
                 await asyncio.sleep(pause)
                 continue
             liveness.note(i, answer)
-            if theirs is not None and i in exchange.open:
+            if answer.fields.get("whole") and exchange.base is not None:
+                letter = self._copies.question(exchange, i, whole=True)
+            elif theirs is not None and i in exchange.open:
                 self._count(exchange, i, theirs)
             elif liveness.of[i].at > exchange.at:
                 self._went_on(exchange, i)
@@ -313,13 +320,7 @@ class Rounds:
             return None
         if (answer["round"], answer["number"]) != exchange.at:
             raise Refused("a vector of another exchange.")
-        return self._vector(i, answer, exchange)
-
-    def _vector(self, j: int, letter: Letter, exchange: Exchange) -> Tensor:
-        """The vector in a letter of peer j, without what the wire did to it."""
-        form = self._coding.form(exchange.at[1], exchange.x)
-        arrays = self.words.read(j, letter, form)
-        return self._coding.undone(j, exchange.at, arrays, exchange.x)
+        return self._copies.read(i, answer, exchange)
 
     async def answer(self, j: int, letter: Letter) -> Letter:
         """Answer peer j, which sends its vector, with this peer's of the same exchange."""
@@ -338,14 +339,19 @@ class Rounds:
             if self._position(j) > at or left <= 0:
                 return self.told(j)
             if exchange is not None and exchange.at == at and j in exchange.open:
-                theirs = self._vector(j, letter, exchange)
-                sent = exchange.sent
+                try:
+                    theirs = self._copies.read(j, letter, exchange)
+                except Unheld:
+                    return Letter("beat", {**self.told(j).fields, "whole": True})
+                reply = self._copies.answer(exchange, j, letter.fields.get("holds"))
+                # asked again, after a restart of either end, the whole vector fits any copy
+                sent = exchange.sent if exchange.base is None else [exchange.x]
                 edge = {f"mine-{i:04}" if i else "mine": x for i, x in enumerate(sent)}
                 edge |= {"at": torch.tensor(at), "theirs": theirs}
                 self._store.keep(f"edge-{j}", edge)
                 self._answered[j] = (at, sent, theirs)
                 self._count(exchange, j, theirs)
-                return self.words.vector(at, *sent)
+                return reply
             await liveness.moved(left)
 
     def _given(self, j: int, at: At) -> list[Tensor] | None:
@@ -377,7 +383,7 @@ class Rounds:
         return own
 
     def state(self) -> dict[str, Tensor]:
-        return {}
+        return self._copies.state()
 
 
 def _silence(contact: Contact) -> str:

@@ -27,6 +27,7 @@ from archipel.engines.network.peer_rounds import Rounds
 from archipel.engines.network.transport import Link, Refused
 from archipel.engines.network.turn import Own
 from archipel.engines.network.waking import Waking
+from archipel.engines.network.walking import Walking
 from archipel.errors import ArchipelError, RunFailed
 from archipel.graphs import Topology
 from archipel.tree import leaves, nbytes
@@ -46,7 +47,7 @@ class Report(NamedTuple):
     edges: dict[int, float] | None = None  # its own, with their weights, where they are learned
 
 
-Clocked = Waking | Meeting  # by clocks of their own
+Clocked = Waking | Meeting | Walking  # by clocks of their own
 
 
 class Peer:
@@ -80,6 +81,11 @@ class Peer:
         self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.liveness = Liveness(links, silence, deadline, paused)
         self._coding = Coding.of(party_state.boxes, party_state.seed)
+        if asynchronous and any(map(self._coding.is_change, range(len(self._coding.chains)))):
+            raise ArchipelError(
+                f"topology.asynchronous = true: {party_state.boxes.name} adds up changes of copies "
+                "in rounds that all have in common; leave it out, or wire.up."
+            )
         self.mixing = self._mixing(topology, asynchronous, pause)
         kept = store.kept()
         self.round = 0  # that the own state on the disk is from before
@@ -102,6 +108,8 @@ class Peer:
             return Waking(state, topology, liveness, words, self._keep, pace)
         if topology is None:
             raise ArchipelError(f'{state.boxes.name} needs a topology: give one, such as "ring".')
+        if clock == "walk":
+            return Walking(state, topology, liveness, words, self._keep)
         if clock == "meetings":
             return Meeting(state, topology, liveness, words, self._keep, pace)
         if asynchronous:
@@ -232,7 +240,8 @@ class Peer:
         t = self.round
 
         def commit(own: Own) -> None:
-            self.party_state.own, self.round, mixing.at = own, t + 1, (t + 1, 0)
+            self.party_state.own, self.round = own, mixing.after(t)
+            mixing.at = (self.round, 0)
             self._keep()
 
         self.party_state.draw(t)
@@ -246,7 +255,8 @@ class Peer:
             self._keep()
             await self._tell({}, 0, 0, 0)
             return
-        await self._tell(dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
+        if self.round > t:
+            await self._tell(dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
 
     async def _tell(self, missing: dict[int, str], gradients: int, up: int, down: int) -> None:
         """Report the last round, with the metrics of the model now where they are due."""

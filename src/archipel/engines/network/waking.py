@@ -142,6 +142,10 @@ class Waking:
         self.at = (t, 0)
         self.missing, self.up, self.down = {}, 0, 0
 
+    def after(self, t: int) -> int:
+        """Rounds that are done after turn t."""
+        return t + 1
+
     def told(self, j: int) -> Letter:
         return self.words.beat(self.at, "wakes")
 
