@@ -129,7 +129,7 @@ def cosine() -> dict[str, Any]:
     }
     found = {title: audited(text, "cosine", "labels", quick=True) for title, text in texts.items()}
     for title, each in found.items():
-        keep(each.pictures, f"cosine-{title.replace(' ', '-')}.png")
+        keep(each.pictures, f"cosine-{title.replace(',', '').replace(' ', '-')}.png")
     return {title: by_who(each) for title, each in found.items()}
 
 
