@@ -17,16 +17,12 @@ def ring(n):
 
 
 def reweighed(W, present):
-    """Metropolis and Hastings's weights of the edges between those who are there."""
-    n, here = len(W), np.zeros((len(W), len(W)), bool)
+    """The weight of an edge that does not come about stays with both of its ends."""
+    new = np.zeros_like(W)
     for i in present:
         for j in present:
-            here[i, j] = i != j and W[i, j] > 0
-    degree, new = here.sum(axis=1), np.zeros((n, n))
-    for i in range(n):
-        for j in range(n):
-            if here[i, j]:
-                new[i, j] = 1 / (1 + max(degree[i], degree[j]))
+            new[i, j] = W[i, j] if i != j else 0
+    for i in range(len(W)):
         new[i, i] = 1 - new[i].sum()
     return new
 

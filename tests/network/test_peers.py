@@ -203,6 +203,24 @@ def test_a_peer_that_dies_is_routed_around_and_catches_up():
     close(states, expected)
 
 
+@pytest.mark.parametrize("weights", ["metropolis", "max_degree"])
+def test_a_departure_leaves_the_w_of_a_simulation(weights):
+    """On a star, whose degrees fall where somebody leaves: nobody weighs by what is left."""
+    data, model = problem()
+    algorithm, rounds = DSGD(lr=0.1, batch_size=4), 3
+    graph = topology("star", 5).weighed(weights)
+
+    async def play():
+        circle = Circle(algorithm, data, model, graph, rounds, silence=0.5)
+        for k in range(4):  # peer 4 never comes
+            circle.begin(k)
+        return await circle.done()
+
+    states = run(play())
+    expected = simulated(algorithm, data, model, graph, rounds, lambda t: (4,))
+    close(states, expected[:4])
+
+
 def test_an_edge_counts_on_both_sides_or_on_none_also_when_an_answer_is_lost_for_good():
     """The lower end is killed with its answer on the way, and stays away."""
     data, model = problem()

@@ -82,6 +82,11 @@ def read(text: bytes) -> Study:
                 f"data.{key} = {getattr(study.data, key)}: copies of parties are made where all "
                 "data is, in a simulation; between sites leave it out."
             )
+    if study.topology.file is not None:
+        raise ArchipelError(
+            f"topology.file = {study.topology.file!r}: a study between institutions brings no "
+            'file; write the edges into it, topology.name = "edges:0-1,1-2,0-2".'
+        )
     if study.adversary_object is not None:
         raise ArchipelError(
             f'adversary.attack = "{study.adversary.attack}": adversaries are simulated, and no '

@@ -96,5 +96,5 @@ def _local_steps(every: int, then: Topology, t: int) -> Edges:
 
 
 def _drop(graph: Topology, absent: Absent | Callable[[int], Absent], t: int) -> Edges:
-    left = graph.affinity(t, absent(t) if callable(absent) else absent)
-    return Edges(left, graph.rule(t).weigh)
+    away = absent(t) if callable(absent) else absent
+    return Edges(graph.affinity(t, away), lambda _: graph.sparse(t, away))

@@ -16,7 +16,16 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.errors import ArchipelError
-from archipel.graphs.weights import Edges, check_weights, pairs, parts, second, weighed, without
+from archipel.graphs.weights import (
+    Edges,
+    check_weights,
+    given,
+    pairs,
+    parts,
+    second,
+    weighed,
+    without,
+)
 
 if TYPE_CHECKING:
     from archipel.picture import Picture
@@ -32,8 +41,8 @@ class Topology:
     the parties' vectors and draws them towards it. Besides, an edge has a weight of its own, how
     alike its two ends are: 1 unless somebody said more.
 
-    Every method that takes `absent`, the parties that are away in that round, weighs the edges
-    between the others anew; whoever is away or left alone keeps its own vector.
+    Every method that takes `absent`, the parties that are away in that round, leaves their edges
+    out, whose weight stays with the other end; whoever is away or left alone keeps its own vector.
     """
 
     name: str
@@ -53,7 +62,7 @@ class Topology:
         """Return W^(t) as a scipy CSR array, float64."""
         if len(absent) == 0:
             return self._fixed if self.period == 1 else self._whole(t)
-        return self.rule(t).weigh(self.affinity(t, absent))
+        return given(without(self.sparse(t), self._here(absent)))
 
     def affinity(self, t: int = 0, absent: Absent = ()) -> Any:
         """Return the weights of the edges, how alike parties are, as a scipy CSR array, float64.

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from archipel.errors import ArchipelError, unknown
@@ -15,7 +16,7 @@ from archipel.graphs.changing import (
     matching,
     one_peer_exponential,
 )
-from archipel.graphs.file import of_edges, read
+from archipel.graphs.file import Edge, of_edges, read
 from archipel.graphs.fixed import (
     complete,
     erdos_renyi,
@@ -34,6 +35,7 @@ TOPOLOGIES = {  # name: how a study writes it
     "alternate": "alternate:SPEC,SPEC,...",
     "changing_regular": "changing_regular:DEGREE",
     "complete": "complete",
+    "edges": "edges:I-J,I-J,... with the parties' numbers, or I-J*WEIGHT",
     "erdos_renyi": "erdos_renyi:PROBABILITY",
     "exponential": "exponential",
     "hypercube": "hypercube",
@@ -86,6 +88,8 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
                         f"write 'torus' for the squarest grid of {n}."
                     )
                 return torus(n, rows)
+            case "edges":
+                return of_edges("edges", [*_edges(value)], [str(k) for k in range(n)])
             case "random_regular":
                 return random_regular(n, int(value), seed)
             case "changing_regular":
@@ -110,6 +114,17 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
     except ValueError:
         pass
     raise ArchipelError(f"topology '{spec}' is not understood: write {TOPOLOGIES[name]}.")
+
+
+def _edges(value: str) -> Iterator[Edge]:
+    """Edges as a study writes them, 0-1,1-2*0.5."""
+    for row, text in enumerate(value.split(","), 1):
+        pair, _, weight = text.partition("*")
+        i, j = (str(int(end)) for end in pair.split("-"))
+        found = float(weight or 1)
+        if not 0 < found < inf:
+            raise ValueError
+        yield Edge(row, (i, j), found)
 
 
 @dataclass(frozen=True)

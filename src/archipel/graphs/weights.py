@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edges as sparse matrices, and the mixing matrix W of them.
 
-Every rule gives a W that is symmetric and doubly stochastic, whichever edges are left: Metropolis
-and Hastings's weights are 1 / (1 + the larger degree), by the degrees that are left; those of the
-maximum degree 1 / (1 + the largest degree of the whole graph), and weights that somebody gave stay
-as they are. What a party does not give to others stays with it, on the diagonal. On a regular graph
-the first two are the uniform 1 / (degree + 1): 1/3 on a ring [Lian 2017].
+Every rule gives a W that is symmetric and doubly stochastic: Metropolis and Hastings's weights are
+1 / (1 + the larger degree of the two), those of the maximum degree 1 / (1 + the largest degree of
+the graph), and weights may be given. What a party does not give to others stays with it, on the
+diagonal. On a regular graph the first two are the uniform 1 / (degree + 1): 1/3 on a ring
+[Lian 2017].
+
+Where parties are away, the weight of an edge that does not come about goes to the diagonal at both
+of its ends. So W stays symmetric and doubly stochastic whoever is away, and nobody needs to know
+more than its own row: peers that see no more than their neighbours do the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +36,7 @@ class Edges(NamedTuple):
     """The edges of one round, and how they are weighed."""
 
     affinity: Any  # A as a scipy CSR array: symmetric, zero diagonal, positive on edges
-    weigh: Callable[[Any], Any]  # the edges that are left, like A -> W
+    weigh: Callable[[Any], Any]  # A -> W
 
 
 def joined(n: int, i: NDArray[Any], j: NDArray[Any], weight: NDArray[Any] | None = None) -> Any:
@@ -57,8 +60,9 @@ def metropolis(A: Any) -> Any:
     return _with_diagonal(A, 1 / (1 + np.maximum(degree[rows], degree[A.indices])))
 
 
-def max_degree(most: int, A: Any) -> Any:
-    """Return W by the largest degree of the whole graph, of which A may be a part."""
+def max_degree(A: Any) -> Any:
+    """Return W by the largest degree of the graph."""
+    most = np.diff(A.indptr).max(initial=0)
     return _with_diagonal(A, np.full(A.nnz, 1 / (1 + most)))
 
 
@@ -75,10 +79,8 @@ def check_weights(name: str) -> None:
 
 def weighed(A: Any, name: str) -> Edges:
     """Return the edges with the weights of this name."""
-    if name == "max_degree":
-        return Edges(A, partial(max_degree, int(np.diff(A.indptr).max(initial=0))))
-    if name == "metropolis":
-        return Edges(A, metropolis)
+    if name != "given":
+        return Edges(A, max_degree if name == "max_degree" else metropolis)
     sums = np.asarray(A.sum(axis=1)).ravel()
     worst = int(sums.argmax())
     if sums[worst] > 1 + 1e-9:
@@ -95,10 +97,10 @@ def _with_diagonal(A: Any, weight: NDArray[Any]) -> Any:
 
 
 def without(A: Any, here: NDArray[Any]) -> Any:
-    """Return A of the edges between those that are here, a mask `[n]`."""
+    """Return the edges of A, or of W, between those that are here, a mask `[n]`."""
     entries = A.tocoo()
     i, j = entries.coords
-    both = here[i] & here[j]
+    both = here[i] & here[j] & (i != j)
     return coo_array((entries.data[both], (i[both], j[both])), shape=A.shape).tocsr()
 
 

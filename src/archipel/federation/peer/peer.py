@@ -222,6 +222,7 @@ class PeerSite(Site):
         about, graph = described.study, None
         if roster.topology:
             graph = topology(roster.topology, roster.parties, about.seed)
+            graph = graph.weighed(described.topology.weights or "metropolis")
         edges = 0 if graph is None else most_edges(graph)
         party_state, path = party_state_at(self, study, data, roster.parties, edges)
         lanes: dict[int, Lane] = {}
