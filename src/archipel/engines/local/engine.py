@@ -123,6 +123,7 @@ class LocalEngine:
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
+        self.topology = topology
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
@@ -411,7 +412,7 @@ class LocalEngine:
         if walk:
             walk["holders"] = memory.holders.clone()
         if self._job.boxes.learns_graph:
-            walk["edges"] = memory.graph.nonzero()
+            walk["edges"] = memory.graph.nonzero().contiguous()
             walk["weights"] = memory.graph[tuple(walk["edges"].T)]
         kept = memory.kept.state()
         if self._heard is not None:
