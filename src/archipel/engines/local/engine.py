@@ -66,6 +66,7 @@ class Watched(NamedTuple):
 
     inside: Callable[[Boxes], Boxes]
     outside: Callable[[Boxes], Boxes]
+    singly: bool = False  # whether it takes every upload of a round by itself, and their sizes
 
 
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
@@ -203,7 +204,7 @@ class LocalEngine:
             self.plan,
             seed,
             count,
-            self._attacked.seen(self.anatomy),
+            self._attacked.seen(self.anatomy, watched is not None and watched.singly),
             own,
             draws,
             separable,
@@ -412,7 +413,7 @@ class LocalEngine:
         if walk:
             walk["holders"] = memory.holders.clone()
         if self._job.boxes.learns_graph:
-            walk["edges"] = memory.graph.nonzero()
+            walk["edges"] = memory.graph.nonzero().contiguous()
             walk["weights"] = memory.graph[tuple(walk["edges"].T)]
         kept = memory.kept.state()
         if self._heard is not None:
