@@ -52,7 +52,7 @@ LAYERS = [
     {"conformance", "attacks"},
     {"runs", "scorecard", "report", "forecast"},
     {"study", "runs.listing", "estimators", "bundle"},
-    {"audit", "comparison", "demo", "federation", "verifiable"},
+    {"audit", "worth", "comparison", "demo", "federation", "verifiable"},
     {"cli", "__main__"},
 ]
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

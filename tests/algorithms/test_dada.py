@@ -206,3 +206,17 @@ def accuracy(engine: LocalEngine, data: Federation, model: Model) -> float:
         rows = slice(int(data.test_from[k]), int(data.offsets[k + 1]))
         right.append((model.predict(alpha[k], data.x[rows])[:, 0] > 0) == (data.y[rows] > 0))
     return float(torch.cat(right).double().mean())
+
+
+def test_a_study_learns_and_keeps_its_graph(tmp_path: Path) -> None:
+    study = ar.Study.of(
+        "dada",
+        data={"name": "moons", "parties": 10},
+        model={"name": "linear_score"},
+        algorithm={"kappa": 3, "alone": 1, "graph_rounds": 1, "model_rounds": 1},
+        study={"rounds": 3},
+    )
+    run = study.run(tmp_path)
+
+    assert 0 <= run.metrics["accuracy"] <= 1
+    assert run.folder is not None

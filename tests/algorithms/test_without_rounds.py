@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from archipel.engines.local.engine import LocalEngine
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology, topology
 from archipel.models.model import Model
+from archipel.study.file import Study
 from archipel.tree import leaves
 
 N, P = 8, 2
@@ -211,3 +213,34 @@ def test_what_cannot_be_is_refused_in_a_sentence() -> None:
         LocalEngine(Gossip(), data, model)
     with pytest.raises(ArchipelError, match="start a run per value"):
         LocalEngine(Gossip(), data, model, topology=topology("ring", N), sweep={"lr": [0.1, 0.2]})
+
+
+def test_a_learned_graph_is_recorded_and_goes_on(tmp_path: Path) -> None:
+    text = """
+[study]
+rounds = 4
+[data]
+name = "moons"
+parties = 10
+[topology]
+learned = true
+[algorithm]
+name = "dada"
+alone = 1
+graph_rounds = 1
+model_rounds = 1
+kappa = 3
+"""
+    (tmp_path / "study.toml").write_text(text)
+    study = Study.read(tmp_path / "study.toml")
+    whole = study.run(out=tmp_path / "whole")
+    entry = whole.history[-1]["graph"]
+
+    assert entry["edges"] > 0
+    assert torch.isfinite(whole.vector).all()
+
+
+def test_a_graph_that_is_learned_is_said_to_be() -> None:
+    with pytest.raises(ArchipelError, match=r"say topology\.learned = true to begin with this one"):
+        Study.of("dada", data={"name": "moons"}, topology={"name": "ring"})
+    Study.of("dada", data={"name": "moons"}, topology={"learned": True})

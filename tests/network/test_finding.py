@@ -252,6 +252,18 @@ def test_an_address_that_a_member_has_left_is_not_brought_back(tmp_path):
     assert net.moved[-1] == (0, 2, net.at[2])
 
 
+def test_a_member_that_moves_all_the_time_is_followed_once_in_a_cycle(tmp_path):
+    """Every move is in the audit log, and on the disk."""
+    net = Net(tmp_path, 3)
+    for k in range(20):
+        asyncio.run(net.up[0].answer(view(net.entry(1, 10**12 + k, f"at-{k}.example.org:1"))))
+    assert net.moved == [(0, 1, "at-0.example.org:1")]
+    net.now += EVERY
+    asyncio.run(net.up[0].answer(view(net.entry(1, 10**12 + 20, "last.example.org:1"))))
+
+    assert net.moved[1:] == [(0, 1, "last.example.org:1")]
+
+
 def test_nobody_makes_another_younger(tmp_path):
     """Ages follow from what the members signed, whoever passes it on."""
     net = Net(tmp_path, 6)

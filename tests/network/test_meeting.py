@@ -46,7 +46,7 @@ def test_meetings_in_some_order_are_those_of_a_loop(exchange):
 
 
 @pytest.mark.parametrize("swaps", [1, 2])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_meeting_counts_at_both_or_at_neither_whoever_is_killed(seed, swaps):
     data, model = problem(PEERS)
     circle = Circle(Averaging(swaps=swaps), data, model, topology("complete", PEERS), 8)

@@ -13,8 +13,10 @@ from test_canaries import halved, holds, is_found, silent, unclipped
 
 import archipel as ar
 from archipel.algorithms.coordinate import Coordinate
+from archipel.engines.network.party_state import PartyState
 from archipel.engines.schedule import woken
 from archipel.errors import ArchipelError
+from archipel.exchange.neighbours import Trial
 from archipel.graphs import topology
 from archipel.privacy import budgeted
 from archipel.privacy.accounting import Laplace, Release, epsilon
@@ -154,6 +156,31 @@ def test_turns_that_others_give_are_refused():
     data, model = classification(6, 4, 3, 0), network(4, 3)
     with pytest.raises(ArchipelError, match="as many turns as others give"):
         ar.simulate(Gossip(), data, model, rounds=2, workers=1, topology="ring", privacy=promised())
+
+
+@pytest.mark.parametrize("afterwards", ["rest", "propagate"])
+def test_between_institutions_a_turn_is_charged_before_it_until_the_budget_is_spent(afterwards):
+    charged, most = [], 2
+    data, model = classification(1, 4, 3, 0), network(4, 3)
+    party = PartyState(
+        Coordinate(), data, model, party=0, rounds=5, edges=1, private=True,
+        privacy=promised(wakes=most, spent=afterwards),
+        charge=lambda t, kept, noise: charged.append((t, kept.charged(0, t), noise)),
+    )  # fmt: skip
+    others = Trial(model.w, 1, 0, model.dtype)
+    models = [party.own.state.inner]
+    for t in range(5):
+        before = len(charged)
+        own, *_ = party.awake(t, others)
+        assert len(charged) - before == (t < most)
+        assert (party.me.gradients > 0) == (t < most)  # of its records
+        party.own = own
+        models.append(own.state.inner)
+
+    assert [each[:2] for each in charged] == [(t, [Release(Laplace(4.0))]) for t in range(most)]
+    assert len({noise for *_, noise in charged}) == most
+    assert own.state.woke.item() == most
+    assert torch.equal(models[-1], models[most]) == (afterwards == "rest")
 
 
 # -- attacks ---------------------------------------------------------------------------------------

@@ -43,13 +43,12 @@ class Coordinate:
         return theta
 
     def party(self, me: Party, theta: Vector) -> Vector:
-        near, D, mu = me.near, me.degree, self.mu
-        c = (me.n / self.confident).clamp(max=1)
+        c, mu = (me.n / self.confident).clamp(max=1), self.mu
         ridge = self.l2 / me.n  # lambda_i
         gradient, smooth = me.grad(theta) + ridge * theta, self.smoothness + ridge
         if me.round < self.warm_rounds:
             return theta - gradient / smooth
-        alpha = 1 / (1 + mu * c * smooth)
+        near, D, alpha = me.near, me.degree, 1 / (1 + mu * c * smooth)
         around = (near.weight * near.told).sum(dim=-2) / D.clamp(min=1e-30)
         around = torch.where(D > 0, around, theta)
         return (1 - alpha) * theta + alpha * (around - mu * c * gradient)  # (4)

@@ -27,6 +27,7 @@ from archipel.cli.run import resume, run
 from archipel.cli.runs import export, report, runs
 from archipel.cli.tune_bytes import tune_bytes
 from archipel.cli.verify import verify
+from archipel.cli.worth import worth
 from archipel.errors import ArchipelError, one_line
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ app.command()(data)
 app.command()(runs)
 app.command()(report)
 app.command()(audit)
+app.command()(worth)
 app.command()(resume)
 app.command()(export)
 app.command()(predict)

@@ -41,6 +41,8 @@ def plan(study: StudyFile, sets: o.Set = None, as_json: o.Json = False) -> None:
       archipel privacy plan heart.toml
       archipel privacy plan heart.toml --set privacy.epsilon=2 --set study.rounds=50
     """
+    from archipel.engines.local.engine import LocalEngine
+    from archipel.engines.utility import bounded
     from archipel.errors import ArchipelError
     from archipel.runs.simulation import build
 
@@ -54,6 +56,8 @@ def plan(study: StudyFile, sets: o.Set = None, as_json: o.Json = False) -> None:
     engine, loop = build(read.algorithm_object, data, read.build_model(data), read.options())
     assert engine.kept is not None
     told = planned(engine.kept, loop.runs[0].rounds)
+    if engine.kept.wakes and isinstance(engine, LocalEngine):
+        told["utility"] = bounded(engine)
     if as_json:
         o.print_json(told)
         return
@@ -71,12 +75,16 @@ def planned(kept: Kept, rounds: int) -> dict[str, Any]:
     promise = kept.promise
     found = found_in(kept.releases(worst, kept.rounds), neighbours=kept.neighbours)
     noise = sorted(set(kept.noise.values()))
+    most = kept.rounds if kept.wakes else rounds
     return {
         "unit": promise.unit,
         "trust": "nobody" if promise.unit == "record" else promise.trust,
         "epsilon": spent[worst],
         "delta": promise.delta,
         "clip": promise.clip,
+        "mechanism": promise.mechanism,
+        "wakes": kept.wakes,
+        "composition": _composed(kept, worst),
         "noise": {"least": noise[0], "most": noise[-1]},
         "rounds": rounds,
         "counted": kept.rounds,
@@ -88,8 +96,16 @@ def planned(kept: Kept, rounds: int) -> dict[str, Any]:
         "not_covered": NOT_COVERED,
         "meaning": in_words(spent[worst], promise.delta, promise.unit, found),
         **({} if kept.counted is None else {"shares": _shares(kept, worst)}),
-        "curve": [{"rounds": t, "epsilon": epsilon} for t, epsilon in kept.curve(worst, rounds)],
+        "curve": [{"rounds": t, "epsilon": epsilon} for t, epsilon in kept.curve(worst, most)],
     }
+
+
+def _composed(kept: Kept, k: int) -> dict[str, float] | None:
+    """What closed forms say beside the accountant; None where they say nothing."""
+    from archipel.privacy.composition import composed
+
+    found = composed(kept.releases(k, kept.rounds), kept.promise.delta, kept.neighbours)
+    return None if found is None else {**found._asdict(), "least": found.least}
 
 
 def _shares(kept: Kept, k: int) -> dict[str, Any]:
@@ -138,6 +154,27 @@ def _show(told: dict[str, Any], clip: str) -> None:
         * ("fixed size" in told["sampling"]),
         "neighbours": told["neighbours"].replace("_", " "),
     }
+    if told["mechanism"] == "laplace":
+        rows["noise"] = f"Laplace, {rows['noise']}"
+    if told["wakes"]:
+        rows["rounds"] = f"{told['rounds']}, and {told['counted']} wake-ups that a party pays for"
+    if found := told["composition"]:
+        rows["composition"] = (
+            f"ε is {found['sum']:.4g} by the sum, {min(found['optimal'], found['kairouz']):.4g} by "
+            f"Kairouz's theorem, {found['pld']:.4g} by loss distributions: the least counts"
+        )
+    if found := told.get("utility"):
+        rows["utility"] = (
+            f"Q - Q* is {found['start'] + found['noise']:.3g} at most on average, "
+            f"{found['noise']:.3g} of it for noise, if no gradient is longer than the clip"
+        )
+        if found["gained"] > 1.01:
+            rows["allocation"] = (
+                "with more of the budget for later wake-ups, noise would cost "
+                f"{found['gained']:.3g} times less"
+            )
+        if found["best"]:
+            rows["fewer wake-ups"] = f"the bound is least with {found['best']} of them"
     if shares := told.get("shares"):
         rows["honest"] = (
             f"{shares['honest']} parties of every sum, at least; with the noise of all "
@@ -151,7 +188,7 @@ def _show(told: dict[str, Any], clip: str) -> None:
     for row in rows.items():
         about.add_row(*row)
     curve = Table(box=None, pad_edge=False)
-    curve.add_column("rounds", justify="right")
+    curve.add_column("wake-ups" if told["wakes"] else "rounds", justify="right")
     curve.add_column("epsilon", justify="right")
     most = max(each["epsilon"] for each in told["curve"]) or 1.0
     for each in told["curve"]:

@@ -76,9 +76,11 @@ class Attacked:
             return boxes
         return Colluding(boxes, self.adversary, self.who, messages, self.clip)
 
-    def seen(self, anatomy: Anatomy) -> Anatomy:
-        """A round as the engine collects it: single uploads where adversaries look at them."""
-        if self.adversary is None or not self.adversary.omniscient:
+    def seen(self, anatomy: Anatomy, singly: bool = False) -> Anatomy:
+        """A round as the engine collects it: single uploads where somebody looks at them."""
+        if not (singly or (self.adversary is not None and self.adversary.omniscient)):
+            return anatomy
+        if not anatomy.messages:  # of peers
             return anatomy
         *earlier, last = anatomy.messages
         last = last._replace(asks=frozenset({"stack", "n"}))

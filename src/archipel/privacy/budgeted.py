@@ -35,6 +35,13 @@ class Awake(NamedTuple):
     mean: Vector  # of its noisy gradients; of no numbers where a party rests
 
 
+def spent(own: Tree, most: int) -> bool:
+    """Whether a party with this state, whatever is around it, has woken as often as it may."""
+    if isinstance(own, Awake):
+        return bool((own.woke >= most).all())
+    return isinstance(own, tuple) and any(spent(part, most) for part in own)
+
+
 class _Paying:
     """The private door, where some parties of a stack have nothing left to pay with."""
 

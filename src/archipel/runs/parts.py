@@ -100,9 +100,16 @@ def build_topology(
     return topology_of(topology, fed.training, seed)
 
 
-def check_learned(learned: bool, algorithm: object) -> None:
-    """Whether the algorithm learns the graph, where it is said to."""
-    if learned and not getattr(algorithm, "learns_graph", False):
+def check_learned(learned: bool, algorithm: object, graph: str | None = None) -> None:
+    """Whether the algorithm learns the graph, where it is said to, and is said to where it does."""
+    learns = getattr(algorithm, "learns_graph", False)
+    if learns and graph is not None and not learned:
+        raise ArchipelError(
+            f"topology of {type(algorithm).__name__}, {graph}: it learns a graph; say "
+            "topology.learned = true to begin with this one, or algorithm.learned = false to keep "
+            "it."
+        )
+    if learned and not learns:
         raise ArchipelError(
             f"topology.learned = true: {type(algorithm).__name__} takes the graph as it is; leave "
             "it out, or take an algorithm that learns who is like whom."

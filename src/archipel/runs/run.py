@@ -242,9 +242,11 @@ class Run:
             return {}
         if self.kept.always:
             return dict.fromkeys(self.kept.uses, self.done) if self.done else {}
-        if self.kept.wakes:
+        if self.kept.wakes and not self.between_sites:
             return self._woken(self.kept)
         asked = Counter(int(k) for cohort in self.participation for k in cohort.sampled)
+        if self.kept.wakes:
+            asked = Counter({k: min(woke, self.kept.rounds) for k, woke in asked.items()})
         return {k: rounds for k, rounds in asked.items() if k in self.kept.uses}
 
     def _woken(self, kept: Kept) -> dict[int, int]:

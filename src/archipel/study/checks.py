@@ -176,10 +176,9 @@ def check_graph(graph: Graph, base: Path, elsewhere: bool) -> None:
             f'topology.file = "{graph.file}": topology.name = "{graph.name}" is a graph already; '
             "leave one of the two out."
         )
-    if graph.name is None and graph.file is None and (graph.weights or graph.learned):
-        said = "weights" if graph.weights else "learned"
+    if graph.name is None and graph.file is None and graph.weights:
         raise ArchipelError(
-            f'topology.{said}: there is no graph; name one, topology.name = "ring", or a file of '
+            'topology.weights: there is no graph; name one, topology.name = "ring", or a file of '
             "edges, topology.file."
         )
     if graph.file is not None and not elsewhere:

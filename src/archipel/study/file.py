@@ -517,7 +517,8 @@ class Study(BaseModel):
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
                 "sites have in common; leave it out, or take an algorithm such as dsgd."
             )
-        check_learned(bool(self.topology.learned), self._as_given())
+        graph = self.topology.name or self.topology.file
+        check_learned(bool(self.topology.learned), self._as_given(), graph)
         check_policy(self.round, self.simulate, self._base, elsewhere)
 
     def _check_metric(self, data: Federation, model: Model) -> None:

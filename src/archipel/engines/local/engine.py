@@ -66,6 +66,7 @@ class Watched(NamedTuple):
 
     inside: Callable[[Boxes], Boxes]
     outside: Callable[[Boxes], Boxes]
+    singly: bool = False  # whether it takes every upload of a round by itself, and their sizes
 
 
 _TOGETHER = 256 << 20  # bytes of the models that parties make at a time
@@ -123,6 +124,7 @@ class LocalEngine:
         """
         data = data.as_trained()
         self.algorithm, self.data, self.seed = algorithm, data, seed
+        self.topology = topology
         check_device(device, workers)
         check_algorithm_fields(algorithm)
         bare, self._wire = Boxes(algorithm), wire or Wire()
@@ -202,7 +204,7 @@ class LocalEngine:
             self.plan,
             seed,
             count,
-            self._attacked.seen(self.anatomy),
+            self._attacked.seen(self.anatomy, watched is not None and watched.singly),
             own,
             draws,
             separable,
@@ -411,7 +413,7 @@ class LocalEngine:
         if walk:
             walk["holders"] = memory.holders.clone()
         if self._job.boxes.learns_graph:
-            walk["edges"] = memory.graph.nonzero()
+            walk["edges"] = memory.graph.nonzero().contiguous()
             walk["weights"] = memory.graph[tuple(walk["edges"].T)]
         kept = memory.kept.state()
         if self._heard is not None:

@@ -55,6 +55,7 @@ from archipel.tree import Tree, fill, nbytes
 
 _WAIT = 1.0  # seconds after which a peer that answered asks what became of a meeting
 _BUSY = "in another meeting"
+_MOST = 1 << 53  # meetings
 _SWAPS = 64  # in a meeting at most
 
 
@@ -308,6 +309,8 @@ class Meeting:
             raise Refused("there is no edge between the two peers.")
         if self.liveness.paused():
             raise Cut("this peer is paused.")
+        if not 0 < letter["meeting"] < _MOST:
+            raise Refused("there is no such meeting.")
         if letter.kind == "met":
             return self._hear(j, letter)
         meeting, number, before = letter["meeting"], letter["number"], self._last.get(j)
@@ -415,13 +418,13 @@ class Meeting:
         """Ask what became of a meeting, unless that is told; a silent asker has counted it."""
         liveness = self.liveness
         until = liveness.clock() + _WAIT
-        deadline = until + liveness.limit
+        deadline, silent = until + liveness.limit, until + liveness.silence
         try:
             while self._open is one:
                 if liveness.clock() < until:
                     await liveness.moved(until - liveness.clock())
                     continue
-                if liveness.silent(one.j) or liveness.clock() >= deadline:
+                if liveness.silent(one.j) or liveness.clock() >= min(silent, deadline):
                     self._count(one)
                     return
                 letter = self._met(one.j, one.meeting, None)
@@ -431,6 +434,7 @@ class Meeting:
                     self._check(answer, ("met",))
                     if answer["meeting"] == one.meeting and self._open is one:
                         liveness.note(one.j, answer)
+                        silent = liveness.clock() + liveness.silence
                         self._settle(one, answer["counts"])
                 except (ArchipelError, TimeoutError):
                     pass

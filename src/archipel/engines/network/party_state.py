@@ -48,6 +48,7 @@ from archipel.exchange.anatomy import pair, same_form
 from archipel.exchange.neighbours import Neighbours
 from archipel.exchange.talk import Talk
 from archipel.models.model import Model
+from archipel.privacy.budgeted import spent
 from archipel.privacy.correlated import begun_anew, kept_on
 from archipel.privacy.promise import Kept, Privacy, Uses
 from archipel.tree import Tree, first, leaves, nbytes, tree_map
@@ -471,6 +472,8 @@ class PartyState:
         """
         if self.kept is None or self._charge is None:
             return
+        if self.kept.wakes and spent(self.own.state, self.kept.rounds):
+            return  # nothing of the records is read
         assert self.secrets is not None
         name = sha256(b"noise" + self.secrets[1].numpy().tobytes())
         if len(leaves(self.anatomy.mixed)) > 1:

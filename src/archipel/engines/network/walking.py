@@ -11,9 +11,9 @@ one with the most hops. It may be held by a peer that is killed, so it is found 
 
 - Whoever takes a token has it on its disk before it says so. Who passed it on keeps it, too, until
   the one that took it has passed it on in turn, and says so.
-- Where that one is silent for `silence` seconds, the giver asks all that are there whether they
-  have seen the token further on. If nobody has, it gives the token as it was to another, in the
-  next epoch. Its own turn stands.
+- Where that one is silent for `silence` seconds, or has the token past the deadline of the study,
+  the giver asks all that are there whether they have seen the token further on. If nobody has, it
+  gives the token as it was to another, in the next epoch. Its own turn stands.
 - Whether a token stands is decided in one place: at the giver, which has given it to another, on
   its disk, or has not. A holder asks it before it passes the token on; where the giver is silent,
   it asks all that are there for a token that this giver has given anew. A peer that holds one that
@@ -248,7 +248,8 @@ class Walking:
             one.to = -1
 
     def _is_away(self, j: int) -> bool:
-        if j not in self.liveness.of or self.liveness.silent(j):
+        contact = self.liveness.of.get(j)
+        if contact is None or contact.late or self.liveness.silent(j):
             self.missing[j] = "silent"
             return True
         return False
@@ -298,10 +299,12 @@ class Walking:
         pause, liveness = 0.02, self.liveness
         epoch, hops = one.at
         letter = self._letter(token, (epoch, hops + 1), one.tree)
+        until = liveness.clock() + liveness.limit
         while self.held.get(token) is one:
             if liveness.left:
                 raise Left("the peer leaves.")
-            if liveness.silent(one.to):
+            if liveness.silent(one.to) or liveness.clock() >= until:
+                liveness.of[one.to].late = True
                 one.at = self.newest[token] = (self._next(epoch), hops)
                 await self._draw(token, one)  # it may have taken it: a new epoch
                 self._keep()
@@ -380,6 +383,7 @@ class Walking:
         """Keep a token until it was passed on; where its holder is silent, give it to another."""
         liveness, one = self.liveness, self.given[token]
         owes, pause = one.giver != self.party, 0.02
+        until = liveness.clock() + liveness.limit  # also for one that says it is there
         while self.given.get(token) is one and not self._is_over(token):
             if liveness.left:
                 raise Left("the peer leaves.")
@@ -397,13 +401,15 @@ class Walking:
                 del self.given[token]
                 self._keep()
                 return
-            if not liveness.silent(one.to) or liveness.alone(self.around()):
+            late = liveness.silent(one.to) or liveness.clock() >= until
+            if not late or liveness.alone(self.around()):
                 await liveness.moved(liveness.every)
                 continue
             furthest = await self._furthest(token, one.at)
             if self.given.get(token) is not one:
                 return
             del self.given[token]
+            liveness.of[one.to].late = True  # until it answers
             if furthest <= one.at:
                 await self._give_again(token, one)
             self._keep()
@@ -455,6 +461,7 @@ class Walking:
             raise Refused(f"a {answer.kind} is no answer to this.")
         self._check(answer)
         self.liveness.note(j, answer)
+        self.liveness.of[j].late = False
         return answer
 
     def _check(self, letter: Letter) -> None:

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.core import Vector
@@ -24,6 +25,8 @@ from archipel.engines.network.transport import Refused
 from archipel.engines.plan import Plan
 from archipel.errors import clean
 from archipel.exchange.anatomy import Anatomy
+from archipel.graphs import Topology
+from archipel.graphs.fixed import fixed
 from archipel.privacy.promise import Kept
 from archipel.rng import Ints
 
@@ -35,6 +38,7 @@ class PeerReports:
     has_own = False  # the models that are scored are the peers' own
     own_statistics = False  # those of the peers' own models are the peers' own anyway
     kept: Kept | None = None  # what peers plan, where that is known here
+    topology: Topology | None = None  # the graph that the study gives
 
     def __init__(self, anatomy: Anatomy, parties: int, metric: str, silence: float) -> None:
         """A peer of which nothing is heard for `silence` seconds is not waited for."""
@@ -138,6 +142,20 @@ class PeerReports:
     ) -> Evaluation:
         """The peers' own models, each scored by its peer on its own test points."""
         return over_sites(self._letters, "metrics", self._parties, self._metric)
+
+    def graph(self) -> Topology | None:
+        """Who talks to whom; where that is learned, as peers last told: weights, and no more.
+
+        Of an edge the lower end decides.
+        """
+        if not self.edges:
+            return self.topology
+        table = np.zeros((self._parties, self._parties))
+        for k in sorted(self.edges, reverse=True):
+            for j, weight in self.edges[k].items():
+                if j > k or j not in self.edges:
+                    table[k, j] = table[j, k] = weight
+        return fixed("learned", csr_array(table))
 
     def vector(self, setting: int | None = None) -> Vector:
         return torch.zeros(0)

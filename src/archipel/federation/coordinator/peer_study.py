@@ -26,6 +26,7 @@ from archipel.models.model import Model
 from archipel.runs.beginning import Beginning
 from archipel.runs.loop import Loop
 from archipel.runs.participation import Cohort
+from archipel.runs.parts import build_topology
 from archipel.runs.simulation import Options
 
 
@@ -72,6 +73,7 @@ class PeerStudy:
         _, anatomy = fitted(algorithm, fed, model, 0, begun.seed, options.get("wire"), fed.training)
         metric = name_of(options.get("metric") or PRIMARY[fed.task])
         self.engine = PeerReports(anatomy, fed.training, metric, silence)
+        self.engine.topology = build_topology(options.get("topology"), fed, begun.seed)
         if promise is not None:
             self.engine.kept = told_plan(
                 promise, algorithm, fed, model, seed=begun.seed, rounds=begun.rounds,

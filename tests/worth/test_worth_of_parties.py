@@ -1,0 +1,87 @@
+"""Shapley values: their axioms, and what they say of parties that flip labels or send nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import archipel as ar
+from archipel import adversaries as attacks
+from archipel.adversaries.adversary import Adversary
+from archipel.errors import ArchipelError
+from archipel.runs.parts import build_model
+from archipel.worth.measuring import measure, told
+from archipel.worth.shapley import values
+
+
+def game(m, seed):
+    """Any game in which player 0 adds nothing and players 1 and 2 add the same."""
+    draw = np.random.default_rng(seed)
+    worth = {code: float(draw.normal()) for code in range(2**m)}
+
+    def value(who):
+        rest = frozenset(who) - {0, 1, 2}
+        both = len(frozenset(who) & {1, 2})
+        return worth[sum(1 << i for i in rest)] + both * worth[1 if rest else 2]
+
+    return value
+
+
+@settings(max_examples=30, deadline=None)
+@given(m=st.integers(3, 7), seed=st.integers(0, 999))
+def test_efficient_symmetric_and_nothing_for_nothing(m, seed):
+    value = game(m, seed)
+    found = values(value, m, np.random.default_rng(0))
+
+    assert found.shapley.sum() == pytest.approx(value(range(m)) - value(()), abs=1e-12)
+    assert found.shapley[0] == pytest.approx(0, abs=1e-12)
+    assert found.shapley[1] == pytest.approx(found.shapley[2], abs=1e-12)
+    assert found.alone[0] == 0 and not found.variance.any()
+
+
+def test_permutations_estimate_what_is_exact_and_say_how_sure_they_are(monkeypatch):
+    value, m = game(7, 3), 7
+    exact = values(value, m, np.random.default_rng(0)).shapley
+    monkeypatch.setattr("archipel.worth.shapley.EXACT", 2)
+    found = values(value, m, np.random.default_rng(1), 400, tolerance=0.0)
+
+    assert (abs(found.shapley - exact) <= 5 * np.sqrt(found.variance) + 1e-12).all()
+    assert found.shapley.sum() == pytest.approx(exact.sum())
+    with pytest.raises(ArchipelError, match="permutations = 1: give 2 or more"):
+        values(value, m, np.random.default_rng(1), 1)
+
+
+def found_of(attack=None, **options):
+    data = ar.load("heart_disease")
+    given = {"rounds": 3, "seed": 0, **options}
+    if attack is not None:
+        given["adversary"] = Adversary(attack, ["hungarian"])
+    model = build_model(None, data, None, 0, None, None, None)
+    ledger = measure(ar.FedAvg(lr=0.1), data, model, given)
+    return {row["party"]: row for row in told(ledger)["parties"]}, told(ledger)
+
+
+def test_values_add_up_and_who_flips_labels_is_last():
+    rows, whole = found_of()
+    assert whole["exact"] and whole["evaluated"] == 3 * 2**4
+    assert sum(row["shapley"] for row in rows.values()) == pytest.approx(whole["total"])
+    assert not any(row["suspicion"] for row in rows.values())
+
+    flipped, after = found_of(attacks.LabelFlip())
+    assert after["parties"][-1]["party"] == "hungarian"
+    assert flipped["hungarian"]["shapley"] < 0 < rows["hungarian"]["shapley"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "disguised", "delta"])
+def test_free_riders_are_seen(kind):
+    rows, _ = found_of(attacks.FreeRider(kind))
+
+    assert rows["hungarian"]["suspicion"]
+    assert not any(row["suspicion"] for name, row in rows.items() if name != "hungarian")
+
+
+def test_peers_and_secure_sums_are_refused():
+    data = ar.load("heart_disease")
+    model = build_model(None, data, None, 0, None, None, None)
+    with pytest.raises(ArchipelError, match="has no server that uploads come to"):
+        measure(ar.DSGD(lr=0.1), data, model, {"rounds": 1, "topology": "ring"})
