@@ -92,10 +92,10 @@ def choose(wanted: Sequence[str]) -> dict[str, Any]:
     return chosen
 
 
-def folder_of(study: Study, out: Path, quick: bool) -> Path:
-    """Where an audit of this very study is kept."""
+def folder_of(study: Study, quick: bool, run: Path | None = None) -> Path:
+    """Where an audit of this very study is kept: in its run's folder, or under audits/."""
     told = sha256(f"{study.hash} {quick}".encode()).hexdigest()[:8]
-    return out / f"{study.name}-audit-{told}"
+    return Path("audits") / f"{study.name}-{told}" if run is None else run / f"audit-{told}"
 
 
 # -- what the study promises -----------------------------------------------------------------------

@@ -86,7 +86,7 @@ def of_records(
     far: list[float] = []
     for each, made in zip(letters, all_made, strict=True):
         total += len(each.x)
-        rest = others_of(data.x, each, len(each.x))
+        rest = others_of(data.x, each)
         others += len(rest)
         if len(made.x) == 0:
             continue
@@ -167,12 +167,15 @@ def _of_symbols(
     )  # fmt: skip
 
 
-def others_of(x: Tensor, each: Opened, least: int) -> Tensor:
+def others_of(x: Tensor, each: Opened) -> Tensor:
     """Records that were not behind an upload, to see how many are near by chance."""
     random = torch.Generator().manual_seed(0)
-    some = x[torch.randperm(len(x), generator=random)[: max(200, 2 * least)]]
-    same = (some.flatten(1)[:, None] == each.x.flatten(1)[None]).all(dim=2).any(dim=1)
-    return some[~same] if bool((~same).any()) else some
+    unused = torch.ones(len(x), dtype=torch.bool)
+    unused[each.rows] = False
+    rows = torch.nonzero(unused).flatten()
+    rows = rows if len(rows) else each.rows
+    most = max(200, min(2 * len(each.x), 2000))
+    return x[rows[torch.randperm(len(rows), generator=random)[:most]]]
 
 
 def picture(work: Work, name: str, each: Opened, made: Tensor, matched: Matched) -> None:

@@ -27,6 +27,7 @@ from archipel.training.descent import work_of
 from archipel.training.schedules import rate
 from archipel.tree import Tree, leaves
 
+_JUDGED = 4096  # records behind an upload that are looked for, drawn of more
 _SIZES = 4  # parties of so many sizes are made up
 _ALIKE = 0.999  # cosine from which an upload is one gradient
 
@@ -38,6 +39,7 @@ class Opened(NamedTuple):
     x: Tensor  # [r, *shape] the records behind it
     y: Tensor  # [r]
     who: str
+    rows: Tensor  # [r] where they are in the data
 
 
 class Made(NamedTuple):
@@ -118,7 +120,12 @@ def _one(
         subject.study.study.seed,
         quick,
     )
-    return Opened(letter, x[rows], data.y[rows], " and ".join(data.name(k) for k in who[:4]))
+    some = rows
+    if len(rows) > _JUDGED:
+        random = torch.Generator().manual_seed(subject.study.study.seed)
+        some = rows[torch.randperm(len(rows), generator=random)[:_JUDGED]]
+    named = " and ".join(data.name(k) for k in who[:4])
+    return Opened(letter, x[some], data.y[some], named, rows)
 
 
 def _vector(upload: Tree, p: int) -> Vector | None:

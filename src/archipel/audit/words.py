@@ -135,7 +135,7 @@ def table(audit: Audit) -> Table:
                 finding.name, percent(finding.score), interval(finding), percent(finding.chance),
                 percent(finding.ceiling),
             )  # fmt: skip
-            name = learnt.adversary.title if not rows else ""
+            name = learnt.adversary.who.replace("_", " ") if not rows else ""
             rows.append([Cell(name), *(Cell(each, strong=finding.alarming) for each in cells)])
         if rows:
             sections.append(rows)

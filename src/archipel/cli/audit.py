@@ -42,9 +42,9 @@ def audit(
     ] = None,
     sets: o.Set = None,
     out: o.Out = Path("runs"),
-    to: Annotated[Path | None, typer.Option(help="Where audit.html goes; the audit's folder.")] = (
-        None
-    ),
+    to: Annotated[
+        Path | None, typer.Option(help="Where audit.html goes; audits/, or the run's folder.")
+    ] = (None),
     as_json: o.Json = False,
 ) -> None:
     """Attack a study as every adversary could, and write audit.html.
@@ -60,15 +60,16 @@ def audit(
     from archipel.audit.auditing import audit as attack
     from archipel.audit.auditing import folder_of
 
-    study = _study(what, out, sets)
+    study, run = _study(what, out, sets)
     wanted = [each.strip() for each in (attacks or "").split(",") if each.strip()]
-    folder = folder_of(study, out, quick)
+    folder = folder_of(study, quick, run)
     with _progress() as say:
         found = attack(study, attacks=wanted, quick=quick, folder=folder, say=say)
     target = to or folder / "audit.html"
     with o.writing(target):
         written = page.write(found, target)
     document = {**found.to_json(), "report": str(written)}
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "audit.json").write_text(json.dumps(document, indent=1, ensure_ascii=False))
     if as_json:
         o.print_json(document)
@@ -81,15 +82,16 @@ def audit(
     console.print(f"\n{escape(clean(str(written)))}", highlight=False, soft_wrap=True)
 
 
-def _study(what: str, out: Path, sets: list[str] | None) -> Study:
-    """The study of a file, or that of a run."""
+def _study(what: str, out: Path, sets: list[str] | None) -> tuple[Study, Path | None]:
+    """The study of a file, or that of a run, with its folder."""
     if what.endswith(".toml"):
-        return o.study_of_flags(what, sets=sets)
+        return o.study_of_flags(what, sets=sets), None
     from archipel.runs.listing import study_of
     from archipel.store.folder import Folder
 
-    study = study_of(Folder.find(what, out))
-    return study.with_set(o.changes_of(sets)) if sets else study
+    folder = Folder.find(what, out)
+    study = study_of(folder)
+    return study.with_set(o.changes_of(sets)) if sets else study, folder.path
 
 
 @contextmanager
