@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers that wake by clocks of their own: what a loop computes, whoever is killed or lies."""
 
+import asyncio
+
 import numpy as np
 import pytest
 import torch
 
+from archipel.algorithms.dada import Dada
 from archipel.engines.network.in_process import Circle
 from archipel.engines.network.party_state import PartyState
 from archipel.graphs import topology
@@ -125,3 +128,31 @@ def test_peers_that_are_killed_anywhere_hold_what_others_tell_and_the_same_edges
             torch.testing.assert_close(held.told, algorithm.told(own), rtol=1e-9, atol=1e-9)
     if graph is None:
         assert any(waker.neighbours for waker in wakers.values())
+
+
+def test_eight_peers_learn_models_and_graph_and_one_that_is_killed_returns():
+    """In one process what `test_graph_gate` does with real ones."""
+    data, model = problem(8)
+    algorithm = Dada(kappa=3, alone=2, graph_rounds=3, model_rounds=3, mu2=1.0)
+
+    async def play():
+        circle = Circle(algorithm, data, model, None, 20, silence=1.0, pause=0.02)
+        peers = {k: circle.begin(k) for k in range(8)}
+        while peers[2].round < 6:
+            await asyncio.sleep(0.005)
+        await circle.end(2)
+        while min(peers[k].round for k in peers if k != 2) < 10:
+            await asyncio.sleep(0.005)
+        peers[2] = circle.begin(2)
+        states = await circle.done()
+        return circle, peers, states
+
+    circle, peers, states = run(play(), 100)
+    assert all(peer.done for peer in peers.values())
+    assert all(bool(torch.isfinite(state.theta).all()) for state in states)
+    found = {k: peer.mixing.edges for k, peer in peers.items()}
+    for k, peer in peers.items():
+        assert circle.reports[k][-1].edges is not None
+        for j in peer.mixing.neighbours:
+            assert found[j][k] == found[k][j]
+    assert any(peer.mixing.neighbours for peer in peers.values())

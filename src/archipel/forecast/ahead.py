@@ -27,11 +27,11 @@ from archipel.errors import BelowQuorum
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import is_peer
 from archipel.exchange.varying import Varying, parts_of, size_of
+from archipel.graphs import Topology
 from archipel.rng import Ints
 from archipel.runs.attendance import work_in_round
 from archipel.runs.beginning import Beginning
 from archipel.runs.participation import Cohort
-from archipel.runs.parts import build_topology
 from archipel.runs.simulation import attendance_of
 from archipel.tree import Tree
 
@@ -84,11 +84,12 @@ class Counting:
         options: Mapping[str, Any],
         workers: int,
         block: int,
+        topology: Topology | None,
     ) -> None:
         self.anatomy, self._peer = anatomy, is_peer(algorithm)
         self._examples = np.zeros(data.parties)
         self._examples[eligible] = work_in_round(algorithm, data, eligible)
-        self._topology = build_topology(options.get("topology"), data, options.get("seed", 0))
+        self._topology = topology
         self._training, self._workers, self._block = data.training, workers, block
         how = getattr(options.get("wire"), "sum", None)
         self._least = 1 if how is None or options.get("protocols") else least_of(how)
@@ -189,7 +190,9 @@ def look_ahead(
 ) -> Ahead:
     """Draw the parties of all rounds, for at most so many seconds."""
     past: list[Cohort] = []
-    counting = Counting(anatomy, algorithm, data, begun.eligible, options, workers, block)
+    counting = Counting(
+        anatomy, algorithm, data, begun.eligible, options, workers, block, begun.topology
+    )
     engine = cast("SteppingEngine", counting)
     attendance = attendance_of(begun, engine, algorithm, data, lambda: past)
     asked, touched = np.zeros(data.parties, np.int64), np.zeros(data.parties, bool)

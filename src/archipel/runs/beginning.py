@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from math import ceil
 from typing import Any
 
@@ -19,13 +20,16 @@ from archipel.engines.engine import Engine, Some
 from archipel.errors import ArchipelError
 from archipel.exchange.boxes import Boxes, buffer_of, is_asynchronous, is_peer
 from archipel.exchange.statistics import averages, notes_of
+from archipel.graphs import PeerSampling, Topology
 from archipel.metrics import name_of
 from archipel.models.flops import flops_of_one_gradient
 from archipel.models.model import Model
+from archipel.rng import Ints
 from archipel.runs.attendance import work_in_round
 from archipel.runs.clock import Clock
 from archipel.runs.events import check_asynchronous
 from archipel.runs.participation import Participation, absences
+from archipel.runs.parts import build_topology
 from archipel.runs.run import Run
 
 LEAST_SCORED = 30  # parties that a sample to score has, in a study
@@ -75,6 +79,14 @@ class Beginning:
                     "every party takes one second, since nobody's speed is known: give "
                     "simulate.devices, such as 'phones', or simulate.speed, in examples per second."
                 )
+
+    @cached_property
+    def topology(self) -> Topology | None:
+        """Who talks to whom; a peer-sampling service knows who is away."""
+        found = build_topology(self._options.get("topology"), self._fed, self.seed)
+        if isinstance(found, PeerSampling) and not self.who.always:
+            return found.without(partial(_away, self.who, self.eligible, self.seed))
+        return found
 
     @property
     def cohort(self) -> int:
@@ -213,3 +225,9 @@ def _empty(fed: Federation, eligible: int) -> list[str]:
         return []
     shown = ", ".join(fed.name(int(k)) for k in empty[:5]) + (", ..." if len(empty) > 5 else "")
     return [f"{len(empty)} parties have no training point and are left out: {shown}."]
+
+
+def _away(who: Participation, eligible: Ints, seed: int, t: int) -> Ints:
+    """Who is not there in round t, counting none that was waited for."""
+    away: Ints = eligible[~who.here(eligible, seed, t)]
+    return away

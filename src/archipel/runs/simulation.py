@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -21,19 +20,18 @@ from archipel.engines.local.engine import LocalEngine, Watched
 from archipel.engines.local.pool import give_back
 from archipel.engines.plan import Plan
 from archipel.errors import ArchipelError, unknown
-from archipel.graphs import Described, PeerSampling, Topology
+from archipel.graphs import Described, Topology
 from archipel.metrics import Own, choose
 from archipel.models.losses import Loss
 from archipel.models.model import Model, Statistics
 from archipel.privacy.promise import Privacy
-from archipel.rng import Ints
 from archipel.runs import identity, recording
 from archipel.runs.attendance import Attendance, DrawnAttendance
 from archipel.runs.beginning import Beginning
 from archipel.runs.events import EventAttendance
 from archipel.runs.loop import Loop, Watch
-from archipel.runs.participation import Cohort, Participation
-from archipel.runs.parts import ClassWeights, build_model, build_topology, check_learned, federation
+from archipel.runs.participation import Cohort
+from archipel.runs.parts import ClassWeights, build_model, check_learned, federation
 from archipel.runs.recording import Recorder
 from archipel.runs.run import Description, Run
 from archipel.store.folder import OWN, Folder
@@ -248,9 +246,7 @@ def build(
         workers, device = workers or cluster.count, "cpu"
         plan = plan or cluster.plan(model, fed, workers)
     begun = Beginning(algorithm, fed, model, options)
-    topology = build_topology(options.get("topology"), fed, begun.seed)
-    if isinstance(topology, PeerSampling) and not begun.who.always:
-        topology = topology.without(partial(_away, begun.who, begun.eligible, begun.seed))
+    topology = begun.topology
     check_learned(topology is not None and topology.learned, algorithm)
     engine = LocalEngine(
         algorithm,
@@ -352,12 +348,6 @@ def _keep(engine: LocalEngine, path: Path, begun: bool, stack: ExitStack) -> Pat
     stack.callback(shutil.rmtree, side, ignore_errors=True)  # unless it was given its name
     engine.keep_in(side)
     return side
-
-
-def _away(who: Participation, eligible: Ints, seed: int, t: int) -> Ints:
-    """Who is not there in round t, counting none that was waited for."""
-    away: Ints = eligible[~who.here(eligible, seed, t)]
-    return away
 
 
 def _parts(

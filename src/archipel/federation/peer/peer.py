@@ -6,6 +6,8 @@ tells it from time to time how far it is, and asks it who was revoked, if it can
 the others are it hears from them (`finding.py`). Vectors go from peer to peer, each signed by the
 peer that made it, over mutual TLS in both directions with certificates that the peers made
 themselves: the coordinator can stand for nobody.
+
+One file, since a peer is one process whose parts end together.
 """
 
 from __future__ import annotations
