@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b, shake_256
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -48,6 +48,14 @@ _PASS = 512  # points that statistics of one pass are taken of, at most
 _FULL = 256  # points per party at a time when a gradient runs over all of them
 
 
+class AllPoints(Protocol):
+    """Loss and gradient over all points of each party, `[m, p]`."""
+
+    def grad(self, w: Tensor) -> Tensor: ...
+
+    def loss(self, w: Tensor) -> Tensor: ...
+
+
 @dataclass
 class LocalParty:
     """The parties `ids` in round `round`, as the algorithm's `me`. Rows of a stack are parties."""
@@ -72,7 +80,7 @@ class LocalParty:
     turns: Ints | None = None  # [m] how often each had its turn before in the round
     edges: int = 0  # of a party at most, in a graph that stays
     parties: int | None = None  # of the federation, where the data of most is elsewhere
-    whole: Points | None = None  # all points of each, padded, where somebody has them at hand
+    whole: AllPoints | None = None  # all points of each, where somebody has them at hand
     secrets: Tensor | None = None  # [m, 32] of the round; drawn when they are needed
     each: bool = False  # whether the last reply of the round was a row to each party
     hides: bool = False  # whether the algorithm has asked for a secret
@@ -154,7 +162,7 @@ class LocalParty:
             self._use_all()
             if self.whole is not None and len(part) == len(rows):
                 self.spent += self._sizes
-                out.append(self.way.grad(part, self.whole, None))
+                out.append(self.whole.grad(part))
                 continue
             total = torch.zeros_like(part)
             for active, points, share in self._everything(at):
@@ -176,7 +184,7 @@ class LocalParty:
                 continue
             self._use_all()
             if self.whole is not None and len(part) == len(rows):
-                out.append(self.way.loss(part, self.whole, None))
+                out.append(self.whole.loss(part))
                 continue
             total = part.new_zeros(len(part))
             for active, points, share in self._everything(at):

@@ -281,6 +281,14 @@ class Stacked:
         assert isinstance(layer, Dense)
         return layer
 
+    def ahead(self, x: Tensor) -> Tensor:
+        """What reaches the first dense layer: of it nothing is learnt."""
+        return self.forward([], x, 0, self.first)[-1]
+
+    def rest(self) -> Stacked:
+        """The same from the first dense layer on."""
+        return Stacked(self.layers[self.first :], self._loss)
+
     def output_grad(self, outputs: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Gradient of the loss by the outputs, of r parties."""
         return self._loss.output_grad(outputs, y, weights)

@@ -29,6 +29,7 @@ from archipel.engines.local.personal import Making
 from archipel.engines.local.pool import Call, Json, each_block
 from archipel.engines.local.stacked import stacked_leaves
 from archipel.engines.local.waking import Turns
+from archipel.engines.local.whole import Whole
 from archipel.engines.party import LocalParty
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
@@ -39,7 +40,7 @@ from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
 from archipel.models.clipped import Clipping
-from archipel.models.model import Model, OneByOne, Points, Way
+from archipel.models.model import Model, OneByOne, Way
 from archipel.privacy.correlated import begun_anew, kept_on
 from archipel.rng import Ints
 from archipel.tree import Tree, fill, first, leaves, tree_map
@@ -339,7 +340,7 @@ class Share:
         step: int | None = None,
         turns: Ints | None = None,
         neighbours: Neighbours | None = None,
-        whole: Points | None = None,
+        whole: Whole | None = None,
     ) -> LocalParty:
         """These parties as the algorithm's `me` in round t."""
         job = self._job

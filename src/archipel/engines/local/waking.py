@@ -8,7 +8,6 @@ party is what it last told, so nothing is stored of it: it is read off the party
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +18,11 @@ from archipel import rng
 from archipel.engines import schedule
 from archipel.engines.local.others import Asked, Lists, Meeting, Told, lists_of
 from archipel.engines.local.stacked import stacked_leaves
+from archipel.engines.local.whole import whole_of
 from archipel.engines.party import LocalParty
 from archipel.errors import ArchipelError
 from archipel.exchange.neighbours import Neighbours
 from archipel.exchange.varying import sizes_of
-from archipel.models.model import Points
 from archipel.rng import Ints
 from archipel.tree import Tree, leaves, nbytes, tree_map
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from archipel.engines.local.share import Job, Share
 
 MOST = 10_000  # parties whose graph is learned: it is kept as a table of all pairs
-_WIDE, _ROOM = 256, 64 << 20  # points of a party, and bytes of all, that are kept side by side
 _EDGE = 8  # bytes of an edge's weight and of a party's degree, with what a party tells
 
 
@@ -47,7 +45,7 @@ class Turns:
         self._gradients = self._bytes = 0
         self.effort = np.ones(self._n)  # how far each gets that is a straggler
         self.degree = torch.zeros(self._n, 1, dtype=self.dtype)  # while edges change
-        self._points = _padded(job) if job.boxes.clock == "wakes" else None
+        self._whole = whole_of(job) if job.boxes.clock == "wakes" else None
         self.own: Tree = None
         self._told: Tree = None
 
@@ -101,7 +99,7 @@ class Turns:
 
     def _turn(self, t: int, ids: Ints, again: Ints, neighbours: Neighbours | None) -> None:
         """Have these parties their turns at the same time."""
-        whole = None if self._points is None else _some(self._points, ids)
+        whole = None if self._whole is None else self._whole.some(ids)
         parts = (ids, t, self.effort[ids])
         me = self._share.party(*parts, turns=again, neighbours=neighbours, whole=whole)
         self._share.tell(me)
@@ -256,27 +254,3 @@ class Turns:
         change = (new - graph[i, j]).unsqueeze(-1)
         graph[i, j] = graph[j, i] = new
         self.degree.index_add_(0, i, change).index_add_(0, j, change)
-
-
-def _padded(job: Job) -> Points | None:
-    """All points of all parties side by side, where that is small and nothing is drawn of them."""
-    data, sizes = job.data, job.data.n[: job.data.training].numpy()
-    width = int(sizes.max(initial=0))
-    room = len(sizes) * width * (prod(data.shape) + 1) * job.model.dtype.itemsize
-    small = 0 < width <= _WIDE and room <= _ROOM and bool((sizes > 0).all())
-    if not small or data.lazy or job.draws or job.model.buffer_spec.size:
-        return None
-    held = data.held(np.arange(len(sizes)))
-    column = np.arange(width)
-    rows = held.starts[:, None] + np.minimum(column, sizes[:, None] - 1)
-    weights = torch.from_numpy((column < sizes[:, None]) / sizes[:, None]).to(job.model.dtype)
-    at = torch.from_numpy(rows)
-    return Points(held.x[at], held.y[at], weights, sizes)
-
-
-def _some(points: Points, ids: Ints) -> Points:
-    """The points of these parties."""
-    at, lengths = torch.from_numpy(ids), points.lengths[ids]
-    x, y, weights = (part.index_select(0, at) for part in points[:3])
-    width = int(lengths.max())
-    return Points(x[:, :width], y[:, :width], weights[:, :width], lengths)
