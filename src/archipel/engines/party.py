@@ -152,6 +152,10 @@ class LocalParty:
 
     def grad(self, w: Vector, batch: Batch | None = None) -> Vector:
         rows, out = self._rows(w), []
+        if batch is None and self.whole is not None:
+            self._use_all()
+            self.spent += self._sizes
+            return self._stack(self.whole.grad(rows))
         for at in self._blocks():
             part = rows[at]
             if batch is not None:
@@ -160,10 +164,6 @@ class LocalParty:
                 out.append(self.way.grad(part, points, self._buffers(at)))
                 continue
             self._use_all()
-            if self.whole is not None and len(part) == len(rows):
-                self.spent += self._sizes
-                out.append(self.whole.grad(part))
-                continue
             total = torch.zeros_like(part)
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
@@ -177,15 +177,15 @@ class LocalParty:
 
     def loss(self, w: Vector, batch: Batch | None = None) -> Tensor:
         rows, out = self._rows(w), []
+        if batch is None and self.whole is not None:
+            self._use_all()
+            return self._stack(self.whole.loss(rows))
         for at in self._blocks():
             part = rows[at]
             if batch is not None:
                 out.append(self.way.loss(part, self._points(batch, at), self._buffers(at)))
                 continue
             self._use_all()
-            if self.whole is not None and len(part) == len(rows):
-                out.append(self.whole.loss(part))
-                continue
             total = part.new_zeros(len(part))
             for active, points, share in self._everything(at):
                 own = None if self.buffers is None else self.buffers[at][active]
