@@ -110,7 +110,7 @@ class Audit:
             for finding in learnt.findings
             if finding.score is not None and finding.alarming
         ]
-        return max(all_of, key=lambda each: _excess(each[1]), default=None)
+        return max(all_of, key=lambda each: excess(each[1]), default=None)
 
     def to_json(self) -> dict[str, Any]:
         document = {
@@ -128,7 +128,7 @@ _WEIGHTS = {"property": 0.5, "differencing": 0.2}  # records harm people most
 _LESSER = {"labels": 0.3, "tokens": 0.6}
 
 
-def _excess(finding: Finding) -> float:
+def excess(finding: Finding) -> float:
     """How much better than guessing, 1 where everything is found; less where it tells less."""
     assert finding.score is not None
     chance, weight = finding.chance or 0.0, _WEIGHTS.get(finding.family, 1.0)

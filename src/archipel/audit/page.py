@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from archipel.audit import figures, words
-from archipel.audit.findings import Audit, Learnt
+from archipel.audit.findings import Audit, Learnt, excess
 from archipel.report.figures import encode
 from archipel.report.html import environment, source
 from archipel.report.svg import inline
@@ -65,7 +65,7 @@ def _tiles(audit: Audit) -> list[tuple[str, str, str, str]]:
         ]
         if not found:
             continue
-        learnt, best = max(found, key=lambda each: each[1].score or 0.0)
+        learnt, best = max(found, key=lambda each: excess(each[1]))
         note = f"{best.name}, by {_small(learnt.adversary.title)}; {best.measure}"
         colour = "orange" if best.alarming else "green"
         tiles.append((question, words.percent(best.score), note, colour))
