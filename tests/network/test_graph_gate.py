@@ -16,7 +16,7 @@ STUDY = """
 [study]
 name = "graph"
 purpose = "To learn who is like whom."
-rounds = 60
+rounds = 160
 evaluate_every = 10
 
 [data]
@@ -67,6 +67,7 @@ def test_eight_peers_learn_their_graph_and_one_that_is_killed_returns(tmp_path):
             processes[2].kill()  # -9
             await processes[2].wait()
             before = one.server_studies[digest].run.done
+            one.server_studies[digest].engine._silence = 3.0
             while one.server_studies[digest].run.done < before + 5:  # the rest go on
                 await asyncio.sleep(0.02)
             processes[2] = await rehearsal._start()
@@ -76,15 +77,14 @@ def test_eight_peers_learn_their_graph_and_one_that_is_killed_returns(tmp_path):
 
     outcome, codes = run(play(), 400)
     assert codes == [0] * PEERS
-    assert outcome.done == 60
+    assert outcome.done == 160
     edges = {}
     for k in range(PEERS):
         round_, found = last_edges(tmp_path / f"peer-{k}")
-        assert round_ == 60
+        assert round_ == 160
         edges[k] = {int(j): weight for j, weight in found.items()}
     assert all(edges.values())
-    both = {(k, j) for k in edges for j in edges[k]}
-    alike = [edges[k][j] == edges[j].get(k) for k, j in both]
-    assert sum(alike) >= 0.8 * len(alike)  # the rest changed after one end's last report
+    for k in edges:
+        assert all(edges[j].get(k) == weight for j, weight in edges[k].items())
     assert outcome.graph is not None
     assert outcome.graph["edges"] > 0

@@ -78,6 +78,7 @@ class Peer:
         """
         self.party_state, self.words, self._store, self._report = party_state, words, store, report
         self._every, self._counts = evaluate_every, counts
+        self._told: Report | None = None  # the last
         self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.liveness = Liveness(links, silence, deadline, paused)
         self._coding = Coding.of(party_state.boxes, party_state.seed)
@@ -177,6 +178,7 @@ class Peer:
             while not self.done:
                 await self._one()
             await self._part()
+            self._tell_edges()
             self.party_state.own.state = self.mixing.end(self.party_state.own.state)
             self._keep()
             return self.party_state.own.state
@@ -266,7 +268,14 @@ class Peer:
         edges = None
         if metrics is not None and isinstance(self.mixing, Waking):
             edges = self.mixing.learnt()
-        self._report(Report(t, metrics, missing, gradients, up, down, edges))
+        self._told = Report(t, metrics, missing, gradients, up, down, edges)
+        self._report(self._told)
+
+    def _tell_edges(self) -> None:
+        """Report the last round once more where others changed an edge after it."""
+        edges = self.mixing.learnt() if isinstance(self.mixing, Waking) else None
+        if self._told is not None and edges != self._told.edges:
+            self._report(self._told._replace(edges=edges))
 
     def _mix(self) -> Callable[..., Vector]:
         """`me.mix`, which the algorithm calls in its own thread."""

@@ -95,6 +95,7 @@ class Waking:
         self._form = self._boxes.said(state.own.state)
         self._saying: dict[int, list[Tensor]] = {}  # version -> what led to it, of the last ones
         self._letters: dict[tuple[str, int], Letter] = {}  # signed once, for all neighbours
+        self._abouts: dict[tuple[str, int], Letter] = {}  # the same of edges
         self.edges: dict[int, Edge] = {}
         self._degrees: dict[int, float] = {}  # of others, before they tell
         if topology is not None:
@@ -173,6 +174,7 @@ class Waking:
         self._tell_all()
         await self._company()
         await self.pace(t)
+        self.missing |= {j: "silent" for j in self.around() if self.liveness.silent(j)}
         count = self._boxes.asks(t)
         company = await (self._asked(t, count) if count else self._near())
         versions = {j: self._edge(j).version for j in self.liveness.of}
@@ -212,7 +214,6 @@ class Waking:
             for j in self.neighbours
         ):
             await liveness.moved(0.05)
-        self.missing |= {j: "silent" for j in self.neighbours if liveness.silent(j)}
         held = {j: self._copy(j) for j in self.neighbours}
         return Company(self._sum(), self._those(held))
 
@@ -430,8 +431,12 @@ class Waking:
 
     def _about(self, j: int) -> Letter:
         """What this peer knows of the edge."""
-        edge = self._edge(j)
-        return self.words.signed("edge", (self.at[0], edge.version), weight=edge.weight)
+        edge, name = self._edge(j), (f"edge {j}", self._edge(j).version)
+        if name not in self._abouts:  # signed once: each signature is in the audit log
+            letter = self.words.signed("edge", (self.at[0], edge.version), weight=edge.weight)
+            self._abouts = {key: x for key, x in self._abouts.items() if key[0] != name[0]}
+            self._abouts[name] = letter
+        return self._abouts[name]
 
     def _decide(self, j: int, letter: Letter) -> Letter:
         """As the lower end, change the edge if it is as peer j knew it; or else take it over."""

@@ -78,8 +78,8 @@ class PeerReports:
             self.told.setdefault(t, {})[party] = kept
         if t > self.last.get(party, 0):  # a round that was told before is no sign of life
             self.last[party], self._heard[party] = t, time.monotonic()
-            if (edges := letter.fields.get("edges")) is not None:
-                self.edges[party] = {int(k): weight for k, weight in edges.items()}
+        if t >= self.last.get(party, 0) and (edges := letter.fields.get("edges")) is not None:
+            self.edges[party] = {int(k): weight for k, weight in edges.items()}
 
     def _check(self, letter: Letter) -> None:
         """Refuse counts that are none, and peers that are not in the study."""
