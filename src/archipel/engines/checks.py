@@ -135,8 +135,14 @@ def check_clock(
             f"sweep of {', '.join(sweep)}: parties of {name} have their turns one by one, and the "
             "settings of a sweep run side by side; start a run per value."
         )
-    if wire.up or wire.down or wire.rule is not None or wire.sum is not None:
+    check_bare(boxes, wire)
+
+
+def check_bare(boxes: Boxes, wire: Wire) -> None:
+    """Refuse a wire where there are no rounds: nothing of it would be passed."""
+    given = wire.up or wire.down or wire.rule is not None or wire.sum is not None
+    if boxes.clock != "rounds" and given:
         raise ArchipelError(
-            f"the wire of {name}: what its parties tell each other is said as it is; leave out "
-            "[wire] and [round] rule, or take choco for messages that pass steps."
+            f"the wire of {boxes.name}: what its parties tell each other is said as it is; leave "
+            "out [wire] and [round] rule, or take choco for messages that pass steps."
         )

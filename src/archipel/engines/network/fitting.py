@@ -15,6 +15,7 @@ from archipel.aggregation.shuffled import ShuffledSum
 from archipel.core import Algorithm
 from archipel.data.federation import Federation
 from archipel.engines import plan as planning
+from archipel.engines.checks import check_bare
 from archipel.engines.network.transport import Refused
 from archipel.engines.party import LocalParty
 from archipel.engines.protection import Protection, Setting, protection, simulated
@@ -79,6 +80,7 @@ def fitted(
         parties=among,
     )  # fmt: skip
     boxes = statistics.joined(inside, model)
+    check_bare(bare, wire or Wire())
     if bare.asynchronous:
         check_asynchronous(bare, wire or Wire(), kept_by)
         boxes = Joining(boxes)
