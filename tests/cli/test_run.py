@@ -9,6 +9,7 @@ import torch
 
 from archipel.algorithms import ALGORITHMS
 from archipel.errors import RunFailed
+from archipel.exchange.boxes import is_peer
 from archipel.runs.listing import list_runs, open_run
 
 QUICK = ["--rounds", "2", "--workers", "1", "--no-baselines"]
@@ -178,7 +179,9 @@ def test_a_new_party_and_no_test_points(archipel):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_by_name(archipel, algorithm):
-    more = ["--set", "topology.name=ring"] if algorithm in ("dsgd", "alone") else []
+    made = ALGORITHMS[algorithm]()
+    joined = is_peer(made) and not getattr(made, "learns_graph", False)
+    more = ["--set", "topology.name=ring"] if joined else []
     more += ["--model", "mlp"] if algorithm in ("fedper", "fedrep") else []  # a body and a head
     done = archipel("run", algorithm, "--data", "heart_disease", *QUICK, *more, "--json")
 

@@ -215,9 +215,11 @@ class PartyState:
 
     def _look_at(self, number: int, said: Tree) -> None:
         """Have the owner's rules look at the model that came, where it comes as it is."""
-        w = first(said)
-        if number == 0 and self._rules is not None and w.shape == self.model.w.shape:
-            self._rules.check_model(self.model, w)
+        if number > 0 or self._rules is None:
+            return
+        for w in leaves(said)[:1]:  # the model, where anything comes at all
+            if w.shape == self.model.w.shape:
+                self._rules.check_model(self.model, w)
 
     def _said(self, number: int, arrays: Arrays) -> Tree:
         """What the server says in message `number`: the shared state, then replies."""

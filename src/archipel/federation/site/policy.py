@@ -275,6 +275,17 @@ class Policy:
                 f"{self.least_batch} (least_batch), so it is not sent."
             )
 
+    def check_model(self, model: Model, w: Vector) -> None:
+        """Refuse to train a model that looks as if it was made to read single records."""
+        from archipel.attacks.imprint import imprinted
+
+        if imprinted(model, w):
+            raise Withheld(
+                "the coordinator sent a model whose first layer measures the same with most of its "
+                "units, as one does that is made to read single records from an upload: nothing is "
+                "sent; ask who runs the study."
+            )
+
     def rounded(
         self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int
     ) -> dict[str, float]:
@@ -315,15 +326,7 @@ class Standing:
         self._now().check_upload(records, rows)
 
     def check_model(self, model: Model, w: Vector) -> None:
-        """Refuse to train a model that looks as if it was made to read single records."""
-        from archipel.attacks.imprint import imprinted
-
-        if imprinted(model, w):
-            raise Withheld(
-                "the coordinator sent a model whose first layer measures the same with most of its "
-                "units, as one does that is made to read single records from an upload: nothing is "
-                "sent; ask who runs the study."
-            )
+        self._now().check_model(model, w)
 
     def rounded(
         self, scores: Mapping[str, float], guarded: Mapping[str, Guarded], points: int
