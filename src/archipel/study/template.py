@@ -30,7 +30,7 @@ _ABOUT = {
 def template(given: Mapping[str, Mapping[str, Any]], schema: str | None = None) -> str:
     """Return the text of a study of these tables, with every other key as a comment."""
     algorithm: Any = plugins.find("algorithm", given["algorithm"]["name"])
-    learns = bool(getattr(algorithm(), "learns_graph", False))
+    learns = bool(getattr(algorithm, "learns_graph", False))  # a property of the class, too
     if is_peer(algorithm):
         given = {"topology": {"learned": True} if learns else {"name": "ring"}, **given}
     if "head" in fields.hints(algorithm):  # a part of the model: it must have more than one layer
