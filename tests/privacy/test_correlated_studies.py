@@ -19,6 +19,7 @@ from archipel.algorithms import ALGORITHMS
 from archipel.core import Batch
 from archipel.engines.party import LocalParty
 from archipel.errors import ArchipelError
+from archipel.exchange.boxes import clock_of
 from archipel.privacy.accounting import epsilon
 from archipel.privacy.correlated import Participation, State, Tree
 from archipel.privacy.promise import Privacy
@@ -170,7 +171,9 @@ def test_a_sweep_is_its_runs_and_what_is_resumed_goes_on_bit_for_bit(promise):
     torch.testing.assert_close(swept[1].vector, whole, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize(
+    "name", [n for n in sorted(ALGORITHMS) if clock_of(ALGORITHMS[n]()) == "rounds"]
+)
 def test_an_algorithm_has_correlated_noise_or_is_refused_in_a_sentence(name):
     kind = ALGORITHMS[name]
     given = {"lr": 0.05, "batch_size": 3, "local_steps": 2, "local_epochs": 1}
