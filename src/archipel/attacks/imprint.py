@@ -14,6 +14,7 @@ approved, so the imprint goes into the layer that is there, with as many thresho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from archipel.core import Vector
 from archipel.models.model import Model
 
 _ALIKE = 0.999  # cosine from which two units measure the same
+_COMPARED = 512  # units, drawn anew each time, that all are held against
 _MANY = 0.5  # of the units: from this share on it is no accident
 
 
@@ -76,8 +78,10 @@ def imprinted(model: Model, w: Vector) -> bool:
         return False
     rows = model.spec.views(w)[f"{layer}.weight"].double()
     unit = rows / rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    alike = (unit @ unit.T).abs() > _ALIKE
-    return bool(alike.double().mean(dim=-1).max() > _MANY)
+    drawn = SystemRandom().sample(range(len(unit)), min(_COMPARED, len(unit)))
+    some = unit[drawn]  # where more than half are alike, one of them is here
+    alike = [(part @ some.T).abs() > _ALIKE for part in unit.split(_COMPARED)]
+    return bool(sum(each.double().sum(dim=0) for each in alike).max() > _MANY * len(unit))
 
 
 def sorting_units(model: Model) -> int:
