@@ -185,10 +185,11 @@ def check_turns_one_by_one(algorithm: Algorithm) -> None:
     plan = Plan("stacked", 5, 1)
     together = _learn(algorithm, PLAIN, plan)
 
-    def each(turns: NDArray[Any], *_: object) -> NDArray[Any]:
-        return np.arange(len(turns))[:, None]
+    def apart(blocks: Callable[..., list[NDArray[Any]]]) -> Callable[..., list[NDArray[Any]]]:
+        return lambda *turns: [turn for block in blocks(*turns) for turn in block[:, None]]
 
-    with patch.object(schedule, "disjoint", each), patch.object(schedule, "independent", each):
+    names = ("disjoint", "independent", "following")
+    with patch.multiple(schedule, **{name: apart(getattr(schedule, name)) for name in names}):
         _close(_learn(algorithm, PLAIN, plan), together, "turns one by one")
 
 
