@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any
 from unittest.mock import patch
@@ -188,8 +189,9 @@ def check_turns_one_by_one(algorithm: Algorithm) -> None:
     def apart(blocks: Callable[..., list[NDArray[Any]]]) -> Callable[..., list[NDArray[Any]]]:
         return lambda *turns: [turn for block in blocks(*turns) for turn in block[:, None]]
 
-    names = ("disjoint", "independent", "following")
-    with patch.multiple(schedule, **{name: apart(getattr(schedule, name)) for name in names}):
+    with ExitStack() as stack:
+        for name in ("disjoint", "independent", "following"):
+            stack.enter_context(patch.object(schedule, name, apart(getattr(schedule, name))))
         _close(_learn(algorithm, PLAIN, plan), together, "turns one by one")
 
 

@@ -127,8 +127,8 @@ def _blocks(
             marks[party] |= free
         marks[n] = 0
         found.append(free.bit_length() - 1)
+    if not found:
+        return []
     block = np.array(found, np.int64)
-    cuts = np.cumsum(np.bincount(block))[:-1] if found else []
-    blocks = np.split(np.argsort(block, kind="stable"), cuts)
-    ranks = rng.generator(seed, t, "blocks").permutation(len(blocks))
-    return [blocks[rank] for rank in ranks if len(blocks[rank])]
+    blocks = np.split(np.argsort(block, kind="stable"), np.cumsum(np.bincount(block))[:-1])
+    return [blocks[i] for i in rng.generator(seed, t, "blocks").permutation(len(blocks))]

@@ -60,7 +60,7 @@ class Fixed(NamedTuple):
         """What it makes of each example by itself."""
         with torch.no_grad():
             found: Tensor = self.module(x.flatten(0, 1))
-        return found.unflatten(0, x.shape[:2])
+        return found.view(*x.shape[:2], *found.shape[1:])
 
 
 Layer = Activation | Dense | Fixed | Flatten
