@@ -150,11 +150,11 @@ class Wire:
                 how = Exact(how)
             if exact and isinstance(how, ShuffledSum):
                 how = replace(how, shuffler="")
+            if groups_of(self.sum) > 1:
+                self._check_groups(boxes, anatomy)
             single = examine(around(boxes), me, w, parties, cohort)
             weighed = any("mean by examples" in message.asks for message in single.messages)
             counted = counted_of(how)
-            if groups_of(self.sum) > 1:
-                self._check_groups(boxes, anatomy)
             layers.append(lambda inner: Summed(inner, how, single, me.seed))
         if self.up and isinstance(self.up[0], Structured):
             if not any(layer >= 0 for chain in up for layer in chain.layers):
