@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from archipel.errors import clean
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
-from archipel.report import graph, words
+from archipel.report import graph, words, worth
 from archipel.report.figures import figures
 from archipel.report.svg import inline
 from archipel.runs.contributions import contributions, has_own_pace
@@ -90,6 +90,7 @@ def render(run: Run) -> str:
         figures=pictures,
         studied=_studied(run, one, many),
         parties=_parties(run),
+        contributed=[] if run.worth is None else worth.rows(run.worth)[:TABLED],
         undrawn=graph.undrawn(run),
         sections=_sections(card),
         forecast=_forecast(run),
