@@ -14,8 +14,10 @@ from archipel.aggregation.groups import drawn
 from archipel.aggregation.keys import Session
 from archipel.aggregation.roster import Refusal
 from archipel.aggregation.secure import SecureSum
+from archipel.audit.subject import Subject
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.wire.wire import Wire
+from archipel.worth.measuring import _in_sight
 from problems import linear, regression
 
 HOW = SecureSum(groups=3, range=100.0)
@@ -168,6 +170,18 @@ def test_what_cannot_be_is_refused(how, rule, says):
         run(how, rule)
     with pytest.raises(ArchipelError, match="groups = 0: give a number from 1"):
         SecureSum(groups=0)
+
+
+def test_audits_and_worth_refuse_what_they_do_not_measure():
+    tables = {
+        "study": {"name": "g", "rounds": 1}, "data": {"name": "quadratics", "parties": 8},
+        "wire": {"sum": "secure:groups=3"}, "round": {"rule": "median"},
+    }  # fmt: skip
+    study = ar.Study.parse(tables)
+    with pytest.raises(ArchipelError, match=r"audit: wire.sum, groups = 3: .* not measured"):
+        Subject.of(study)
+    with pytest.raises(ArchipelError, match=r"groups = 3: round.rule looks at groups' means"):
+        _in_sight(study.options(), None)
 
 
 @dataclass(frozen=True)
