@@ -93,6 +93,6 @@ def test_a_policy_judges_the_smallest_group(groups, met):
     judged = {rule.key: rule for rule in policy.judge(found)}["least_sites"]
 
     assert judged.met is met
-    assert f"put into {groups} groups (wire.sum), at least 3" in judged.said
+    assert f"at least 3 (round.quorum in {groups} groups)" in judged.said
     assert any(f"drawn into {groups} groups" in each for each in dangers(found, policy))
     assert found.numbers == single.numbers

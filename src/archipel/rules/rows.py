@@ -51,11 +51,6 @@ def made(uploads: Uploads, rule: Callable[[Tensor], Tensor]) -> Made:
     """Uploads after a function of their rows, `[m, p] -> [m', p]`: all of an upload is one row."""
     rows = uploads.rows if isinstance(uploads, Made) else uploads.stack()
     parts = leaves(rows)
-    if not parts:
-        raise ArchipelError(
-            "round.rule: the algorithm's last upload of a round holds no numbers, and the rule "
-            "looks at no other: leave the rule out."
-        )
     whole = [part.flatten(1) for part in parts]
     for part in whole:
         if not part.is_floating_point():

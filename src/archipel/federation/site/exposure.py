@@ -77,6 +77,11 @@ class Exposure:
     account: Account = NOTHING  # of the table that is bound
 
     @property
+    def counted(self) -> str:
+        """What says how many sites are in a mean."""
+        return "round.quorum" + (f" in {self.groups} groups" if self.groups > 1 else "")
+
+    @property
     def values(self) -> int | None:
         """Numbers in the site's table that the study reads."""
         return None if self.rows is None else self.rows * self.features

@@ -246,12 +246,7 @@ class Policy:
             said = "neighbours see this site's vectors as they are"
             return Rule("neighbours", self.neighbours, said)
         sites = f"{study.sites} site{'' if study.sites == 1 else 's'}"
-        said = f"a round counts with {sites}, at least {self.least_sites} (round.quorum)"
-        if study.groups > 1:
-            said = (
-                f"a sum is that of {sites} where a round of round.quorum is put into "
-                f"{study.groups} groups (wire.sum), at least {self.least_sites}"
-            )
+        said = f"a round counts with {sites}, at least {self.least_sites} ({study.counted})"
         return Rule("least_sites", study.sites >= self.least_sites, said)
 
     def _among(self, key: str, name: str) -> Rule | None:
