@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from archipel import rng
+from archipel.aggregation.summation import groups_of
 from archipel.core import Uploads
 from archipel.data.federation import Federation
 from archipel.engines.local.engine import LocalEngine, Watched
@@ -282,6 +283,11 @@ def _in_sight(options: Options, ledger: Ledger) -> Wire | None:
             'privacy.trust = "sum": what protects is the noise of all parties together, which is '
             "in no coalition's sum, so who contributed cannot be measured; measure a study without "
             "[privacy]."
+        )
+    if (groups := groups_of(wire.sum)) > 1:
+        raise ArchipelError(
+            f"wire.sum, groups = {groups}: round.rule looks at groups' means, which are not those "
+            'of a coalition; measure the study with wire.sum = "plain", and the rule on uploads.'
         )
     ledger.notes.append(
         f"{name} was left out of the rounds that were repeated: between sites it shows nobody an "
