@@ -89,7 +89,7 @@ def _news(frame: Frame, before: Frame | None) -> str:
 
 
 def _befores(found: list[Frame]) -> list[Frame | None]:
-    return [None, *found[:-1]]
+    return [None, *found][: len(found)]
 
 
 def _widths(weight: Floats, most: float, n: int) -> Floats:
