@@ -13,6 +13,7 @@ from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
+from archipel.exchange.uploads import Ask
 from archipel.privacy.promise import Privacy
 from archipel.rng import Ints
 from archipel.wire.wire import Wire
@@ -82,9 +83,14 @@ class Attacked:
             return anatomy
         if not anatomy.messages:  # of peers
             return anatomy
-        *earlier, last = anatomy.messages
-        last = last._replace(asks=frozenset({"stack", "n"}))
-        return anatomy._replace(messages=(*earlier, last))
+        looked = 0 if singly else len(anatomy.messages) - 1  # from this message on
+        asks = frozenset[Ask]({"stack", "n"})
+        return anatomy._replace(
+            messages=tuple(
+                message._replace(asks=asks) if number >= looked else message
+                for number, message in enumerate(anatomy.messages)
+            )
+        )
 
     def apart(self, ids: Ints, some: list[int]) -> list[list[int]]:
         """Places among `ids`: honest parties, and adversaries."""
