@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -230,9 +231,9 @@ def measure(parties: int, rounds: int) -> dict[str, dict[str, float]]:
     everybody = np.arange(parties)
     found = {side: dict.fromkeys(KINDS, float("inf")) for side in ("ours", *loops)}
     with LocalEngine(algorithm, data, model, workers=1) as engine:
-        for t in range(3 * rounds):
-            kind, woken = KINDS[t // rounds], len(schedule.woken(0, t, everybody))
-            for side, best in found.items():
+        for (i, kind), (side, best) in product(enumerate(KINDS), found.items()):
+            for t in range(i * rounds, (i + 1) * rounds):
+                woken = len(schedule.woken(0, t, everybody))
                 turns = () if side == "ours" else loops[side].turns(0, t)
                 start = time.process_time()
                 if side == "ours":
