@@ -145,8 +145,7 @@ class Asked(_Others):
     @property
     def drawn(self) -> Near:
         number, weight = torch.from_numpy(self.asked), self._turns.edges(self._ids, self.asked)
-        places = self._places(number)
-        return Near(number, weight, self._turns.degree[places], self._turns.told(places))
+        return Near(number, weight, self._turns.degree[number], self._turns.told(number))
 
     def join(self, others: Near, weight: Tensor) -> None:
         new = weight.expand(others.weight.shape).squeeze(-1)
