@@ -53,8 +53,9 @@ def asked(seed: int, t: int, order: Ints, present: Ints, count: int) -> Ints:
     draw = rng.generator(seed, t, "asked")
     many = len(present)
     if many <= 4 * (count + 1):
-        found = present[np.argsort(draw.random((len(order), many)), axis=1)]
-        return found[found != order[:, None]].reshape(len(order), many - 1)[:, :count]
+        ranked = present[np.argsort(draw.random((len(order), many)), axis=1)]
+        others: Ints = ranked[ranked != order[:, None]].reshape(len(order), many - 1)[:, :count]
+        return others
     found, again = np.zeros((len(order), count), np.int64), np.arange(len(order))
     while len(again):  # who asks one twice, or itself, draws anew
         found[again] = present[draw.integers(many, size=(len(again), count))]
