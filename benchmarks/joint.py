@@ -75,6 +75,8 @@ class Plain:
             around = sum(w * theta[o] for o, w in near.items()) / degree
             pull = own.mu1
             g = g + pull * (theta[k] - around)
+        elif isinstance(own, DadaBoosted):
+            g = g + own.ridge * theta[k]
         if isinstance(own, DadaBoosted):
             j = int(np.abs(g).argmax())
             gamma = 2 / (2 + own._steps(t))
