@@ -212,7 +212,7 @@ def _entry(name: str, own: Settings, base: Study, shared: Mapping[str, Any]) -> 
     if hasattr(kind, "learns_graph") and not base.topology.learned:
         free = {name: part for name, part in tables.items() if name != "topology"}
         study = Study.parse(free, base.base)
-        if study.algorithm_object.learns_graph:  # the graph of the study is for those that keep it
+        if getattr(study.algorithm_object, "learns_graph", False):  # the graph is for others
             return Entry(_label(name, own), study, tuple(own))
     return Entry(_label(name, own), Study.parse(tables, base.base), tuple(own))
 
