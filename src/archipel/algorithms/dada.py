@@ -65,11 +65,9 @@ class Joint:
         """c_k `[..., 1]`."""
         return (me.n / self.confident).clamp(max=1)
 
-    def surrounding(self, me: Party) -> tuple[Vector, Tensor]:
-        """sum_l w_kl theta_l / d_k, and mu1; 0 for a party without neighbours."""
-        near, d_k = me.near, me.degree
-        around = (near.weight * near.told[0]).sum(dim=-2) / torch.where(d_k > 0, d_k, 1)
-        return around, torch.where(d_k > 0, self.mu1, torch.zeros_like(d_k))
+    def pull(self, me: Party, alone: float) -> Tensor:
+        """mu1 `[..., 1]`; `alone` for a party without neighbours."""
+        return torch.where(me.degree > 0, self.mu1, torch.full_like(me.degree, alone))
 
     def join(self, me: Party, own: Tree) -> None:
         """Set the weights to those asked so that the objective falls; `own` is model, loss, more.
@@ -90,10 +88,11 @@ class Joint:
         apart = (theta - asked.told[0]).square().sum(dim=-1, keepdim=True)
         a = loss + asked.told[1] + self.mu1 / 2 * apart
         e, w, curve = torch.minimum(d_k / kappa, d_l), asked.weight, 2 * self.mu2 * self.lam
-        S, b = self.mu2 * e * (1 / d_k + 1 / d_l), a + curve * (w - e)
+        S, rest = self.mu2 * e * (d_k + d_l) / (d_k * d_l), w - e
+        b = a + curve * rest
         root = (b.square() + 4 * curve * S).sqrt()
         u = torch.where(b > 0, 2 * S / (b + root), (root - b) / (2 * curve))
-        w = (w + u - e).clamp(min=0)
+        w = (rest + u).clamp(min=0)
         me.join(asked, torch.where(w < self.least * torch.minimum(d_k, d_l), 0, w))
 
 
@@ -121,7 +120,7 @@ class Dada(Joint):
             self.join(me, own)
             return own
         theta, eta = own.theta, rate(self.lr, me.round)
-        c, (around, pull) = self.sure(me), self.surrounding(me)
-        g = c * me.grad(theta) + pull * (theta - around)  # of the block, over d_k
+        c, pull = self.sure(me), self.pull(me, 0.0)
+        g = c * me.grad(theta) + pull * (theta - me.around[0])  # of the block, over d_k
         theta = theta - g / (c / eta + pull)
         return Own(theta, c * me.loss(theta) if self.learned else own.loss)

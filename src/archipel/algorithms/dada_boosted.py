@@ -85,10 +85,8 @@ class DadaBoosted(Joint):
         if self.asks(me.round):
             self.join(me, own)
             return own._replace(gamma=torch.zeros_like(own.gamma))
-        alpha, c = own.alpha, self.sure(me)
-        around, pull = self.surrounding(me)
-        pull = torch.where(me.degree > 0, pull, self.ridge)
-        g = c * me.grad(alpha) + pull * (alpha - around)  # over d_k, which leaves j as it is
+        alpha, c, pull = own.alpha, self.sure(me), self.pull(me, self.ridge)
+        g = c * me.grad(alpha) + pull * (alpha - me.around[0])  # over d_k: leaves j as it is
         j = g.abs().argmax(dim=-1, keepdim=True)
         vertex = (-(j + 1) * g.gather(-1, j).sign()).to(own.vertex.dtype)
         gamma = torch.full_like(own.gamma, 2 / (2 + self._steps(me.round)))
