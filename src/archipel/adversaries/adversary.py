@@ -56,6 +56,11 @@ class Adversary:
         """Whether they know what the honest parties of a round send."""
         return hasattr(self.attack, "colluding")
 
+    @property
+    def informed(self) -> bool:
+        """The same, also of attacks that are between peers alone."""
+        return self.omniscient or bool(getattr(self.attack, "informed", False))
+
     def who(self, data: Federation, seed: int) -> Ints:
         """Their numbers: as named, or drawn by the seed among those that train."""
         able = data.able
@@ -82,7 +87,7 @@ class Adversary:
         who = self.who(data, seed)
         named = ", ".join(data.name(int(k)) for k in who[:5]) + (", ..." if len(who) > 5 else "")
         last = min(self.last or rounds, rounds)
-        knows = ", knowing what the honest send" if self.omniscient else ""
+        knows = ", knowing what the honest send" if self.informed else ""
         return (
             f"This run simulates adversaries: {len(who)} of {len(data.able)} parties ({named}) "
             f"attack the model with {self.attack!r} in rounds {self.first} to {last}{knows}."

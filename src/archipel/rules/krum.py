@@ -8,6 +8,7 @@ have different numbers of examples: those numbers are the parties' own word.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,6 +22,8 @@ class Krum:
 
     f: int | float  # parties that may lie, or their share
     keep: int = 1  # m: uploads that are averaged; 1 is Krum itself
+
+    between_peers: ClassVar[bool] = True
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)
@@ -38,6 +41,8 @@ class MultiKrum:
     """The mean of the m - f uploads that agree most."""
 
     f: int | float  # parties that may lie, or their share
+
+    between_peers: ClassVar[bool] = True
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

@@ -8,6 +8,7 @@ Departures: an upload that is not finite has no neighbours and is left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class NNM:
     """Each upload becomes the mean of the m - f nearest to it, itself among them."""
 
     f: int | float  # parties that may lie, or their share
+
+    between_peers: ClassVar[bool] = True
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

@@ -344,7 +344,8 @@ def _on_wire(wire: OnWire, peer: bool) -> Iterator[str]:
     if wire.down:
         yield f"what parties are sent passes {', then '.join(wire.down)}"
     if wire.rule:
-        yield f"{wire.rule} says what the server takes of the uploads"
+        whose = "a peer takes of its neighbours' vectors" if peer else "the server takes of uploads"
+        yield f"{wire.rule} says what {whose}"
     if wire.sum:
         yield f"sums are made by {wire.sum}"
 

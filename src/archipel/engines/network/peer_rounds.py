@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from archipel.aggregation.mixing import MixingRule, of_neighbours
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
 from archipel.engines.network.copies import Copies, Unheld
@@ -71,8 +72,10 @@ class Rounds:
         words: Words,
         store: Store,
         coding: Coding | None = None,
+        rule: MixingRule | None = None,
     ) -> None:
         self.party, self.graph = party, Place(topology, party, liveness.of)
+        self._rule = rule
         self.liveness, self.words, self._store = liveness, words, store
         self._coding = coding or Coding()
         self._copies = Copies(party, words, self._coding)
@@ -131,7 +134,7 @@ class Rounds:
     async def mix(self, x: Vector, coded: Coded | None = None) -> Vector:
         """sum_j W_ij x_j over the neighbours that exchange with this peer, and itself.
 
-        `coded` is how x travels, where a wire has steps.
+        A rule of the study stands for the sum. `coded` is how x travels, where a wire has steps.
         """
         (t, number), weights = self.at, self.graph.row(self.at[0])
         found, sent = self._mixed.get(self.at), self._coding.sent(x, coded)
@@ -151,10 +154,7 @@ class Rounds:
             self.down += sum(exchange.came.get(j, {False: nbytes(tuple(sent))}).values())
         self.at, self.open = (t, number + 1), None
         self.liveness.ring()
-        mixed = x * (1 - sum(weights[j] for j in got))
-        for j in sorted(got):
-            mixed = mixed + weights[j] * got[j]
-        return mixed
+        return of_neighbours(self._rule, x, got, weights)
 
     async def _exchange(self, exchange: Exchange) -> dict[int, Tensor | None]:
         t = self.at[0]
