@@ -58,8 +58,8 @@ def _counted(rule: Any, m: int) -> Any:
 
 def mixed(rule: MixingRule, mine: Vector, theirs: Tensor, weights: Tensor) -> Vector:
     """`[p], [d, p], [d] -> [p]`: the rule's, whatever came; one's own where too few did."""
-    there = finite(theirs) & finite(theirs - mine)
-    if not bool(there.all()):
+    if len(theirs):
+        there = finite(theirs) & finite(theirs - mine)
         theirs, weights = theirs[there], weights[there]
     if not len(theirs):
         return mine

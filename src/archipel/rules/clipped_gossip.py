@@ -4,9 +4,10 @@
     x_i <- x_i + sum_j w_ij clip(x_j - x_i, tau_i),    clip(z, tau) = z min(1, tau / |z|)
 
 with a radius that is given, or tau_i^2 = 1 / delta sum_(j in S) w_ij |x_j - x_i|^2: delta is the
-weight that may lie, S the nearest, oneself among them, that have a weight of 1 - delta at most.
+weight that may lie, S the nearest, oneself among them, with a weight of 1 - delta in all.
 
-Departures: the theorem's sum is over the honest, whom nobody knows; the nearest stand for them.
+Departures: the theorem's sum is over the honest, whom nobody knows; the nearest stand for them, the
+last one with the weight that is left.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class ClippedGossip:
             return _moved(mine, theirs, weights, torch.ones_like(weights))
         apart = squares(theirs, mine)
         near = apart.argsort(stable=True)
-        trusted = 1 - weights.sum() + weights[near].cumsum(0) <= 1 - delta + 1e-9
-        inside = near[trusted]
-        if not len(inside):
+        trusted = float(weights.sum()) - delta  # of neighbours; oneself has the rest
+        if trusted <= 1e-9:
             raise TooFew(self, f"f = {self.f}", count + 2, len(theirs) + 1)
-        radius = ((weights[inside] * apart[inside]).sum() / delta).sqrt()
+        before = weights[near].cumsum(0) - weights[near]
+        inside = torch.minimum(weights[near], (trusted - before).clamp(min=0))
+        radius = ((inside * apart[near]).sum() / delta).sqrt()
         return _moved(mine, theirs, weights, _scale(apart, radius))
 
 
