@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without a server: what mixing costs, and wake-ups against a plain loop and against gossipy.
+"""Without a server: what mixing costs, and rounds and wake-ups against loops and other libraries.
 
 - Decentralised SGD with 1,000 parties of W1 on a sparse graph, beside its steps without mixing.
 - Asynchronous gossip and coordinate descent with 100 and 1,000 parties: a wake-up here, in a plain
   loop over parties of the same mathematics in torch, and in gossipy, taken in turns.
+- A round of decentralised SGD with 16 parties: here, and in decentralizepy, whose nodes are
+  processes with sockets between them.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from workloads import WORKLOADS, load
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FEATURES, BATCH, DEGREE = 57, 32, 10
+NODES, NODE_DEGREE = 16, 4
 MIXING, PLAIN = 0.20, 20.0  # at most of W1's round; at least times faster than the plain loop
 
 
@@ -54,11 +57,13 @@ class Apart:
         return x - self.lr * me.grad(x, me.batch(self.batch_size))
 
 
-def rounds(algorithm: Any, data: Federation, model: ar.Model, graph: str, count: int) -> float:
+def rounds(
+    algorithm: Any, data: Federation, model: ar.Model, graph: str, count: int, **options: int
+) -> float:
     """Seconds of a round, at the median."""
-    everybody = np.arange(data.training)
+    everybody, around = np.arange(data.training), topology(graph, data.training)
     times = []
-    with LocalEngine(algorithm, data, model, topology=topology(graph, data.training)) as engine:
+    with LocalEngine(algorithm, data, model, topology=around, **options) as engine:
         for t in range(count + 2):
             began = time.perf_counter()
             engine.round(t, everybody)
@@ -92,14 +97,14 @@ def mixing(count: int) -> dict[str, float]:
 # -- wake-ups --------------------------------------------------------------------------------------
 
 
-def problem(parties: int) -> tuple[dict[str, Any], Federation]:
+def problem(parties: int, degree: int = DEGREE) -> tuple[dict[str, Any], Federation]:
     """Parties with 20 to 59 points each, and a sparse graph."""
     draw = np.random.default_rng(0)
     sizes = draw.integers(20, 60, parties)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     x = draw.standard_normal((offsets[-1], FEATURES)).astype(np.float32)
     y = (x @ draw.standard_normal(FEATURES) > 0).astype(np.int64)
-    adjacent = topology(f"random_regular:{DEGREE}", parties).affinity().toarray()
+    adjacent = topology(f"random_regular:{degree}", parties).affinity().toarray()
     arrays = {"x": x, "y": y, "offsets": offsets, "adjacent": adjacent, "batch": BATCH}
     parts = [(x[a:b], y[a:b]) for a, b in pairwise(offsets)]
     data = Federation.from_arrays(
@@ -177,22 +182,30 @@ def plain_descent(data: Federation, adjacent: Any, wakes: int) -> float:
     return (time.perf_counter() - began) / wakes
 
 
-def gossipy(checkout: Path, arrays: dict[str, Any], count: int) -> float:
-    """Seconds of a message, merged and trained on, in gossipy."""
+def elsewhere(peer: str, source: Path, arrays: dict[str, Any], count: int) -> float:
+    """Seconds of a round in another library, from a checkout of it."""
+    here = Path(__file__).parent / "peers"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "problem.npz"
         np.savez(path, **arrays)
         surroundings = os.environ | {
-            "PYTHONPATH": f"{checkout}:{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": f"{source}:{here}:{os.environ.get('PYTHONPATH', '')}",
             "OMP_NUM_THREADS": "1",
         }
-        script = Path(__file__).parent / "peers" / "peer_gossipy.py"
-        command = [sys.executable, str(script), str(path), "--rounds", str(count)]
+        command = [sys.executable, str(here / f"peer_{peer}.py"), str(path), "--rounds", str(count)]
         done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"gossipy: {done.stderr.strip().splitlines()[-1]}")
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
-    return float(answer["seconds"]) / (len(arrays["offsets"]) - 1)
+        raise SystemExit(f"{peer}: {done.stderr.strip().splitlines()[-1]}")
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
+
+
+def sockets(checkout: Path, count: int) -> dict[str, float]:
+    """Seconds of a round of decentralised SGD, here and between decentralizepy's processes."""
+    arrays, data = problem(NODES, NODE_DEGREE)
+    model, graph = ar.Model(torch.nn.Linear(FEATURES, 2)), f"random_regular:{NODE_DEGREE}"
+    here = rounds(ar.DSGD(lr=0.1, batch_size=BATCH), data, model, graph, count, workers=1)
+    there = elsewhere("decentralizepy", checkout / "src", arrays, count)
+    return {"ours": here, "decentralizepy": there}
 
 
 def main() -> None:
@@ -201,6 +214,7 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--gossipy", type=Path, help="a checkout of it")
+    parser.add_argument("--decentralizepy", type=Path, help="a checkout of it")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {"machine": describe(), "mixing": mixing(options.rounds)}
@@ -231,7 +245,8 @@ def main() -> None:
                 taken["ours"].append(ours(algorithm, data, options.rounds))
                 taken["plain"].append(plain())
                 if name == "gossip" and options.gossipy is not None:
-                    taken["gossipy"].append(gossipy(options.gossipy, arrays, 3))
+                    spent = elsewhere("gossipy", options.gossipy, arrays, 3)
+                    taken["gossipy"].append(spent / parties)
             row |= {who: median(values) for who, values in taken.items() if values}
             results["wakes"].append(row)
             line = f"{name}, {parties} parties: {1e6 * row['ours']:.1f} µs a wake-up; plain loop "
@@ -239,6 +254,12 @@ def main() -> None:
             if "gossipy" in row:
                 line += f"; gossipy {row['gossipy'] / row['ours']:.1f} times"
             print(line, flush=True)
+    if options.decentralizepy is not None:
+        results["dsgd"] = found = sockets(options.decentralizepy, options.rounds)
+        print(
+            f"decentralised SGD, {NODES} parties: {1e3 * found['ours']:.2f} ms a round;"
+            f" decentralizepy {found['decentralizepy'] / found['ours']:.1f} times as long"
+        )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "gossip.json").write_text(json.dumps(results, indent=1) + "\n")
 

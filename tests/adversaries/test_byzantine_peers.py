@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import archipel as ar
 from archipel import adversaries as attacks
@@ -141,6 +142,21 @@ def test_wrong_labels_are_those_of_adversaries_alone():
     )
     same = [torch.equal(a, b) for a, b in zip(honest, flipped, strict=True)]
     assert same == [True, False, False, False, True, True, True]
+
+
+def test_statistics_of_a_model_pass_the_rule_as_well():
+    """They are a second vector of every round, shorter than the model."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    given = {"topology": topology("complete", 7), "plan": Plan("one", 7, 1)}
+    wire, adversary = ar.Wire(rule=ROBUST["trimmed"]), ar.Adversary(Says(1e30), 1)
+    engine = LocalEngine(
+        ar.DSGD(batch_size=4), DATA, ar.Model(module), wire=wire, adversary=adversary, **given
+    )
+    with engine:
+        for t in range(2):
+            engine.round(t, range(7))
+        assert float(engine.buffers().abs().max()) < 100
+        assert float(engine.vector().abs().max()) < 100
 
 
 def test_steps_of_a_wire_go_with_a_rule():

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import time
 import tomllib
 import zipfile
 from io import StringIO
@@ -46,6 +47,19 @@ def test_a_report_of_a_run_that_is_done(ran, tmp_path):
     done = ran("report", "fedavg", "--to", "mine.html", "--figures", "drawn")
     assert done.out.strip() == "mine.html" and (tmp_path / "mine.html").is_file()
     assert {path.suffix for path in (tmp_path / "drawn").iterdir()} == {".png", ".svg"}
+
+
+def test_a_page_follows_a_run_until_it_ends(ran, tmp_path, monkeypatch):
+    page = tmp_path / "runs" / "fedavg-heart_disease-001" / "report.html"
+    states, pages = iter(["running", "running", "running", "done"]), []
+    monkeypatch.setattr("archipel.runs.listing.state_of", lambda folder, row: next(states))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pages.append(page.read_text()))
+    done = ran("report", "--follow")
+
+    assert "report.html: open it; it follows the run." in done.err
+    assert len(pages) == 2 and pages[0] == pages[1]  # nothing new: not written again
+    assert '<meta http-equiv="refresh" content="2">' in pages[0]
+    assert 'http-equiv="refresh"' not in page.read_text()
 
 
 def test_a_report_of_a_run_that_failed(archipel):

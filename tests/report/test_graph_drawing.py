@@ -69,6 +69,29 @@ def test_a_graph_that_changes_moves_on_the_page(clustered: ar.Federation) -> Non
     assert "url(http" not in page
 
 
+def test_edges_that_came_and_went_are_shown() -> None:
+    def frame(t: int, *pairs: tuple[int, int]) -> recorded.Frame:
+        i, j = np.array(pairs).T
+        return recorded.Frame(t, i, j, np.ones(len(pairs)), np.linspace(0.5, 0.9, 4))
+
+    first, then = frame(1, (0, 1), (1, 2), (2, 3)), frame(2, (0, 1), (0, 3), (2, 3))
+    other = frame(3, (0, 2), (1, 3))
+
+    assert graph.came(then, first).tolist() == [False, True, False]
+    assert not graph.came(first, None).any() and not graph.came(other, then).any()
+    run = run_of(moons.load(4, test_points=10), "ring", 2)
+    run.history[0]["graph"]["drawn"] |= {"i": [0, 1, 2], "j": [1, 2, 3], "weight": [1.0] * 3}
+    run.history[1]["graph"]["drawn"] |= {"i": [0, 0, 2], "j": [1, 3, 3], "weight": [1.0] * 3}
+    page = html.render(run)
+    told = json.loads(unescape(re.search(r'data-frames="([^"]*)"', page)[1]))  # type: ignore[index]
+
+    assert [each["news"] for each in told] == ["", "1 edge came, 1 went"]
+    assert [[new for *_, new in each["edges"]] for each in told] == [[False], [False, True]]
+    assert page.count('class="came"/>') == 1
+    assert "Edges that came since the drawing before are orange." in page
+    assert '<span class="news">1 edge came, 1 went</span>' in page
+
+
 def test_at_most_so_many_drawings_are_kept(clustered: ar.Federation) -> None:
     run = run_of(clustered, "matching", rounds=95)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import archipel as ar
-from archipel.data import About
+from archipel.data import About, moons
 from archipel.engines.engine import Cause
 from archipel.report.html import render, write
 from archipel.runs.run import Spent
@@ -331,6 +331,23 @@ def test_a_browser_shows_it_without_complaint(browser, pages, name, tmp_path):
     assert said == []
     assert asked == [path.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.close()
+
+
+def test_a_page_that_follows_a_run_is_read_again(browser, tmp_path):
+    data = moons.load(6, test_points=10)
+    run = ar.simulate(ar.DSGD(lr=0.1), data, topology="matching", rounds=3, workers=1)
+    path, whole = tmp_path / "report.html", run.history
+    run.history = whole[:2]
+    path.write_text(render(run, again=1))
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert page.locator(".moves output").inner_text() == "2"
+    run.history = whole
+    path.write_text(render(run))
+
+    page.locator(".moves output", has_text="3").wait_for()
+    assert page.locator("meta[http-equiv=refresh]").count() == 0
     page.close()
 
 

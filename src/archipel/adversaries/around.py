@@ -22,7 +22,7 @@ from archipel.exchange.boxes import Around, Boxes
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Chosen
 from archipel.rng import Ints
-from archipel.tree import Tree, fill, first, leaves
+from archipel.tree import Tree, fill, leaves
 
 
 class Remembered(NamedTuple):
@@ -47,11 +47,13 @@ class Adversarial(Around):
 
     def init(self, w: Vector, blueprint: Blueprint) -> Tree:
         shared, own = pair(f"{self.name}.init", "shared, own", self.inner.init(w, blueprint))
-        return shared, Remembered(own, w.clone()) if self._remembers else own
+        if not self._remembers:
+            return shared, own
+        return shared, Remembered(own, _model_in(self.inner.broadcast(shared, 0)).clone())
 
     def party(self, me: Any, *states: Tree) -> Any:
         shared, own = states
-        inner, before = own if self._remembers else (own, first(shared))
+        inner, before = own if self._remembers else (own, _model_in(shared))
         lies = self._lies(me)
         door = self._attack.door(me) if lies and hasattr(self._attack, "door") else me
         talk = Talk(self.inner.party(door, shared, inner))
@@ -62,7 +64,7 @@ class Adversarial(Around):
             upload = self._attack.sent(me, shared, upload, before, self._rate)
         if not self._remembers:
             return upload, inner
-        return upload, Remembered(inner, first(shared).expand_as(before).clone())
+        return upload, Remembered(inner, _model_in(shared).expand_as(before).clone())
 
     def personal(self, me: Any, shared: Tree, own: Tree) -> Any:
         return self.inner.personal(me, shared, own.inner if self._remembers else own)
@@ -122,6 +124,12 @@ class Colluding(Around):
             _put(part, lies, next(pieces)) if part.is_floating_point() else part for part in parts
         ]
         return Chosen(uploads, fill(rows, made))
+
+
+def _model_in(shared: Tree) -> Tensor:
+    """The model that parties are told, or what stands first in its place; nothing in some."""
+    parts = leaves(shared)
+    return parts[0] if parts else torch.zeros(0)
 
 
 def _put(part: Tensor, lies: Tensor, said: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ neighbours: of who stayed they reveal b_u, of who was lost that key, and never b
 A party signs one sum of a round's uploads, in whatever attempt (`roster.check_agreed`): two of
 which one has a party more would show what that party sent.
 
+With `groups`, parties are put into as many (`groups.drawn`) once their keys are known, and all that
+follows is done in each group by itself: the server learns each group's sum.
+
 What a party does not take from the server: who the others are (it knows their identities), degree
 and threshold (they follow from the study and the number of parties), its neighbours (it draws
 them), and who stayed (`threshold` of its neighbours sign the same).
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, floor
 from typing import Any, ClassVar
 
@@ -37,6 +41,7 @@ from torch import Tensor
 
 from archipel.aggregation import shamir
 from archipel.aggregation.coding import Coding, Grid, Terms
+from archipel.aggregation.groups import drawn, own_group, padded, together
 from archipel.aggregation.keys import SEAL, Session, seal, unseal
 from archipel.aggregation.masks import Words, mask
 from archipel.aggregation.neighbours import (
@@ -63,7 +68,7 @@ from archipel.aggregation.roster import (
     said_of,
     survivors_of,
 )
-from archipel.aggregation.summation import Total
+from archipel.aggregation.summation import Total, grouped
 from archipel.aggregation.unmasking import Routes
 from archipel.core import Each, Party
 from archipel.errors import ArchipelError, BelowQuorum
@@ -86,6 +91,7 @@ class SecureSum:
     colluding: float = 0.1  # share of the parties that may be on the server's side
     dropouts: float = 0.1  # share of the parties that a round of many may lose
     least: int = 2  # parties of a sum, at the fewest: with fewer nothing is unmasked
+    groups: int = 1  # that a round's parties are drawn into: a sum of each, for round.rule
     counted: ClassVar[int] = -3  # the message with the masked input, from the last
 
     def __post_init__(self) -> None:
@@ -107,12 +113,14 @@ class SecureSum:
             raise ArchipelError(
                 f"least = {self.least}: a sum of one is its upload; give 2 or more."
             )
+        if self.groups < 1:
+            raise ArchipelError(f"groups = {self.groups}: give a number from 1.")
         if self.examples < 1:
             raise ArchipelError(f"examples = {self.examples}: give a number from 1.")
         Grid(self.range, self.examples, 2, self.bits).check()
 
     def coding(self, parties: int) -> Coding:
-        return Grid(self.range, self.examples, parties, self.bits)
+        return Grid(self.range, self.examples, ceil(parties / self.groups), self.bits)
 
     def fewest(self, parties: int) -> int:
         """How many of a round's parties have to stay, by what is foreseen for it."""
@@ -151,6 +159,9 @@ class SecureSum:
         bare = Session(others.session, me.round, number)
         own = keys.advertised + others.sign(said_of(bare, mine, keys.advertised))
         reply = yield rows_of([own], len(own))[0]
+        everybody = len(reply[0])
+        if self.groups > 1:
+            reply = own_group(mine, reply, self.groups, bare)
         roster = Roster(reply, bare)
         roster.check(mine, own, others)
         session = roster.session
@@ -164,7 +175,11 @@ class SecureSum:
             seal(keys.channel.agree(roster.channel(v), session, "shares", (mine, v)), content)
             for v, content in zip(held_by, keys.shared(near, session), strict=True)
         ]
-        reply = yield torch.tensor(held_by), rows_of(sealed, HELD + SEAL)
+        room = len(held_by) if self.groups == 1 else everybody
+        reply = yield (
+            padded(torch.tensor(held_by), room, -1),
+            padded(rows_of(sealed, HELD + SEAL), room),
+        )
         shared = read_ids(reply[0], "shared their keys", roster.ids)
         senders = read_ids(reply[1], "shared with this party", shared)
         check_sharing(shared, senders, held_by, t, complete, mine, others)
@@ -175,7 +190,7 @@ class SecureSum:
             held[v] = Held(unseal(key, _bytes(content)))
 
         # Round 2: masked input, with those that this party drew first and those who drew it so
-        words = self.coding(len(roster.ids)).encode(x, ())
+        words = self.coding(everybody).encode(x, ())
         drew = {v for v in senders if held[v].masks}
         partners = (drew | ({*held_by[:masked]} & {*shared})) - {mine}
         roster.check_signed(partners - {*held_by}, others)
@@ -191,6 +206,8 @@ class SecureSum:
         reply = yield words
 
         # Round 3: consistency check
+        if self.groups > 1:
+            reply = reply[torch.isin(reply, torch.tensor(roster.ids))]
         survivors = read_ids(reply, "stayed", shared)
         check_survivors(survivors, held_by, t, mine, others, self.least)
         check_agreed(survivors, number, others, all_stayed=True)
@@ -211,14 +228,27 @@ class SecureSum:
         return rows_of(told + [b""] * (room - len(told)), 1 + shamir.SHARE)
 
     def server(self, uploads: Any, form: Terms, number: int) -> Generator[Any, Any, Total]:
-        trial = isinstance(uploads, Probe)
+        trial, code = isinstance(uploads, Probe), self.coding(len(uploads.present))
+        if self.groups == 1:
+            return (yield from self._sum(uploads, form, number, code, trial))
+        ids, bare = uploads.present.tolist(), Session(uploads.session, uploads.round, number)
+        if len(ids) < self.groups and not trial:
+            raise BelowQuorum(
+                f"wire.sum: {len(ids)} parties are there, and groups = {self.groups} are needed."
+            )
+        box = partial(self._sum, form=form, number=number, code=code, trial=trial)
+        return grouped((yield from together(box, uploads, drawn(ids, self.groups, bare))))
 
+    def _sum(
+        self, uploads: Any, form: Terms, number: int, code: Coding, trial: bool
+    ) -> Generator[Any, Any, Total]:
+        """Of a group, or of all."""
         # Round 0: everybody's keys
         asked, advertised = uploads.present, uploads.stack()
         if len(asked) < 2 and not trial:
             raise BelowQuorum("wire.sum: a sum of one party is what that party sent.")
         near = self.neighbours(len(asked), trial)
-        t = near.threshold
+        t = 0 if trial else near.threshold  # a trial's uploads are all of one group
         bare = Session(uploads.session, uploads.round, number)
         uploads = yield asked, advertised
 
@@ -246,7 +276,7 @@ class SecureSum:
         if not trial:
             roster = Roster((asked, advertised), bare)
             routes.unmask(_words(total), told, survivors.tolist(), t, roster)
-        return Total(self.coding(len(asked)).decode(total, form), survivors)
+        return Total(code.decode(total, form), survivors)
 
 
 _SECRETS = ("channel key", "mask key", "own mask", "draws")

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from archipel.aggregation.coding import Coding, Terms, Vectors, check_examples
+from archipel.aggregation.groups import Part, drawn
+from archipel.aggregation.keys import Session
 from archipel.core import Others, Party, Uploads
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.exchange.anatomy import Anatomy, Probe, pair
@@ -34,8 +36,16 @@ from archipel.tree import Tree, fill, leaves, tree_map
 class Total(NamedTuple):
     """What came of a summation."""
 
-    sums: Vectors  # over the parties that are in it
+    sums: Vectors  # over the parties that are in it; of groups, a row of each
     present: Tensor  # [m] their numbers
+    counts: Tensor | None = None  # [g] of parties, where there are several groups
+
+
+def grouped(found: Sequence[Total]) -> Total:
+    """The sums of groups as one total."""
+    sums = tuple(torch.stack(rows) for rows in zip(*(one.sums for one in found), strict=True))
+    counts = torch.tensor([len(one.present) for one in found])
+    return Total(sums, torch.cat([one.present for one in found]).sort().values, counts)
 
 
 class Summation(Protocol):
@@ -56,9 +66,14 @@ class OfIntegers(Summation, Protocol):
         """How terms of so many parties become integers."""
 
 
+def groups_of(how: Summation | None) -> int:
+    """Groups that a round's parties are drawn into."""
+    return int(getattr(how, "groups", 1))
+
+
 def least_of(how: Summation) -> int:
-    """Parties of a sum, at the fewest: a sum of one is its upload."""
-    return max(2, getattr(how, "least", 2))
+    """Parties of a round, at the fewest: in every sum, where a sum of one is its upload."""
+    return max(2, getattr(how, "least", 2)) * groups_of(how)
 
 
 def check_parties(how: Summation, parties: int) -> None:
@@ -69,6 +84,13 @@ def check_parties(how: Summation, parties: int) -> None:
             'have 2 or more in a round (round.sample, data.parties), or say wire.sum = "plain".'
         )
     if parties < (least := least_of(how)):
+        each = least // (groups := groups_of(how))
+        if groups > 1:
+            raise ArchipelError(
+                f"wire.sum, {type(how).__name__}: {each} parties have to be in each sum of groups "
+                f"= {groups}, and a round has {parties}; give groups={max(1, parties // each)} or "
+                "fewer, or have more in a round."
+            )
         raise ArchipelError(
             f"wire.sum, {type(how).__name__}: least = {least} parties have to be in a sum, and a "
             f"round has {parties}; give least={parties} or fewer, or have more in a round."
@@ -96,14 +118,20 @@ class Exact:
     def stacked(self, me: Any, x: Terms) -> Tensor:
         return self._coding(me.cohort).encode(x, me.lead)
 
-    def total(self, uploads: Any, form: Terms) -> Total:
-        there = len(uploads.present)
+    def total(self, uploads: Any, form: Terms, number: int) -> Total:
+        there, groups = len(uploads.present), groups_of(self.how)
         if there < self._least and not isinstance(uploads, Probe):
+            each = f" in {groups} groups" if groups > 1 else ""
             raise BelowQuorum(
-                f"wire.sum: {there} parties are in the sum, and {self._least} are needed."
+                f"wire.sum: {there} parties are in the sum, and {self._least} are needed{each}."
             )
         code = self._coding(uploads.cohort)
-        return Total(code.decode(uploads.total(), form), uploads.present)
+        if groups == 1:
+            return Total(code.decode(uploads.total(), form), uploads.present)
+        session = Session(uploads.session, uploads.round, number)
+        ids = drawn(uploads.present.tolist(), groups, session)
+        parts = [Part(uploads, group) for group in ids]
+        return grouped([Total(code.decode(part.total(), form), part.present) for part in parts])
 
 
 @runtime_checkable
@@ -128,8 +156,9 @@ class Summed(Around):
         super().__init__(inner)
         self._how, self._seed = how, seed
         self._messages, self._round = anatomy.messages, 0
+        groups = groups_of(self._protocol)  # of more than one, their means stand for uploads
         for message in anatomy.messages:
-            if message.asks & {"stack", "n"}:
+            if message.asks & ({"stack", "n"} if groups == 1 else {"n"}):
                 name = type(self._protocol).__name__
                 raise ArchipelError(
                     f"wire.sum: {name} shows the sum of uploads alone, and {inner.name} looks at "
@@ -180,7 +209,7 @@ class Summed(Around):
             leaf.detach().expand(*me.lead, *one.shape)
             for leaf, one in zip(leaves(upload), leaves(form), strict=True)
         )
-        terms = Terms(vectors) if "mean" in asks else Terms()
+        terms = Terms(vectors) if asks & _PLAIN else Terms()
         if "mean by examples" in asks:
             n = me.n
             weighted = tuple(x * n.view(*n.shape, *[1] * (x.dim() - n.dim())) for x in vectors)
@@ -192,7 +221,7 @@ class Summed(Around):
         for number, message in enumerate(self._messages):
             form = self._form(message.asks, message.sent)
             if isinstance(self._how, Exact):
-                how = Talk(self._how.total(uploads, form))
+                how = Talk(self._how.total(uploads, form, number))
             else:
                 how = Talk(self._how.server(uploads, form, number))
             while not how.ended:
@@ -209,7 +238,7 @@ class Summed(Around):
 
     def _form(self, asks: frozenset[Ask], form: Tree) -> Terms:
         vectors = tuple(leaves(form))
-        terms = Terms(vectors) if "mean" in asks else Terms()
+        terms = Terms(vectors) if asks & _PLAIN else Terms()
         if "mean by examples" in asks:
             terms = terms._replace(by_examples=vectors, n=(vectors[0].new_zeros(1),))
         return terms
@@ -221,6 +250,9 @@ class Summed(Around):
         """What a sum of payloads stands for."""
         them = Sender(self._seed, self._round, number, np.array([-1]))
         return self.inner.receive(number, them, sums)
+
+
+_PLAIN: frozenset[Ask] = frozenset({"mean", "stack"})  # what a sum without weights is asked for
 
 
 class _One:
@@ -276,7 +308,7 @@ def _stacked(talks: Sequence[Talk], there: Sequence[int], lead: tuple[int, ...])
 
 
 class _Sums:
-    """Uploads of which the sum alone is known."""
+    """Uploads of which the sum alone is known, or that of each group."""
 
     def __init__(
         self,
@@ -290,8 +322,8 @@ class _Sums:
         self.parties, self.present = parties, total.present
         self._undone, self._form = partial(summed.undone, number), form
         count, self._sums = len(leaves(form)), dict[Ask, Sequence[Tensor]]()
-        rest = list(total.sums)
-        if "mean" in asks:
+        rest, self._counts = list(total.sums), total.counts
+        if asks & _PLAIN:
             self._sums["mean"], rest = rest[:count], rest[count:]
         if "mean by examples" in asks:
             self._sums["mean by examples"], self._weight = rest[:count], rest[count]
@@ -308,12 +340,26 @@ class _Sums:
         ask: Ask = "mean by examples" if by_examples else "mean"
         if ask not in self._sums:
             raise _hidden(f"mean(by_examples={by_examples})")
+        sums = self._sums[ask]
         over = self._weight if by_examples else torch.tensor(float(self.sampled))
-        total = self._undone(fill(self._form, self._sums[ask]))
-        return tree_map(lambda leaf: leaf / over.to(leaf.dtype), total)
+        if self._counts is not None:
+            sums = [leaf.sum(dim=0) for leaf in sums]
+            over = over.sum(dim=0)
+        return self._mean(sums, over)
 
     def stack(self) -> Tree:
-        raise _hidden("stack()")
+        """Of groups, their means; of one sum, nothing."""
+        if self._counts is None or "mean" not in self._sums:
+            raise _hidden("stack()")
+        means = [
+            self._mean([leaf[at] for leaf in self._sums["mean"]], count)
+            for at, count in enumerate(self._counts)
+        ]
+        return tree_map(lambda *rows: torch.stack(rows), *means)
+
+    def _mean(self, sums: Sequence[Tensor], over: Tensor) -> Tree:
+        total = self._undone(fill(self._form, sums))
+        return tree_map(lambda leaf: leaf / over.to(leaf.dtype), total)
 
 
 def _hidden(call: str) -> ArchipelError:

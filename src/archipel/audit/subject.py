@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from archipel.aggregation.summation import groups_of
 from archipel.audit.recorder import Recorder, Tamper
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
@@ -48,6 +49,12 @@ class Subject:
     def of(cls, study: Study) -> Subject:
         """The parts that a study names, if there is something to audit."""
         study.refuse_asynchronous()
+        if (groups := groups_of(study.wire_object.sum)) > 1:
+            raise ArchipelError(
+                f"audit: wire.sum, groups = {groups}: what sums of groups tell is not measured; it "
+                'is between what is told by one sum (--set wire.sum="secure", without round.rule) '
+                'and by single uploads (--set wire.sum="plain").'
+            )
         algorithm, data, model = study.parts()
         if data.origin is not None:
             raise ArchipelError(

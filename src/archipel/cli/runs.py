@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +19,8 @@ from archipel.errors import ArchipelError, clean
 
 if TYPE_CHECKING:
     from archipel.runs.run import Run
+
+_AGAIN = 2  # seconds between two looks at a run that goes on
 
 
 def runs(out: o.Out = Path("runs"), as_json: o.Json = False) -> None:
@@ -69,6 +72,10 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="Also write every figure there, as PNG and SVG.")
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Write it again with every evaluation until the run ends."),
+    ] = False,
     as_json: o.Json = False,
 ) -> None:
     """Write report.html: one page, with all of a run in it.
@@ -76,11 +83,14 @@ def report(
     \b
     Examples:
       archipel report
+      archipel report last --follow
       archipel report heart-001 --to heart.html --figures figures/
     """
     from archipel.report.figures import save_figures
     from archipel.runs.listing import read_run
 
+    if follow:
+        _follow(name, out, to)
     run = read_run(name, out)
     assert run.folder is not None
     with o.writing(to or run.folder):
@@ -94,6 +104,30 @@ def report(
         o.print_json({**told, "forecast": None if check is None else check.to_json()})
     else:
         Console().print(escape(clean(str(written))), soft_wrap=True, highlight=False)
+
+
+def _follow(name: str, out: Path, to: Path | None) -> None:
+    """Write the page of a run that goes on whenever its journal has more, until it ends."""
+    from archipel.report.html import write
+    from archipel.runs.listing import open_run, state_of
+    from archipel.store.folder import Folder
+
+    folder, shown = Folder.find(name, out), -1
+    while state_of(folder, row := folder.row("state", "done")) == "running":
+        try:
+            run = open_run(folder.path) if row["done"] != shown else None
+        except ArchipelError:
+            if folder.row("done") == {"done": row["done"]}:
+                raise
+            continue  # its journal went on meanwhile
+        if run is not None:
+            page = to or folder.path / "report.html"
+            with o.writing(page):
+                write(run, page, again=_AGAIN)
+            if shown < 0:
+                print(f"{clean(str(page))}: open it; it follows the run.", file=sys.stderr)
+            shown = row["done"]
+        time.sleep(_AGAIN / 2)
 
 
 def export(

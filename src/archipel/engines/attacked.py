@@ -18,6 +18,7 @@ from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
+from archipel.exchange.uploads import Ask
 from archipel.graphs import Topology
 from archipel.graphs.sampled import PeerSampling
 from archipel.privacy.promise import Privacy
@@ -95,9 +96,14 @@ class Attacked:
             return anatomy
         if not anatomy.messages:  # of peers
             return anatomy
-        *earlier, last = anatomy.messages
-        last = last._replace(asks=frozenset({"stack", "n"}))
-        return anatomy._replace(messages=(*earlier, last))
+        looked = 0 if singly else len(anatomy.messages) - 1  # from this message on
+        asks = frozenset[Ask]({"stack", "n"})
+        return anatomy._replace(
+            messages=tuple(
+                message._replace(asks=asks) if number >= looked else message
+                for number, message in enumerate(anatomy.messages)
+            )
+        )
 
     def apart(self, ids: Ints, some: list[int]) -> list[list[int]]:
         """Places among `ids`: honest parties, and adversaries."""

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archipel.measures import larger_is_better
-from archipel.report import attack, budget, clock, graph, grid
+from archipel.report import attack, budget, clock, graph, grid, worth
 from archipel.report.style import BLUE, GREEN, GREY, INK, ORANGE, bare, short, styled
 from archipel.runs.history import Round, absent
 from archipel.scorecard.words import metric_name, number
@@ -41,6 +41,7 @@ def figures(run: Run, without: Collection[str] = ()) -> dict[str, Figure]:
         "graph": graph.graph,
         "participation": grid.participation,
         "clock": clock.clock,
+        "worth": worth.worth,
         "privacy": budget.privacy,
         "data": data,
     }

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from archipel.errors import clean
 from archipel.measures import larger_is_better
 from archipel.report.layout import layout
-from archipel.report.style import AMBER, BLUE, GREY, INK, short
+from archipel.report.style import AMBER, BLUE, GREY, INK, ORANGE, short
 from archipel.runs.graph import DRAWN, EDGES, Frame, clusters, frames
 from archipel.scorecard.words import metric_name, number, plural
 
@@ -69,6 +69,29 @@ def _colour(share: float) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
+def came(frame: Frame, before: Frame | None) -> npt.NDArray[np.bool_]:
+    """Which edges the drawing before did not have, `[e]`; none where most are new."""
+    new = np.zeros(len(frame.i), bool)
+    if before is not None:
+        known = before.pairs
+        new[:] = [
+            pair not in known for pair in zip(frame.i.tolist(), frame.j.tolist(), strict=True)
+        ]
+    return new if 2 * new.sum() <= len(new) else new & False
+
+
+def _news(frame: Frame, before: Frame | None) -> str:
+    """How many edges came and went since the drawing before; empty where none did."""
+    if before is None or frame.pairs == before.pairs:
+        return ""
+    new, gone = len(frame.pairs - before.pairs), len(before.pairs - frame.pairs)
+    return f"{plural(new, 'edge')} came, {gone:,} went"
+
+
+def _befores(found: list[Frame]) -> list[Frame | None]:
+    return [None, *found][: len(found)]
+
+
 def _widths(weight: Floats, most: float, n: int) -> Floats:
     crowd = float(np.clip(12 / np.sqrt(len(weight) + 1), 0.25, 1))
     return (0.4 + 2.0 * weight / most) * crowd if most > 0 else weight
@@ -108,7 +131,10 @@ def draw(axes: Axes, run: Run, found: list[Frame]) -> None:
     most = max(float(f.weight.max(initial=0)) for f in found)
     widths = list(_widths(weight, most, n))
     lines = [tuple(map(tuple, line)) for line in at[np.stack([i, j], axis=-1)]]
-    axes.add_collection(LineCollection(lines, linewidths=widths, color=GREY, alpha=0.6, zorder=1))
+    new = came(frame, _befores(found)[-1])
+    edges = LineCollection(lines, linewidths=widths, colors=[ORANGE if it else GREY for it in new])
+    edges.set(alpha=0.6, zorder=1)
+    axes.add_collection(edges)
     colours = np.array([_colour(share) for share in _shares(frame.values, *_range(run, found))])
     of = np.array(clusters(run.history) or [0] * n)
     size = float(np.clip(3000 / n, 14, 240))
@@ -134,11 +160,13 @@ def page(run: Run, alternative: str) -> Markup | None:
     at, span = places(found), _range(run, found)
     at = _EDGE + at * (_SIZE - 2 * _EDGE)
     last, most = found[-1], max(float(f.weight.max(initial=0)) for f in found)
+    befores = _befores(found)
     lines = [
-        f'<path d="{path}" stroke-width="{width:.2f}"/>' for path, width in _lines(last, at, most)
+        f'<path d="{path}" stroke-width="{width:.2f}"{_class(new)}/>'
+        for path, width, new in _lines(last, befores[-1], at, most)
     ]
     moves = len(found) > 1
-    told = [_told(frame, at, most, span) for frame in found] if moves else []
+    told = [_told(*each, at, most, span) for each in zip(found, befores, strict=True) if moves]
     for before, frame in reversed([*pairwise(told)]):
         if frame["edges"] == before["edges"]:  # said once
             frame["edges"] = None
@@ -149,8 +177,11 @@ def page(run: Run, alternative: str) -> Markup | None:
             '<button type="button">Play</button>'
             "<label>Round <output>{}</output> "
             '<input type="range" min="0" max="{}" value="{}" step="1" aria-label="Evaluation">'
-            "</label></div>"
-        ).format(json.dumps(told, separators=(",", ":")), last.round, len(told) - 1, len(told) - 1)
+            '</label><span class="news">{}</span></div>'
+        ).format(
+            json.dumps(told, separators=(",", ":")), last.round, len(told) - 1, len(told) - 1,
+            told[-1]["news"],
+        )  # fmt: skip
     return Markup(
         '<svg viewBox="0 0 {0} {1}" role="img" aria-label="{2}">'
         '<g class="edges">{3}</g><g class="nodes">{4}</g>{5}</svg>{6}'
@@ -165,24 +196,37 @@ def page(run: Run, alternative: str) -> Markup | None:
     )
 
 
-def _lines(frame: Frame, at: Floats, most: float) -> list[tuple[str, float]]:
-    """Edges as paths with their widths, those alike in one: as few as there are widths."""
+def _lines(
+    frame: Frame, before: Frame | None, at: Floats, most: float
+) -> list[tuple[str, float, bool]]:
+    """Edges as paths, with their widths and whether they came since the drawing before.
+
+    Those alike are one: there are as few as there are widths.
+    """
     i, j, weight = frame.i, frame.j, frame.weight
-    by_width: dict[float, list[str]] = {}
+    alike: dict[tuple[bool, float], list[str]] = {}
     widths = np.round(_widths(weight, most, len(at)) * 4) / 4
-    for a, b, width in zip(at[i], at[j], widths.tolist(), strict=True):
-        by_width.setdefault(max(width, 0.25), []).append(
+    new = came(frame, before).tolist()
+    for a, b, width, it in zip(at[i], at[j], widths.tolist(), new, strict=True):
+        alike.setdefault((it, max(width, 0.25)), []).append(
             f"M{a[0]:.0f} {a[1]:.0f}L{b[0]:.0f} {b[1]:.0f}"
         )
-    return [("".join(parts), width) for width, parts in sorted(by_width.items())]
+    return [("".join(parts), width, it) for (it, width), parts in sorted(alike.items())]
 
 
-def _told(frame: Frame, at: Floats, most: float, span: tuple[float, float]) -> dict[str, Any]:
+def _class(new: bool) -> str:
+    return ' class="came"' if new else ""
+
+
+def _told(
+    frame: Frame, before: Frame | None, at: Floats, most: float, span: tuple[float, float]
+) -> dict[str, Any]:
     """A frame as the page's script reads it."""
     shares = _shares(frame.values, *span)
     return {
         "round": frame.round,
-        "edges": [[path, width] for path, width in _lines(frame, at, most)],
+        "news": _news(frame, before),
+        "edges": [list(each) for each in _lines(frame, before, at, most)],
         "fill": [_colour(share) for share in shares],
         "value": [number(value) if np.isfinite(value) else "no value" for value in frame.values],
     }
@@ -262,7 +306,10 @@ def caption(run: Run) -> str:
         text += f" The {EDGES:,} heaviest edges are drawn."
     if clusters(run.history) is not None:
         text += " A shape for each cluster."
-    if len(frames(run.history)) > 1:
+    drawn = frames(run.history)
+    if any(came(*each).any() for each in zip(drawn, _befores(drawn), strict=True)):
+        text += " Edges that came since the drawing before are orange."
+    if len(drawn) > 1:
         text += " Colours are the metric of each party, round by round."
     return text
 

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from archipel.errors import clean
 from archipel.exchange.leaving import EVERY_EVALUATION, EVERY_ROUND, ONCE
-from archipel.report import graph, words
+from archipel.report import graph, words, worth
 from archipel.report.figures import figures
 from archipel.report.svg import inline
 from archipel.runs.contributions import contributions, has_own_pace
@@ -49,16 +49,16 @@ class PartyRow(NamedTuple):
     rounds: str
 
 
-def write(run: Run, path: str | Path) -> Path:
-    """Write the report and return where it is."""
+def write(run: Run, path: str | Path, again: int = 0) -> Path:
+    """Write the report and return where it is; a browser reads it again in so many seconds."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, render(run).encode())
+    files.write(path, render(run, again).encode())
     return path
 
 
-def render(run: Run) -> str:
-    """Return the report as HTML."""
+def render(run: Run, again: int = 0) -> str:
+    """Return the report as HTML, which a browser reads again in so many seconds, unless 0."""
     card = run.scorecard
     captions, alternatives = words.captions(run, card), words.alternatives(run, card)
     pictures = {
@@ -73,6 +73,7 @@ def render(run: Run) -> str:
     page = environment().get_template("report.html")
     return page.render(
         run=run,
+        again=again,
         card=card,
         e=card.efficacy,
         metric=metric_name(run.metric),
@@ -90,6 +91,7 @@ def render(run: Run) -> str:
         figures=pictures,
         studied=_studied(run, one, many),
         parties=_parties(run),
+        contributed=[] if run.worth is None else worth.rows(run.worth)[:TABLED],
         undrawn=graph.undrawn(run),
         sections=_sections(card),
         forecast=_forecast(run),

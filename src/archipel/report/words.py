@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.measures import ALIKE, SITES, WEIGHTED
-from archipel.report import graph
+from archipel.report import graph, worth
 from archipel.report.figures import lines_of
 from archipel.runs.history import absent
 from archipel.scorecard.card import Efficacy, Scorecard
@@ -221,6 +221,7 @@ def captions(run: Run, card: Scorecard) -> dict[str, str]:
         "graph": graph.caption(run),
         "participation": f"Which {many} took part in which round, and why others did not.",
         "clock": _by_clock(run, card),
+        "worth": _contributed(run),
         "privacy": _spending(run, card),
         "data": f"What the {many} hold. The more unlike, the harder it is to learn together.",
     }
@@ -236,6 +237,11 @@ def _success(run: Run) -> str:
         "that adversaries changed, or have chosen, are taken for what they want: "
         f"{number(found[-1])} in the end, {number(max(found))} at most."
     )
+
+
+def _contributed(run: Run) -> str:
+    """What the figure of who contributed shows; empty where that was not measured."""
+    return "" if run.worth is None else worth.caption(run.worth, run.done)
 
 
 def _by_clock(run: Run, card: Scorecard) -> str:
@@ -288,6 +294,7 @@ def alternatives(run: Run, card: Scorecard) -> dict[str, str]:
             f"{r.arrived:,} of {r.party_rounds:,} uploads arrived; missing: {missing}."
         ),
         "clock": _by_clock(run, card),
+        "worth": _contributed(run),
         "privacy": _spending(run, card),
         "data": (
             f"Targets and sizes of {plural(run.data.parties, 'party')}: {low:g} to {high:g} "

@@ -15,25 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.core import Uploads
-from archipel.rules.rows import at_least, kept, made, squares
+from archipel.rules.rows import Weighing, at_least, squares
 
 
 @dataclass(frozen=True)
-class Bucketing:
+class Bucketing(Weighing):
     """Means of a few uploads drawn at random: less apart from each other than single ones."""
 
     size: int = 2  # s: at most half of 1 / (share that lies)
 
-    def __call__(self, uploads: Uploads) -> Uploads:
-        return made(uploads, self.rows)
-
-    def rows(self, x: Tensor) -> Tensor:
-        """`[m, p] -> [m / size, p]`."""
+    def weights(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [m / size, m]`."""
         at_least(self, f"size = {self.size}", self.size, 1)
-        rows = kept(x)
-        at_least(self, f"size = {self.size}", len(rows), 1)
-        said = hashlib.blake2b(squares(rows).numpy().tobytes(), digest_size=16)
+        norms = squares(x)
+        there = torch.nonzero(torch.isfinite(norms))[:, 0]
+        at_least(self, f"size = {self.size}", len(there), 1)
+        said = hashlib.blake2b(norms[there].numpy().tobytes(), digest_size=16)
         draw = np.random.default_rng(int.from_bytes(said.digest(), "big"))
-        order = torch.from_numpy(draw.permutation(len(rows)))
-        return torch.stack([rows[part].mean(dim=0) for part in order.split(self.size)])
+        buckets = there[torch.from_numpy(draw.permutation(len(there)))].split(self.size)
+        weights = torch.zeros((len(buckets), len(x)), dtype=torch.float64)
+        for row, bucket in zip(weights, buckets, strict=True):
+            row[bucket] = 1 / len(bucket)
+        return weights

@@ -43,15 +43,11 @@ class Bulyan:
 
         def around(column: Tensor) -> Tensor:  # the beta numbers nearest to the median
             middle = (column[:, (theta - 1) // 2] / 2 + column[:, theta // 2] / 2).unsqueeze(1)
-            sums = torch.nn.functional.pad(column.double().cumsum(dim=1), (1, 0))
-            spans = sums[:, beta:] - sums[:, :-beta]  # [b, theta - beta + 1]
-            ends = torch.maximum(
-                middle - column[:, : theta - beta + 1], column[:, beta - 1 :] - middle
-            )
-            best = ends.argmin(dim=1, keepdim=True)
-            return (spans.gather(1, best) / beta).squeeze(1).to(column.dtype)
+            nearer = column[:, beta:] - middle < middle - column[:, : theta - beta]
+            first = nearer.sum(dim=1) + theta * torch.arange(len(column))
+            return column.flatten().unfold(0, beta, 1)[first].mean(dim=1)
 
-        return by_columns(x[chosen], around)
+        return by_columns(x, around, chosen)
 
 
 def _nearest(apart: Tensor) -> int:

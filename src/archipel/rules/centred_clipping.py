@@ -15,7 +15,7 @@ from torch import Tensor
 
 from archipel.core import Uploads
 from archipel.errors import ArchipelError
-from archipel.rules.rows import kept, made, squares, weighed
+from archipel.rules.rows import made, squares, weighed
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,13 @@ class CentredClipping:
                 f"round.rule: CentredClipping(radius={self.radius}, steps={self.steps}): give "
                 "numbers above 0."
             )
-        m, rows = len(x), kept(x)
+        m, norms = len(x), squares(x).sqrt()
+        there = torch.isfinite(norms)
+        rows, norms = (x, norms) if bool(there.all()) else (x[there], norms[there])
         v = torch.zeros_like(x[0])
-        for _ in range(self.steps):
-            norms = squares(rows, v).sqrt()
+        for step in range(self.steps):
+            if step > 0:
+                norms = squares(rows, v).sqrt()
             scale = (self.radius / norms.clamp(min=self.radius)) / m
             v = v * (1 - float(scale.sum())) + weighed(scale[None], rows)[0]
         return v[None]

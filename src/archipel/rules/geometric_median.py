@@ -16,12 +16,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from archipel.core import Uploads
-from archipel.rules.rows import distances, made, weighed
+from archipel.rules.rows import Weighing, distances
 
 
 @dataclass(frozen=True)
-class GeometricMedian:
+class GeometricMedian(Weighing):
     """The point with the least sum of distances to the uploads: right while fewer than half lie."""
 
     steps: int = 100  # R, at most
@@ -29,11 +28,8 @@ class GeometricMedian:
 
     between_peers: ClassVar[bool] = True
 
-    def __call__(self, uploads: Uploads) -> Uploads:
-        return made(uploads, self.rows)
-
-    def rows(self, x: Tensor) -> Tensor:
-        """`[m, p] -> [1, p]`."""
+    def weights(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [1, m]`."""
         apart = distances(x)
         m = len(x)
         half = apart.sqrt().sort(dim=1).values[:, : m // 2 + 1].sum(dim=1)
@@ -51,4 +47,4 @@ class GeometricMedian:
                 break
         weights = torch.zeros(m, dtype=torch.float64)
         weights[there] = w
-        return weighed(weights[None], x)
+        return weights[None]

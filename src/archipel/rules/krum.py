@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from archipel.core import Uploads
-from archipel.rules.rows import at_least, distances, liars, made
+from archipel.rules.rows import Weighing, at_least, distances, liars
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(Weighing):
     """The upload whose nearest others are nearest; with `keep`, the mean of the best so many."""
 
     f: int | float  # parties that may lie, or their share
@@ -25,33 +25,28 @@ class Krum:
 
     between_peers: ClassVar[bool] = True
 
-    def __call__(self, uploads: Uploads) -> Uploads:
-        return made(uploads, self.rows)
-
-    def rows(self, x: Tensor) -> Tensor:
-        """`[m, p] -> [keep, p]`."""
+    def weights(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [keep, m]`."""
         m = len(x)
         f = liars(self, self.f, m)
         at_least(self, f"f = {self.f}", m, max(2 * f + 3, self.keep + f))
-        return x[scores(distances(x), f).argsort(stable=True)[: self.keep].sort().values]
+        best = scores(distances(x), f).argsort(stable=True)[: self.keep].sort().values
+        return torch.eye(m, dtype=torch.float64)[best]
 
 
 @dataclass(frozen=True)
-class MultiKrum:
+class MultiKrum(Weighing):
     """The mean of the m - f uploads that agree most."""
 
     f: int | float  # parties that may lie, or their share
 
     between_peers: ClassVar[bool] = True
 
-    def __call__(self, uploads: Uploads) -> Uploads:
-        return made(uploads, self.rows)
-
-    def rows(self, x: Tensor) -> Tensor:
-        """`[m, p] -> [m - f, p]`."""
+    def weights(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [m - f, m]`."""
         m = len(x)
         f = liars(self, self.f, m)
-        return Krum(f, max(1, m - f)).rows(x)
+        return Krum(f, max(1, m - f)).weights(x)
 
 
 def scores(apart: Tensor, f: int) -> Tensor:

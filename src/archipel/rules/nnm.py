@@ -13,23 +13,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from archipel.core import Uploads
-from archipel.rules.rows import at_least, distances, finite, liars, made, weighed
+from archipel.rules.rows import Weighing, at_least, distances, finite, liars
 
 
 @dataclass(frozen=True)
-class NNM:
+class NNM(Weighing):
     """Each upload becomes the mean of the m - f nearest to it, itself among them."""
 
     f: int | float  # parties that may lie, or their share
 
     between_peers: ClassVar[bool] = True
 
-    def __call__(self, uploads: Uploads) -> Uploads:
-        return made(uploads, self.rows)
-
-    def rows(self, x: Tensor) -> Tensor:
-        """`[m, p] -> [m', p]`."""
+    def weights(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [m', m]`."""
         m = len(x)
         f = liars(self, self.f, m)
         at_least(self, f"f = {self.f}", m, 2 * f + 1)
@@ -37,5 +33,4 @@ class NNM:
         near = distances(x).argsort(dim=1, stable=True)[:, : m - f]
         weights = torch.zeros((m, m), dtype=torch.float64).scatter_(1, near, 1 / (m - f))
         weights[:, ~there] = 0.0
-        weights = weights / weights.sum(dim=1, keepdim=True)
-        return weighed(weights[there], x)
+        return (weights / weights.sum(dim=1, keepdim=True))[there]

@@ -11,22 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel.core import Uploads
 from archipel.errors import ArchipelError
-from archipel.rules.rows import made, squares
+from archipel.rules.rows import Weighing, squares
 
 
 @dataclass(frozen=True)
-class NormBound:
+class NormBound(Weighing):
     """Uploads longer than the bound are scaled down to it; the mean is over all of them."""
 
     most: float | None = None  # M; the median of the norms
 
-    def __call__(self, uploads: Uploads) -> Uploads:
-        return made(uploads, self.rows)
-
-    def rows(self, x: Tensor) -> Tensor:
-        """`[m, p] -> [m', p]`: without those that are not finite."""
+    def weights(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [m', m]`: without those that are not finite."""
         if self.most is not None and not 0 < self.most < float("inf"):
             raise ArchipelError(
                 f"round.rule: NormBound.most = {self.most}: give a number above 0, or leave it out."
@@ -35,5 +31,4 @@ class NormBound:
         there = torch.isfinite(norms)
         norms[~there] = float("inf")
         most = float(norms.median()) if self.most is None else self.most
-        rows, norms = (x, norms) if bool(there.all()) else (x[there], norms[there])
-        return rows * (most / norms.clamp(min=most)).nan_to_num(1.0).to(x.dtype).unsqueeze(1)
+        return (most / norms.clamp(min=most)).nan_to_num(1.0).diag()[there]

@@ -8,6 +8,7 @@ finite is infinitely far from every other, and stands last where columns are sor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from archipel.core import Uploads
 from archipel.errors import ArchipelError
-from archipel.tree import Tree, fill, leaves
+from archipel.tree import Tree, fill, leaves, tree_map
 
 _SORTED = 1 << 19  # numbers that are sorted at a time: they stay in the cache
 _MULTIPLIED = 1 << 21  # numbers of a block of a matrix product
@@ -39,8 +40,14 @@ class Made:
     it.
     """
 
-    def __init__(self, uploads: Uploads, rows: Tree) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        uploads: Uploads,
+        x: Tensor,
+        form: Callable[[Tensor], Tree],
+        weights: Tensor | None = None,
+    ) -> None:
+        self._x, self.form, self._weights = x, form, weights
         self.sampled, self.parties, self.present = (
             uploads.sampled,
             uploads.parties,
@@ -48,19 +55,52 @@ class Made:
         )
 
     @property
+    def x(self) -> Tensor:
+        """`[k, p]`: the rows. Of weights, they are made when somebody asks for them."""
+        return self._x if self._weights is None else weighed(self._weights, self._x)
+
+    @property
     def n(self) -> Tensor:
         raise _single("n")
 
     def mean(self, by_examples: bool = False) -> Tree:
-        return fill(self.rows, [_mean(leaf) for leaf in leaves(self.rows)])
+        if self._weights is not None:
+            row = weighed(self._weights.mean(dim=0, keepdim=True), self._x)
+        else:
+            row = self._x if len(self._x) == 1 else self._x.mean(dim=0, keepdim=True)
+        return tree_map(itemgetter(0), self.form(row))
 
     def stack(self) -> Tree:
         raise _single("stack()")
 
 
+class Weighing:
+    """A rule that finds weights `[k, m]` of uploads: the rows that it makes are sums of them."""
+
+    def __call__(self, uploads: Uploads) -> Uploads:
+        x, form = _flat(uploads)
+        return Made(uploads, x, form, self.weights(x))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [k, m]`."""
+        raise NotImplementedError
+
+    def rows(self, x: Tensor) -> Tensor:
+        """`[m, p] -> [k, p]`."""
+        return weighed(self.weights(x), x)
+
+
 def made(uploads: Uploads, rule: Callable[[Tensor], Tensor]) -> Made:
     """Uploads after a function of their rows, `[m, p] -> [m', p]`: all of an upload is one row."""
-    rows = uploads.rows if isinstance(uploads, Made) else uploads.stack()
+    x, form = _flat(uploads)
+    return Made(uploads, rule(x), form)
+
+
+def _flat(uploads: Uploads) -> tuple[Tensor, Callable[[Tensor], Tree]]:
+    """Uploads as rows `[m, p]`, and how rows become trees again."""
+    if isinstance(uploads, Made):
+        return uploads.x, uploads.form
+    rows = uploads.stack()
     parts = leaves(rows)
     whole = [part.flatten(1) for part in parts]
     for part in whole:
@@ -70,23 +110,32 @@ def made(uploads: Uploads, rule: Callable[[Tensor], Tensor]) -> Made:
                 ": leave the rule out, or send numbers with a point."
             )
     x = whole[0] if len(whole) == 1 else torch.cat([part.to(whole[0].dtype) for part in whole], 1)
-    out = rule(x)
-    cut = out.split([part.shape[1] for part in whole], dim=1)
-    back = [
-        new.to(part.dtype).view(len(out), *part.shape[1:])
-        for new, part in zip(cut, parts, strict=True)
-    ]
-    return Made(uploads, fill(rows, back))
+
+    def form(out: Tensor) -> Tree:
+        cut = out.split([part.shape[1] for part in whole], dim=1)
+        back = [
+            new.to(part.dtype).view(len(out), *part.shape[1:])
+            for new, part in zip(cut, parts, strict=True)
+        ]
+        return fill(rows, back)
+
+    return x, form
 
 
-def by_columns(x: Tensor, fold: Callable[[Tensor], Tensor]) -> Tensor:
-    """`[m, p] -> [1, p]`: a function of sorted columns, `[b, m] -> [b]`, a block at a time."""
+def by_columns(
+    x: Tensor, fold: Callable[[Tensor], Tensor], chosen: list[int] | None = None
+) -> Tensor:
+    """`[m, p] -> [1, p]`: a function of sorted columns, `[b, m] -> [b]`, a block at a time.
+
+    With `chosen`, of those rows alone.
+    """
     m, p = x.shape
     out = torch.empty((1, p), dtype=x.dtype)
     size = max(64, _SORTED // m)
     data = x.detach().cpu().numpy()
     for at in range(0, p, size):
-        block = np.ascontiguousarray(data[:, at : at + size].T)
+        some = data[:, at : at + size]
+        block = np.ascontiguousarray((some if chosen is None else some[chosen]).T)
         block.sort(axis=1)  # NaN come last; numpy sorts short rows several times as fast as torch
         out[0, at : at + size] = fold(torch.from_numpy(block))
     return out
@@ -111,21 +160,23 @@ def squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
     large for that is looked at again.
     """
     total = torch.zeros(len(x), dtype=torch.float64)
-    for columns, block in blocks(x):
-        apart = block if centre is None else block - centre[columns]
-        square = torch.linalg.vector_norm(apart, dim=1).double().square()
-        if not bool(torch.isfinite(square.sum())):
-            odd = ~torch.isfinite(square)
-            again = torch.linalg.vector_norm(apart[odd], dim=1, dtype=torch.float64)
-            square[odd] = again.square()
-        total += square
+    if centre is None:
+        for _, block in blocks(x):
+            total += _squares(block)
+        return total
+    apart = torch.empty_like(centre)  # the same memory for every row: it stays in the cache
+    for i, row in enumerate(x):
+        total[i] = _squares(torch.sub(row, centre, out=apart)[None])[0]
     return total
 
 
-def kept(x: Tensor) -> Tensor:
-    """The rows that hold numbers alone; the same tensor where all do."""
-    there = finite(x)
-    return x if bool(there.all()) else x[there]
+def _squares(rows: Tensor) -> Tensor:
+    square: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
+    if not bool(torch.isfinite(square.sum())):
+        odd = ~torch.isfinite(square)
+        again = torch.linalg.vector_norm(rows[odd], dim=1, dtype=torch.float64)
+        square[odd] = again.square()
+    return square
 
 
 def distances(x: Tensor) -> Tensor:
@@ -154,9 +205,14 @@ def distances(x: Tensor) -> Tensor:
 
 def weighed(weights: Tensor, x: Tensor) -> Tensor:
     """`[k, m] @ [m, p]`: rows of weight 0 have no say, whatever they hold."""
-    used = (weights != 0).any(dim=0)
-    kept, rows = weights[:, used].to(x.dtype), x if bool(used.all()) else x[used]
-    return kept @ rows
+    used = torch.nonzero((weights != 0).any(dim=0))[:, 0]
+    factors = weights[:, used].to(x.dtype)
+    if len(used) == len(x):
+        return factors @ x
+    out = torch.empty((len(weights), x.shape[1]), dtype=x.dtype)
+    for columns, block in blocks(x):
+        out[:, columns] = factors @ block[used]
+    return out
 
 
 def at_least(rule: object, what: str, m: int, least: int) -> None:
@@ -173,10 +229,6 @@ def liars(rule: object, f: int | float, m: int) -> int:
             "below 0.5."
         )
     return f if isinstance(f, int) else int(f * m + 1e-9)
-
-
-def _mean(rows: Tensor) -> Tensor:
-    return rows[0] if len(rows) == 1 else rows.mean(dim=0)
 
 
 def _single(call: str) -> ArchipelError:

@@ -78,6 +78,11 @@ class Frame(NamedTuple):
     values: Floats  # [n] each party's metric
 
     @property
+    def pairs(self) -> set[tuple[int, int]]:
+        """Who is joined."""
+        return {*zip(self.i.tolist(), self.j.tolist(), strict=True)}
+
+    @property
     def affinity(self) -> Floats:
         """The weights as a matrix, `[n, n]`."""
         found = np.zeros((len(self.values), len(self.values)))

@@ -8,6 +8,7 @@ One file, since it is one class, the one that users hold in their hands when a r
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -272,6 +273,17 @@ class Run:
         from archipel.forecast.checking import check
 
         return check(self)
+
+    @property
+    def worth(self) -> dict[str, Any] | None:
+        """What each party was worth, as `archipel worth` found it; None where it did not."""
+        from archipel.store.folder import WORTH
+
+        path = None if self.folder is None else self.folder / WORTH
+        if path is None or not path.is_file():
+            return None
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found if "models" in found else None  # of another version
 
     @property
     def simulated(self) -> dict[str, Any] | None:

@@ -232,6 +232,9 @@ _SEES = {
     "and from whom, is for its source to say.",
     "secure": "Its code is told sums over the parties alone. Between institutions they are made by "
     "secure aggregation, {sum}, and it cannot see a single upload, also where it lies.",
+    "groups": "Its code is told sums over groups of parties, drawn anew in every round, which "
+    "{rule} looks at. Between institutions they are made by secure aggregation, {sum}, and it "
+    "cannot see a single upload, also where it lies.",
     "gopa": "Its code is told sums over the parties alone. Between institutions they are made by "
     "GOPA, {sum}: noise that cancels between parties hides each upload, as long as no more of them "
     "work with the server than that says, and it keeps nobody who has published from being heard.",
@@ -276,6 +279,7 @@ def privacy(run: Run) -> Privacy:
         kind = "ruled"
     if kind == "summed":
         kind = _MADE.get(wire.sum.partition("(")[0], kind)
+        kind = "groups" if wire.rule else kind  # a rule over a sum is one over groups' sums
     passed = ", as it arrives" if wire.up else ""
     sees = _SEES[kind if talks else "nothing"]
     learns = getattr(run.algorithm, "learns_graph", False)
@@ -344,7 +348,10 @@ def _on_wire(wire: OnWire, peer: bool) -> Iterator[str]:
     if wire.down:
         yield f"what parties are sent passes {', then '.join(wire.down)}"
     if wire.rule:
-        whose = "a peer takes of its neighbours' vectors" if peer else "the server takes of uploads"
+        of = "sums of groups" if wire.sum else "uploads"
+        whose = (
+            "a peer takes of its neighbours' vectors" if peer else f"the server takes of the {of}"
+        )
         yield f"{wire.rule} says what {whose}"
     if wire.sum:
         yield f"sums are made by {wire.sum}"

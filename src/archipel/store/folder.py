@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from archipel.store.journal import Journal
 
 JOURNAL, MODEL = "journal.db", "model.safetensors"
+WORTH = "worth.json"  # what each party was worth, where that was measured
 OWN = "own"  # what parties keep, where it is much
 ELSEWHERE = "journal.json"  # in place of a journal: which database has it, and by what name
 _TRIES = 10  # to take a lock, twenty a second

@@ -15,7 +15,14 @@ from torch import Tensor
 from archipel import rng
 from archipel.aggregation.rule import Rule, Ruled
 from archipel.aggregation.shuffled import ShuffledSum
-from archipel.aggregation.summation import Exact, OfIntegers, Summation, Summed, counted_of
+from archipel.aggregation.summation import (
+    Exact,
+    OfIntegers,
+    Summation,
+    Summed,
+    counted_of,
+    groups_of,
+)
 from archipel.core import Vector
 from archipel.errors import ArchipelError
 from archipel.exchange.anatomy import Anatomy, OnWire, examine, go_on
@@ -51,13 +58,21 @@ class Wire:
                     "wire.up", step, "restricts training itself", "wire.up", before,
                     "stands before it", remedy,
                 )  # fmt: skip
-        if self.sum is not None and self.rule is not None:
+        groups = 1 if self.sum is None else groups_of(self.sum)
+        if self.sum is not None and self.rule is not None and groups == 1:
+            inside = 'have it look at sums of groups, "secure:groups=5", '
             raise _disagree(
                 "round.rule", self.rule, "looks at single uploads", "wire.sum", self.sum,
                 "shows their sum alone",
-                'say wire.sum = "plain", or leave the rule out: on a sum, wire.up = ["clip:1.0"] '
+                (inside if hasattr(self.sum, "groups") else "")
+                + 'say wire.sum = "plain", or leave the rule out: on a sum, wire.up = ["clip:1.0"] '
                 "bounds what a party that keeps to the protocol can do",
             )  # fmt: skip
+        if groups > 1 and self.rule is None:
+            raise ArchipelError(
+                f"wire.sum: groups = {groups} show a sum of each group, and no round.rule looks at "
+                'these: name one, such as round.rule = "median", or leave groups out.'
+            )
         for step in self.up:
             if self.sum is not None and not step.linear:
                 # with a field `common` it is linear where all parties draw the same
@@ -138,6 +153,8 @@ class Wire:
                 how = Exact(how)
             if exact and isinstance(how, ShuffledSum):
                 how = replace(how, shuffler="")
+            if groups_of(self.sum) > 1:
+                self._check_groups(boxes, anatomy)
             single = examine(around(boxes), me, w, parties, cohort)
             weighed = any("mean by examples" in message.asks for message in single.messages)
             counted = counted_of(how)
@@ -155,6 +172,15 @@ class Wire:
         return around, found._replace(
             summed=summed, weighed=weighed, counted=counted, wire=self._named
         )
+
+    def _check_groups(self, boxes: Boxes, anatomy: Anatomy) -> None:
+        """Refuse an algorithm that looks at single uploads: a group's mean is none."""
+        if any(message.asks & {"stack", "n"} for message in anatomy.messages):
+            raise ArchipelError(
+                f"wire.sum: groups = {groups_of(self.sum)} show means of groups, and {boxes.name} "
+                "looks at single uploads (uploads.stack() or uploads.n); take an algorithm that "
+                'needs their mean alone, or wire.sum = "plain".'
+            )
 
     @property
     def _named(self) -> OnWire:

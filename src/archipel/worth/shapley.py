@@ -30,6 +30,7 @@ class Values(NamedTuple):
     variance: Floats  # [m] of the estimate; 0 where it is exact
     alone: Floats  # [m] leave-one-out: v(all) - v(all but one)
     evaluated: int  # coalitions
+    total: float  # v(all) - v(nobody)
 
 
 def values(
@@ -58,9 +59,9 @@ def values(
         raise ArchipelError(f"permutations = {permutations}: give 2 or more, to know their spread.")
     everybody = frozenset(range(m))
     alone = np.array([of(everybody) - of(everybody - {i}) for i in range(m)])
-    if m <= EXACT:
-        return Values(_exact(of, m), np.zeros(m), alone, len(known))
     whole, nothing = of(everybody), of(frozenset())
+    if m <= EXACT:
+        return Values(_exact(of, m), np.zeros(m), alone, len(known), whole - nothing)
     close = tolerance * abs(whole - nothing)
     marginals = np.zeros((permutations, m))
     for row in marginals:
@@ -72,7 +73,7 @@ def values(
             row[i] = of(who) - before
             before = of(who)
     variance = marginals.var(axis=0, ddof=1) / permutations
-    return Values(marginals.mean(axis=0), variance, alone, len(known))
+    return Values(marginals.mean(axis=0), variance, alone, len(known), whole - nothing)
 
 
 def _exact(of: Value, m: int) -> Floats:

@@ -40,6 +40,7 @@ from archipel.exchange.statistics import statistics_of
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
+from archipel.graphs.weights import product
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, OneByOne, Way
 from archipel.privacy.correlated import begun_anew, kept_on
@@ -324,12 +325,13 @@ class Share:
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             board[me.ids, ..., : x.shape[-1]] = rows
             self._call(board[..., : x.shape[-1]], me.ids, wanted)
-            others = board[present][..., : x.shape[-1]]
+            others = board if np.array_equal(present, np.arange(len(board))) else board[present]
+            others = others[..., : x.shape[-1]]
             if heard is not None:
                 out = heard(others, self._mixes)
                 return out if self._job.sweep is None else out.transpose(0, 1)
             flat = others.reshape(len(present), -1)
-            out = torch.from_numpy(weights @ flat.numpy()) if sparse else weights @ flat
+            out = torch.from_numpy(product(weights, flat.numpy())) if sparse else weights @ flat
             out = out.view(len(me.ids), *others.shape[1:])
             return out if self._job.sweep is None else out.transpose(0, 1)
 
@@ -361,7 +363,9 @@ class Share:
             return x[0] * (1 - float(w.sum())) + w.to(x.dtype) @ theirs
 
         def heard(others: Tensor, number: int) -> Tensor:
-            lines = others.view(len(present), -1, others.shape[-1]).unbind(1)  # settings of a sweep
+            lines = others.reshape(len(present), -1, others.shape[-1]).unbind(
+                1
+            )  # settings of a sweep
             rows = [[one(i, x, number) for x in lines] for i in range(len(me.ids))]
             if not rows:
                 return others[:0]

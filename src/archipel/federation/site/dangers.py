@@ -53,12 +53,12 @@ def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
         )
     if study.neighbours:
         yield "Every neighbour sees your vectors as they are, round by round."
-    elif study.sites == 1:
+    elif study.sites == 1 and study.groups == 1:
         yield (
             "A round counts with ONE site: the shared model is then that site's upload, and all "
             "who get the model see it."
         )
-    elif study.sites == 2:
+    elif study.sites == 2 and study.groups == 1:
         yield "A round counts with TWO sites: each can compute the other's upload from the mean."
     if study.hidden:
         yield from _sums(study, policy)
@@ -116,6 +116,14 @@ def _sums(study: Exposure, policy: Policy) -> Iterator[str]:
         "(least_sites); who the others are it knows by their keys: compare them by telephone "
         "('archipel site keys')."
     )
+    if study.groups > 1:
+        yield (
+            f"A round's sites are drawn into {study.groups} groups, and the coordinator sees a sum "
+            f"of each: of {study.sites} site{'s' * (study.sites != 1)} where no more than the "
+            "quorum come. Your upload is hidden among those of your group alone, which the "
+            "coordinator, if it lies, can choose: all others of it, together with the coordinator, "
+            "know your upload."
+        )
     yield (
         "A sum still tells what all its sites have in common, and all of them but one, together, "
         "know that one's upload. A dishonest coordinator can invent sites: count those that you "

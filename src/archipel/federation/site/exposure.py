@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from archipel import models
 from archipel.aggregation.gopa import Gopa
 from archipel.aggregation.shuffled import ShuffledSum
-from archipel.aggregation.summation import Hiding
+from archipel.aggregation.summation import Hiding, groups_of
 from archipel.attacks.imprint import sorting_units
 from archipel.data.federation import Federation
-from archipel.exchange.anatomy import Anatomy
+from archipel.exchange.anatomy import Anatomy, Message
 from archipel.exchange.boxes import Boxes, has_personal, is_peer
 from archipel.exchange.statistics import averages
 from archipel.federation.site.account import NOTHING, Account
@@ -56,7 +57,7 @@ class Exposure:
     records: int | None  # behind an upload, at the least; None: all, or not known
     evaluations: int
     scored: int  # models: the shared one each time, and the site's own
-    sites: int  # in a mean, at the least
+    sites: int  # in a mean, at the least; of groups, in that of each
     features: int
     numbers: int  # of one round
     bytes: int  # of all rounds, questions and sums
@@ -65,6 +66,7 @@ class Exposure:
     untold: tuple[str, ...]  # metrics that do not leave: how far a record moves them is not known
     statistics: int  # numbers of one round that are BatchNorm's means and variances
     hidden: bool = False  # whether a protocol adds uploads up that shows nobody a single one
+    groups: int = 1  # that it puts a round's sites into, with a sum of each
     unheard: bool = False  # whether that holds only while nobody who sent it is kept from others
     shuffled: bool = False  # whether uploads leave as reports of which nobody knows whose they are
     counts_in_sums: bool = False  # whether numbers of rows are added up, and leave so alone
@@ -73,6 +75,11 @@ class Exposure:
     unkept: str = ""  # why the promise cannot be kept
     planned: tuple[Release, ...] | None = None  # of one record, in all rounds; None: not known yet
     account: Account = NOTHING  # of the table that is bound
+
+    @property
+    def counted(self) -> str:
+        """What says how many sites are in a mean."""
+        return "round.quorum" + (f" in {self.groups} groups" if self.groups > 1 else "")
 
     @property
     def values(self) -> int | None:
@@ -95,7 +102,7 @@ def exposure(
     if len(anatomy.messages) > 1 and batch is not None:  # one of them may be made of a batch alone
         records = batch
     hidden = isinstance(study.wire_object.sum, Hiding)
-    sent = [each.sent for each in anatomy.messages if not hidden or "mean" in each.asks]
+    sent = [each.sent for each in anatomy.messages if not hidden or _adds_up(each)]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
     numbers += sum(x.numel() for x in mixed)
     sums = 3 * study.summed
@@ -126,6 +133,7 @@ def exposure(
         counts_in_sums=anatomy.weighed,
         neighbours=is_peer(algorithm),
         hidden=hidden,
+        groups=groups_of(study.wire_object.sum),
         unheard=isinstance(study.wire_object.sum, Gopa),
         shuffled=isinstance(study.wire_object.sum, ShuffledSum),
         untold=tuple(
@@ -161,7 +169,14 @@ def _records(algorithm: Any, rows: int | None) -> tuple[int | None, int | None, 
     return size, steps, size * steps if rows is None else min(rows, size * steps)
 
 
+def _adds_up(message: Message) -> bool:
+    """Whether a message of a sum's protocol holds the masked upload, and no keys or shares."""
+    sent = message.sent
+    masked = isinstance(sent, Tensor) and sent.dtype in (torch.int32, torch.int64)
+    return "mean" in message.asks or masked  # of groups, the server adds up each
+
+
 def _sites(study: Study) -> int:
     """Sites in a mean, at the least: a share of nobody knows how many may be one."""
     quorum = study.round.quorum
-    return max(1, quorum) if isinstance(quorum, int) else 1
+    return max(1, quorum // groups_of(study.wire_object.sum)) if isinstance(quorum, int) else 1

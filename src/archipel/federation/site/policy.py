@@ -246,7 +246,7 @@ class Policy:
             said = "neighbours see this site's vectors as they are"
             return Rule("neighbours", self.neighbours, said)
         sites = f"{study.sites} site{'' if study.sites == 1 else 's'}"
-        said = f"a round counts with {sites}, at least {self.least_sites} (round.quorum)"
+        said = f"a round counts with {sites}, at least {self.least_sites} ({study.counted})"
         return Rule("least_sites", study.sites >= self.least_sites, said)
 
     def _among(self, key: str, name: str) -> Rule | None:

@@ -1,6 +1,6 @@
 for (const moves of document.querySelectorAll(".moves")) {
   const frames = JSON.parse(moves.dataset.frames);
-  const [button, slider, output] = ["button", "input", "output"].map((name) => moves.querySelector(name));
+  const [button, slider, output, news] = ["button", "input", "output", ".news"].map((name) => moves.querySelector(name));
   const svg = moves.parentElement.querySelector("svg");
   const edges = svg.querySelector(".edges");
   const nodes = svg.querySelectorAll(".nodes > g");
@@ -10,10 +10,11 @@ for (const moves of document.querySelectorAll(".moves")) {
     const frame = frames[at];
     let joined = at;
     while (frames[joined].edges === null) joined -= 1;
-    edges.replaceChildren(...frames[joined].edges.map(([path, width]) => {
+    edges.replaceChildren(...frames[joined].edges.map(([path, width, came]) => {
       const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
       line.setAttribute("d", path);
       line.setAttribute("stroke-width", width);
+      if (came) line.setAttribute("class", "came");
       return line;
     }));
     nodes.forEach((node, party) => {
@@ -21,6 +22,7 @@ for (const moves of document.querySelectorAll(".moves")) {
       node.querySelector("tspan").textContent = frame.value[party];
     });
     output.textContent = frame.round;
+    news.textContent = frame.news;
   };
   const stop = () => {
     clearInterval(timer);
