@@ -14,6 +14,7 @@ from torch import Tensor
 from archipel import rng
 from archipel.core import Near
 from archipel.errors import ArchipelError
+from archipel.exchange.neighbours import mean_of
 from archipel.graphs import Topology
 from archipel.tree import Tree, tree_map
 
@@ -37,6 +38,10 @@ class Company:
         if self.those is None:
             raise _not("near", "rounds for which asks(t) is 0; in others there is me.drawn")
         return self.those
+
+    @property
+    def around(self) -> Tree:
+        return mean_of(self.near, self.degree)
 
     @property
     def drawn(self) -> Near:
