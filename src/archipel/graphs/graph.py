@@ -22,6 +22,7 @@ from archipel.graphs.weights import (
     given,
     pairs,
     parts,
+    product,
     second,
     weighed,
     without,
@@ -101,7 +102,7 @@ class Topology:
             return torch.from_numpy(W.toarray()).to(x) @ x
         W = W.astype(torch.empty((), dtype=x.dtype).numpy().dtype)
         columns = x.movedim(-2, 0).reshape(self.n, -1)
-        mixed = torch.from_numpy(W @ columns.numpy())
+        mixed = torch.from_numpy(product(W, columns.numpy()))
         return mixed.view(self.n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
 
     @cached_property

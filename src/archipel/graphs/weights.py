@@ -30,6 +30,7 @@ WEIGHTS = {  # name: what it is
     "max_degree": "1 / (1 + the largest degree of the graph)",
     "given": "the weights of the edges themselves",
 }
+_CACHED = 1 << 18  # numbers of a block
 
 
 class Edges(NamedTuple):
@@ -51,6 +52,15 @@ def joined(n: int, i: NDArray[Any], j: NDArray[Any], weight: NDArray[Any] | None
     entries = np.concatenate([weight, weight])
     where = np.concatenate([low, high]), np.concatenate([high, low])
     return coo_array((entries, where), shape=(n, n)).tocsr()
+
+
+def product(W: Any, x: NDArray[Any]) -> NDArray[Any]:
+    """Return W x, a few columns at a time, so that what parties read of others is in the cache."""
+    out = np.empty((W.shape[0], x.shape[1]), x.dtype)
+    size = max(64, _CACHED // max(len(x), 1))
+    for at in range(0, x.shape[1], size):
+        out[:, at : at + size] = W @ np.ascontiguousarray(x[:, at : at + size])
+    return out
 
 
 def metropolis(A: Any) -> Any:

@@ -39,6 +39,7 @@ from archipel.exchange.statistics import statistics_of
 from archipel.exchange.talk import Talk
 from archipel.exchange.uploads import Ask
 from archipel.exchange.varying import sizes_of
+from archipel.graphs.weights import product
 from archipel.models.clipped import Clipping
 from archipel.models.model import Model, OneByOne, Way
 from archipel.privacy.correlated import begun_anew, kept_on
@@ -321,9 +322,10 @@ class Share:
             rows = rows if self._job.sweep is None else rows.transpose(0, 1)
             board[me.ids, ..., : x.shape[-1]] = rows
             self._call(board[..., : x.shape[-1]], me.ids, wanted)
-            others = board[present][..., : x.shape[-1]]
+            others = board if np.array_equal(present, np.arange(len(board))) else board[present]
+            others = others[..., : x.shape[-1]]
             flat = others.reshape(len(present), -1)
-            out = torch.from_numpy(weights @ flat.numpy()) if sparse else weights @ flat
+            out = torch.from_numpy(product(weights, flat.numpy())) if sparse else weights @ flat
             out = out.view(len(me.ids), *others.shape[1:])
             return out if self._job.sweep is None else out.transpose(0, 1)
 
