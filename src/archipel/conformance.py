@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any
 from unittest.mock import patch
@@ -185,10 +186,12 @@ def check_turns_one_by_one(algorithm: Algorithm) -> None:
     plan = Plan("stacked", 5, 1)
     together = _learn(algorithm, PLAIN, plan)
 
-    def each(turns: NDArray[Any], *_: object) -> NDArray[Any]:
-        return np.arange(len(turns))[:, None]
+    def apart(blocks: Callable[..., list[NDArray[Any]]]) -> Callable[..., list[NDArray[Any]]]:
+        return lambda *turns: [turn for block in blocks(*turns) for turn in block[:, None]]
 
-    with patch.object(schedule, "disjoint", each), patch.object(schedule, "independent", each):
+    with ExitStack() as stack:
+        for name in ("disjoint", "independent", "following"):
+            stack.enter_context(patch.object(schedule, name, apart(getattr(schedule, name))))
         _close(_learn(algorithm, PLAIN, plan), together, "turns one by one")
 
 

@@ -205,6 +205,10 @@ class Party(Protocol):
         """The neighbours, with what each last told; in meetings, with nothing told."""
 
     @property
+    def around(self) -> Tree:
+        """The mean of what neighbours told, each by the weight of its edge; zeros without any."""
+
+    @property
     def degree(self) -> Tensor:
         """`[..., 1]`: the sum of the weights of the party's edges."""
 

@@ -26,7 +26,13 @@ def leaves(tree: Tree) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, tuple):
-        return [leaf for branch in tree for leaf in leaves(branch)]
+        found: list[Tensor] = []
+        for branch in tree:
+            if isinstance(branch, Tensor):
+                found.append(branch)
+            else:
+                found += leaves(branch)
+        return found
     raise ArchipelError(
         f"a state or message holds a {type(tree).__name__}: "
         "use tensors, None, tuples and named tuples of tensors."

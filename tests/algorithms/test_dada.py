@@ -32,12 +32,12 @@ SHORT: Any = {"kappa": 4, "alone": 3, "graph_rounds": 3, "model_rounds": 4, "con
 BOTH = [Dada(lr=0.5, lam=1.0, **SHORT), DadaBoosted(**SHORT)]
 
 
-def plain(algorithm: Any, data: Federation, model: Model) -> Any:
+def plain(algorithm: Any, data: Federation, model: Model, kind: str = "Plain") -> Any:
     spec = importlib.util.spec_from_file_location("joint", ROOT / "benchmarks" / "joint.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Plain(algorithm, data, model)
+    return getattr(module, kind)(algorithm, data, model)
 
 
 def problem(parties: int = 20, count: int = 40, **options: Any) -> tuple[Federation, Model]:
@@ -62,20 +62,21 @@ def test_conformance(algorithm: Any) -> None:
     check_algorithm(algorithm)
 
 
+@pytest.mark.parametrize("kind", ["Plain", "Autograd"])
 @pytest.mark.parametrize("algorithm", BOTH, ids=lambda a: type(a).__name__)
-def test_it_equals_the_papers_loop_over_parties(algorithm: Any) -> None:
+def test_it_equals_the_papers_loop_over_parties(algorithm: Any, kind: str) -> None:
     data, _ = problem()
     model = loss_of(algorithm, data)
-    loop, n = plain(algorithm, data, model), data.training
+    loop, n = plain(algorithm, data, model, kind), data.training
     with LocalEngine(algorithm, data, model, workers=1) as engine:
         for t in range(17):
             engine.round(t, np.arange(n))
             loop.round(0, t)
         own, W = engine.own_states(np.arange(n)), weights(engine, n)
 
-    torch.testing.assert_close(own[0], torch.from_numpy(loop.theta), rtol=1e-9, atol=1e-9)
-    expected = torch.zeros_like(W)
-    for k, edges in enumerate(loop.edges):
+    torch.testing.assert_close(own[0], torch.as_tensor(loop.theta), rtol=1e-9, atol=1e-9)
+    expected = loop.W if kind == "Autograd" else torch.zeros_like(W)
+    for k, edges in enumerate([] if kind == "Autograd" else loop.edges):
         for other, weight in edges.items():
             expected[k, other] = weight
     assert int((W > 0).sum()) > n

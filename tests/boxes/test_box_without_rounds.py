@@ -25,11 +25,9 @@ def meetings(t):
     for i, others in enumerate(around):
         number[i, : len(others)] = others
     order = schedule.woken(SEED, t, np.arange(N))
-    return zip(
-        order,
-        schedule.partners(SEED, t, order, number, np.array(list(map(len, around)))),
-        strict=True,
-    )
+    other = schedule.partners(SEED, t, order, number, np.array(list(map(len, around))))
+    pairs = np.stack([order, other], axis=1)
+    return pairs[np.concatenate(schedule.disjoint(SEED, t, pairs))]
 
 
 def confidence(P, i, most):
@@ -41,7 +39,8 @@ def coordinate(P, rounds, mu, L, most):
     W, around = edges()
     theta = np.tile(P.start, (N, 1))
     for t in range(rounds):
-        for i in schedule.woken(SEED, t, np.arange(N)):
+        order = schedule.woken(SEED, t, np.arange(N))
+        for i in order[np.concatenate(schedule.independent(SEED, t, order, around))]:
             c = confidence(P, i, most)
             alpha = 1 / (1 + mu * c * L)
             mean = sum(W[i, j] / W[i].sum() * theta[j] for j in around[i])

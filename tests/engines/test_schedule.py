@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns that run together give what they give one by one, so their order must be kept."""
+"""Turns that run together give what they give one by one, so none may touch what another does."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 import numpy as np
 from hypothesis import given
@@ -24,36 +26,44 @@ def placed(blocks: list[np.ndarray], count: int) -> np.ndarray:
 
 
 @given(orders, st.integers(0, 5))
-def test_turns_that_read_neighbours_keep_their_order(order: np.ndarray, seed: int) -> None:
+def test_turns_of_a_block_read_nothing_that_another_writes(order: np.ndarray, seed: int) -> None:
     graph = erdos_renyi(12, 0.35, seed)
-    rows = [graph.neighbours(i) for i in range(12)]
-    number = np.full((12, max(map(len, rows))), -1)
-    for i, row in enumerate(rows):
-        number[i, : len(row)] = row
-    where = placed(list(schedule.independent(order, number)), len(order))
+    near = [list(graph.neighbours(i)) for i in range(12)]
+    blocks = schedule.independent(seed, 4, order, near)
+    placed(blocks, len(order))
 
-    for b, later in enumerate(order):
-        for a, earlier in enumerate(order[:b]):
-            if earlier == later or earlier in rows[later]:
-                assert where[a] < where[b]
+    for block in blocks:
+        for a, b in combinations(order[block].tolist(), 2):
+            assert a != b and a not in near[b]
 
 
 @given(st.lists(st.lists(st.integers(-1, 8), min_size=3, max_size=3), max_size=25))
-def test_turns_that_share_a_party_keep_their_order(found: list[list[int]]) -> None:
+def test_turns_of_a_block_share_no_party(found: list[list[int]]) -> None:
     touched = np.array(found, np.int64).reshape(-1, 3)
-    where = placed(list(schedule.disjoint(touched)), len(touched))
+    blocks = schedule.disjoint(0, 4, touched)
+    placed(blocks, len(touched))
 
-    for b in range(len(touched)):
-        for a in range(b):
-            if set(touched[a]) & set(touched[b]) - {-1}:
-                assert where[a] < where[b]
+    for block in blocks:
+        for a, b in combinations(touched[block].tolist(), 2):
+            assert not set(a) & set(b) - {-1}
+
+
+def test_of_two_turns_that_touch_each_other_either_is_first() -> None:
+    chain = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
+    first = np.zeros((4, 4))
+    for t in range(400):
+        where = placed(schedule.disjoint(0, t, chain), 4)
+        first += where[:, None] < where
+
+    for a, b in ((0, 1), (1, 2), (2, 3), (3, 0)):
+        assert abs(first[a, b] - 200) < 4 * 10  # four standard deviations of 400 coins
 
 
 @given(orders)
-def test_turns_are_counted(order: np.ndarray) -> None:
-    expected = [int((order[:at] == party).sum()) for at, party in enumerate(order)]
+def test_turns_that_follow_each_other_keep_their_order(order: np.ndarray) -> None:
+    where = placed(schedule.following(order), len(order))
 
-    assert schedule.turns(order).tolist() == expected
+    assert where.tolist() == [int((order[:at] == party).sum()) for at, party in enumerate(order)]
 
 
 @given(st.integers(2, 60), st.integers(1, 8), st.integers(0, 3))

@@ -96,3 +96,17 @@ def test_a_saved_model_has_its_stumps(tmp_path: Path) -> None:
 def test_what_cannot_be(outputs: int, options: dict[str, object], said: str) -> None:
     with pytest.raises(ArchipelError, match=said):
         build("stumps", (4,), outputs, **options)
+
+
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "adaboost"])
+def test_ways_agree_on_a_model_that_says_nothing_yet(loss: str) -> None:
+    model = build_model("linear_score", DATA, loss=loss)
+    ways, ids = plan.ways(model, DATA, wanted="vmapped"), np.arange(5)
+    assert not model.w.any()
+    one, *others = (
+        LocalParty(DATA, model, way, ids, 0, 0, (len(ids),)).grad(model.w) for way in ways.values()
+    )
+
+    assert set(ways) == {"one", "stacked", "vmapped"}
+    for other in others:
+        torch.testing.assert_close(one, other)

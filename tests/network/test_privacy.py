@@ -604,7 +604,7 @@ def test_whatever_the_coordinator_says_the_site_spends_no_more(site, tmp_path):
     desk.rounds(2)
     party, path = desk.begin()
     site.policy.changed(["epsilon=0.5"]).write(site.home)
-    with pytest.raises(Overspent, match=r"above this site's budget epsilon = 0.5; nothing"):
+    with pytest.raises(Overspent, match=r"epsilon = 0\.5: .* at most 0\.5 for this table"):
         desk.round(2, (party, path))
     assert desk.charged == [1, 2] and len(desk.left) == 2
 

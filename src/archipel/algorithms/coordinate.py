@@ -48,7 +48,5 @@ class Coordinate:
         gradient, smooth = me.grad(theta) + ridge * theta, self.smoothness + ridge
         if me.round < self.warm_rounds:
             return theta - gradient / smooth
-        near, D, alpha = me.near, me.degree, 1 / (1 + mu * c * smooth)
-        around = (near.weight * near.told).sum(dim=-2) / D.clamp(min=1e-30)
-        around = torch.where(D > 0, around, theta)
+        alpha, around = 1 / (1 + mu * c * smooth), torch.where(me.degree > 0, me.around, theta)
         return (1 - alpha) * theta + alpha * (around - mu * c * gradient)  # (4)

@@ -93,9 +93,8 @@ def sure(me: Party, confident: int) -> Tensor:
 
 def surrounding(me: Party, mu1: float, theta: Vector) -> tuple[Vector, Tensor]:
     """sum_l w_kl theta_l / d_k, and mu1; 0 for a party without neighbours."""
-    near, d_k = me.near, me.degree
-    around = (near.weight * near.told[0]).sum(dim=-2) / torch.where(d_k > 0, d_k, 1)
-    return around, torch.where(d_k > 0, mu1, torch.zeros_like(d_k))
+    d_k = me.degree
+    return me.around[0], torch.where(d_k > 0, mu1, torch.zeros_like(d_k))
 
 
 def weights_to(
@@ -118,8 +117,9 @@ def weights_to(
     apart = (theta - asked.told[0]).square().sum(dim=-1, keepdim=True)
     a = loss + asked.told[1] + mu1 / 2 * apart
     e, w, curve = torch.minimum(d_k / kappa, d_l), asked.weight, 2 * mu2 * lam
-    S, b = mu2 * e * (1 / d_k + 1 / d_l), a + curve * (w - e)
+    S, rest = mu2 * e * (d_k + d_l) / (d_k * d_l), w - e
+    b = a + curve * rest
     root = (b.square() + 4 * curve * S).sqrt()
     u = torch.where(b > 0, 2 * S / (b + root), (root - b) / (2 * curve))
-    w = (w + u - e).clamp(min=0)
+    w = (rest + u).clamp(min=0)
     me.join(asked, torch.where(w < least * torch.minimum(d_k, d_l), 0, w))

@@ -148,7 +148,7 @@ class Federation:
 
     def held(self, parties: Ints) -> Held:
         """The points of these parties: those of all, and where each party's begin."""
-        return Held(self.x, self.y, self.offsets[parties].numpy())
+        return Held(self.x, self.y, self.offsets.numpy()[parties])
 
     def __len__(self) -> int:
         return self.parties

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b, shake_256
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
@@ -105,7 +106,7 @@ class LocalParty:
     def __post_init__(self) -> None:
         held = self.data.held(self.ids)
         self._x, self._y, starts = held
-        sizes = self.data.n[self.ids].numpy()
+        sizes = self.data.n.numpy()[self.ids]
         if self.limit is not None:
             sizes = np.minimum(sizes, self.limit)
         self._starts, self._sizes = starts, sizes
@@ -115,8 +116,11 @@ class LocalParty:
         self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
         # what draws are keyed by: the party, and which of its turns in the round it is
         self._keyed = self.ids if self.turns is None else self.ids | self.turns << 32
-        self._batches = Batches(starts, sizes, self._keys("batches"), self.model.dtype)
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @cached_property
+    def _batches(self) -> Batches:
+        return Batches(self._starts, self._sizes, self._keys("batches"), self.model.dtype)
 
     @property
     def staleness(self) -> Tensor:
@@ -487,31 +491,35 @@ class LocalParty:
 
     @property
     def near(self) -> Near:
-        return self._around("near").near
+        return self._known("near").near
+
+    @property
+    def around(self) -> Tree:
+        return self._known("around").around
 
     @property
     def degree(self) -> Tensor:
-        return self._around("degree").degree
+        return self._known("degree").degree
 
     @property
     def drawn(self) -> Near:
-        return self._around("drawn").drawn
+        return self._known("drawn").drawn
 
     def join(self, others: Near, weight: Tensor) -> None:
-        self._around("join").join(others, weight)
+        self._known("join").join(others, weight)
 
     def swap(self, x: Tree) -> Tree:
-        return self._around("swap").swap(x)
+        return self._known("swap").swap(x)
 
     @property
     def met(self) -> Tensor:
-        return self._around("met").met
+        return self._known("met").met
 
     @property
     def woke(self) -> Tensor:
-        return self._around("woke").woke
+        return self._known("woke").woke
 
-    def _around(self, asked: str) -> Neighbours:
+    def _known(self, asked: str) -> Neighbours:
         if self.neighbours is None:
             raise ArchipelError(
                 f"me.{asked} is for algorithms without rounds: give the class the attribute clock, "

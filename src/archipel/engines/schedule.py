@@ -3,21 +3,22 @@
 
 Every party has a clock of its own that rings at random, once a round on average [Boyd 2006]. Those
 clocks together are one that rings n times a round on average, each time for a party drawn at
-random. Turns that do not touch each other change nothing of one another, so they run together to
-the same result as one by one.
+random. Turns that do not touch each other change nothing of one another, so they run together, in
+a block, to the same result as one by one.
+
+Blocks are few and large: turn by turn, as the clocks ring, each goes into the first block where it
+touches nobody; then the blocks are put into a random order. So who wakes how often is as the clocks
+say, and of two turns that touch each other either is first with the same chance, as by the clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from archipel import rng
 from archipel.rng import Ints
-
-_NEVER = np.iinfo(np.int64).max
 
 
 def woken(seed: int, t: int, present: Ints) -> Ints:
@@ -29,21 +30,6 @@ def woken(seed: int, t: int, present: Ints) -> Ints:
     draw = rng.generator(seed, t, "wakes")
     rings = int(draw.poisson(len(present)))
     return present[draw.integers(len(present), size=rings)] if rings else present[:0]
-
-
-def turns(order: Ints) -> Ints:
-    """How often the party of each turn had one before, in this order.
-
-    >>> turns(np.array([5, 2, 5, 5, 2])).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    by_party = np.argsort(order, kind="stable")
-    sorted_order = order[by_party]
-    starts = np.flatnonzero(np.r_[True, sorted_order[1:] != sorted_order[:-1]])
-    lengths = np.diff(np.r_[starts, len(order)])
-    before = np.empty(len(order), np.int64)
-    before[by_party] = np.arange(len(order)) - np.repeat(starts, lengths)
-    return before
 
 
 def partners(seed: int, t: int, order: Ints, number: Ints, count: Ints) -> Ints:
@@ -72,57 +58,77 @@ def asked(seed: int, t: int, order: Ints, present: Ints, count: int) -> Ints:
         found = np.where(found == order[:, None], -1, found)
     else:  # more than are needed, of which the first that are new are taken
         found = present[draw.integers(many, size=(len(order), 2 * count + 16))]
-        found = np.where(found == order[:, None], -1, found)
-        for j in range(1, found.shape[1]):
-            again = (found[:, :j] == found[:, j : j + 1]).any(axis=1)
-            found[again, j] = -1
+        near = np.sort(np.concatenate([order[:, None], found[:, :count]], axis=1), axis=1)
+        some = np.flatnonzero((near[:, 1:] == near[:, :-1]).any(axis=1))  # of most, all are new
+        rows = np.where(found[some] == order[some, None], -1, found[some])
+        for j in range(1, rows.shape[1]):
+            rows[(rows[:, :j] == rows[:, j : j + 1]).any(axis=1), j] = -1
+        found[some] = rows
     empty_last = np.argsort(found < 0, axis=1, kind="stable")[:, :count]
     taken = np.take_along_axis(found, empty_last, axis=1)
     short = np.full((len(order), max(0, count - taken.shape[1])), -1)
     return np.concatenate([taken, short], axis=1)
 
 
-def disjoint(touched: Ints) -> Iterator[Ints]:
-    """Turns that touch other parties each, `[w, s]`, as blocks: each after all that it must follow.
+def disjoint(seed: int, t: int, touched: Ints) -> list[Ints]:
+    """Blocks of turns that touch these parties `[w, s]`: in a block, each touches others.
 
-    A turn is in the first block in which all that it touches is free. -1 touches nobody.
+    -1 touches nobody.
 
-    >>> [block.tolist() for block in disjoint(np.array([[0, 1], [2, 3], [1, 2], [4, 5]]))]
+    >>> sorted(b.tolist() for b in disjoint(0, 3, np.array([[0, 1], [2, 3], [1, 2], [4, 5]])))
     [[0, 1, 3], [2]]
     """
-    left = np.arange(len(touched))
-    first = np.full(int(touched.max(initial=-1)) + 2, _NEVER)  # the last place is for -1
-    while len(left):
-        rows = touched[left]
-        first[:] = _NEVER
-        np.minimum.at(first, rows.ravel(), np.repeat(left, rows.shape[1]))
-        ready = ((first[rows] == left[:, None]) | (rows < 0)).all(axis=1)
-        yield left[ready]
-        left = left[~ready]
+    turns = ((row, row) for row in touched.tolist())
+    return _blocks(seed, t, turns, int(touched.max(initial=-1)) + 1)
 
 
-def independent(order: Ints, number: Ints) -> Iterator[Ints]:
-    """Turns of parties that read what their neighbours `[n, d]` told, as blocks.
+def independent(seed: int, t: int, order: Ints, near: Sequence[Sequence[int]]) -> list[Ints]:
+    """Blocks of turns of parties that read what their neighbours told.
 
-    A turn waits for those before it of the party itself and of its neighbours.
+    In a block, nobody has two turns, nor has a turn beside one of a neighbour.
 
-    >>> ring = (np.arange(6)[:, None] + [1, -1]) % 6
-    >>> [block.tolist() for block in independent(np.array([0, 3, 1, 5, 3]), ring)]
+    >>> ring = [[(k - 1) % 6, (k + 1) % 6] for k in range(6)]
+    >>> sorted(block.tolist() for block in independent(0, 3, np.array([0, 3, 1, 5, 3]), ring))
     [[0, 1], [2, 3, 4]]
     """
-    n = len(number)
-    again = turns(order)
-    rows = [np.full(n + 1, _NEVER) for _ in range(int(again.max(initial=-1)) + 2)]
-    for turn in range(len(rows) - 1):
-        those = np.flatnonzero(again == turn)
-        rows[turn][order[those]] = those
-    queue: NDArray[np.int64] = np.stack(rows)  # [turn, party]: the places of its turns, in order
-    at, waits = np.zeros(n, np.int64), np.unique(order)
-    head = queue[0].copy()  # of each party's next turn; the last place is for -1
-    while len(waits):
-        ready = head[waits] < head[number[waits]].min(axis=1, initial=_NEVER)
-        found = waits[ready]
-        yield np.sort(head[found])
-        at[found] += 1
-        head[found] = queue[at[found], found]
-        waits = waits[head[waits] < _NEVER]
+    turns = (((k, *near[k]), (k,)) for k in order.tolist())
+    return _blocks(seed, t, turns, len(near))
+
+
+def following(order: Ints) -> list[Ints]:
+    """Blocks of turns of these parties that keep their order: in a block, nobody has two.
+
+    >>> [block.tolist() for block in following(np.array([5, 2, 5, 5, 2]))]
+    [[0, 1], [2, 4], [3]]
+    """
+    by_party = np.argsort(order, kind="stable")
+    first = np.r_[True, np.diff(order[by_party]) != 0]
+    starts = np.flatnonzero(first)
+    before = np.empty(len(order), np.int64)  # turns of the same party
+    before[by_party] = np.arange(len(order)) - starts[np.cumsum(first) - 1]
+    return [np.flatnonzero(before == turn) for turn in range(int(before.max(initial=-1)) + 1)]
+
+
+def _blocks(
+    seed: int, t: int, turns: Iterable[tuple[Sequence[int], Sequence[int]]], n: int
+) -> list[Ints]:
+    """Blocks of turns, each of which reads what is of some of n parties and marks what is of some.
+
+    Where a turn reads what another marks, that one reads what this one marks, too.
+    """
+    marks = [0] * (n + 1)  # of each party, a bit for every block with a turn that marks it; of -1
+    found: list[int] = []
+    for read, marked in turns:
+        taken = 0
+        for party in read:
+            taken |= marks[party]
+        free = ~taken & (taken + 1)  # the lowest bit that is 0
+        for party in marked:
+            marks[party] |= free
+        marks[n] = 0
+        found.append(free.bit_length() - 1)
+    if not found:
+        return []
+    block = np.array(found, np.int64)
+    blocks = np.split(np.argsort(block, kind="stable"), np.cumsum(np.bincount(block))[:-1])
+    return [blocks[i] for i in rng.generator(seed, t, "blocks").permutation(len(blocks))]

@@ -19,6 +19,9 @@ class Neighbours(Protocol):
     def near(self) -> Near: ...
 
     @property
+    def around(self) -> Tree: ...
+
+    @property
     def degree(self) -> Tensor: ...
 
     @property
@@ -33,6 +36,18 @@ class Neighbours(Protocol):
 
     @property
     def woke(self) -> Tensor: ...
+
+
+def mean_of(near: Near, degree: Tensor) -> Tree:
+    """What they told, on average by weight; zeros where nobody is near."""
+
+    def mean(told: Tensor) -> Tensor:
+        inner = told.dim() - near.number.dim()
+        shares = near.weight / torch.where(degree > 0, degree, 1).unsqueeze(-2)
+        shares = shares.reshape(*near.number.shape, *[1] * inner)
+        return (shares * told).sum(dim=-1 - inner)
+
+    return tree_map(mean, near.told)
 
 
 class Trial:
@@ -51,6 +66,10 @@ class Trial:
     @property
     def near(self) -> Near:
         return self._some(self._count)
+
+    @property
+    def around(self) -> Tree:
+        return mean_of(self.near, self.degree)
 
     @property
     def degree(self) -> Tensor:

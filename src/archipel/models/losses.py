@@ -208,17 +208,17 @@ class AdaBoost:
     separable: bool = False
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return self._against(outputs, targets, weights).logsumexp(dim=-1)
+        return self._against(outputs, 1 - 2 * targets, weights).logsumexp(dim=-1)
 
     def output_grad(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return -y_i w_i exp(-m_i) / sum_j w_j exp(-m_j), with y_i = 1 or -1."""
-        share = torch.softmax(self._against(outputs.detach(), targets, weights), dim=-1)
-        share = torch.where(weights > 0, share, 0.0)
-        return (share * (1 - 2 * targets)).reshape(outputs.shape)
+        sign = 1 - 2 * targets  # -y_i
+        share = torch.softmax(self._against(outputs.detach(), sign, weights), dim=-1)
+        return torch.where(weights > 0, share * sign, 0.0).reshape(outputs.shape)
 
-    def _against(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def _against(self, outputs: Tensor, sign: Tensor, weights: Tensor) -> Tensor:
         """Minus the margins, with the logarithm of each row's weight."""
-        return outputs.reshape(targets.shape) * (1 - 2 * targets) + weights.log()
+        return torch.addcmul(weights.log(), outputs.reshape(sign.shape), sign)
 
     def check(self, outputs: Tensor, targets: Tensor, classes: int | None = None) -> None:
         _fits_binary(self.name, outputs, targets, classes)
@@ -287,9 +287,9 @@ def _huber_grad(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def _binary(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return log(1 + exp(o)) - y o."""
+    """Return log(1 + exp(o)) - y o, in a form whose derivative torch knows at o = 0, too."""
     logit = outputs.reshape(targets.shape)
-    return logit.clamp(min=0) - logit * targets + (-logit.abs()).exp().log1p()
+    return torch.logaddexp(logit, torch.zeros_like(logit)) - logit * targets
 
 
 def _binary_grad(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

@@ -52,9 +52,15 @@ class Flatten(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """Base models without parameters, of the examples themselves: `[..., d] -> [..., f]`."""
+    """A layer of which nothing is learnt, before all that are: of examples `[r, b, ...]`."""
 
-    forward: Callable[[Tensor], Tensor]
+    module: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it makes of each example by itself."""
+        with torch.no_grad():
+            found: Tensor = self.module(x.flatten(0, 1))
+        return found.view(*x.shape[:2], *found.shape[1:])
 
 
 Layer = Activation | Dense | Fixed | Flatten
@@ -72,6 +78,20 @@ _MODULES: dict[type[nn.Module], Activation] = {
     nn.Sigmoid: SIGMOID,
     nn.SiLU: SILU,
 }
+_FROZEN: frozenset[type[nn.Module]] = frozenset(  # of each example by itself, with nothing drawn
+    {
+        Stumps,
+        nn.Linear,
+        nn.Conv1d,
+        nn.Conv2d,
+        nn.MaxPool1d,
+        nn.MaxPool2d,
+        nn.AvgPool1d,
+        nn.AvgPool2d,
+        nn.AdaptiveAvgPool2d,
+        nn.LayerNorm,
+    }
+)
 _FUNCTIONS: dict[object, Activation] = {
     F.relu: RELU,
     torch.relu: RELU,
@@ -144,10 +164,11 @@ def _layer(
 ) -> Layer | None:
     if node.op == "call_module":
         child = module.get_submodule(str(node.target))
+        learnt = any(name.startswith(f"{node.target}.") for name in spans)
+        if type(child) in _FROZEN and not learnt and not used:
+            return Fixed(child)
         if type(child) is nn.Linear:
             return _dense(str(node.target), child, spans, used)
-        if type(child) is Stumps:
-            return None if used else Fixed(child.forward)  # they have no way back
         if type(child) is nn.Flatten and (child.start_dim, child.end_dim) == (1, -1):
             return Flatten()
         if type(child) is nn.ELU and child.alpha == 1.0:
@@ -301,7 +322,10 @@ class Stacked:
 
         def collect(i: int, d: Tensor, h: Tensor) -> None:
             weight, bias = grads[i]
-            weight.baddbmm_(d.transpose(1, 2), h, beta=0)
+            if weight[0].numel() < _TINY:  # torch writes into rows of a stack one by one
+                weight.copy_(torch.bmm(d.transpose(1, 2), h))
+            else:
+                weight.baddbmm_(d.transpose(1, 2), h, beta=0)
             if bias is not None:
                 torch.sum(d, dim=1, keepdim=True, out=bias)
 

@@ -106,6 +106,8 @@ class Inside(Protocol):
     @property
     def near(self) -> Near: ...
     @property
+    def around(self) -> States: ...
+    @property
     def degree(self) -> Tensor: ...
     @property
     def drawn(self) -> Near: ...
@@ -368,6 +370,10 @@ class Door:
     @property
     def near(self) -> Near:
         return self._me.near
+
+    @property
+    def around(self) -> States:
+        return self._me.around
 
     @property
     def degree(self) -> Tensor:

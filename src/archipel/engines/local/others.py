@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.core import Near
 from archipel.errors import ArchipelError
+from archipel.exchange.neighbours import mean_of
 from archipel.exchange.varying import sizes_of
 from archipel.rng import Ints
 from archipel.tree import Tree, tree_map
@@ -25,9 +27,11 @@ class Lists:
     """A graph as lists of neighbours, padded with -1 at the end."""
 
     number: Ints  # [n, d]
+    near: list[list[int]]  # the same without -1
     weight: Tensor  # [n, d, 1]
     count: Ints  # [n] neighbours of each
-    degree: Tensor  # [n, 1] sum of the weights
+    degree: Tensor  # [n + 1, 1] sum of the weights; 0 at the end, in the place of -1
+    shares: csr_array  # [n, n + 1] weights over degrees
 
 
 def lists_of(weights: Any, dtype: torch.dtype) -> Lists:
@@ -49,7 +53,10 @@ def lists_of(weights: Any, dtype: torch.dtype) -> Lists:
     number[i, place] = j
     weight = torch.zeros((*number.shape, 1), dtype=dtype)
     weight[i, place, 0] = values
-    return Lists(number, weight, count, weight.sum(dim=1))
+    degree = torch.cat([weight.sum(dim=1), torch.zeros(1, 1, dtype=dtype)])
+    near = [row[:many] for row, many in zip(number.tolist(), count.tolist(), strict=True)]
+    of = (values / degree[torch.from_numpy(i), 0]).numpy(), (i, j)
+    return Lists(number, near, weight, count, degree, csr_array(of, shape=(n, n + 1)))
 
 
 class _Others:
@@ -63,11 +70,19 @@ class _Others:
     def near(self) -> Near:
         lists = self._turns.lists(self._t)
         d = int(lists.count[self._ids].max(initial=0))
-        number = lists.number[self._ids, :d]
-        degree = lists.degree[torch.from_numpy(np.maximum(number, 0))]
-        return Near(torch.from_numpy(number), lists.weight[self._at, :d], degree, self._of(number))
+        number = torch.from_numpy(lists.number[self._ids, :d])
+        places, weight = self._places(number), lists.weight.index_select(0, self._at)[:, :d]
+        return Near(number, weight, lists.degree[places], self._of(places))
 
-    def _of(self, number: Ints) -> Tree:
+    @property
+    def around(self) -> Tree:
+        return mean_of(self.near, self.degree)
+
+    def _places(self, number: Tensor) -> Tensor:
+        """The same with the place of nobody for -1."""
+        return torch.where(number < 0, self._turns.nobody, number)
+
+    def _of(self, places: Tensor) -> Tree:
         return None
 
     @property
@@ -96,8 +111,20 @@ class _Others:
 class Told(_Others):
     """The neighbours of those that wake, with what they told."""
 
-    def _of(self, number: Ints) -> Tree:
-        return self._turns.told(number)
+    @property
+    def around(self) -> Tree:
+        if self._turns.all_told is None:
+            return super().around
+        shares = self._turns.lists(self._t).shares[self._ids]
+
+        def mean(told: Tensor) -> Tensor:
+            found = torch.from_numpy(shares @ told.flatten(1).numpy())
+            return found.view(len(found), *told.shape[1:])
+
+        return tree_map(mean, self._turns.all_told)
+
+    def _of(self, places: Tensor) -> Tree:
+        return self._turns.told(places)
 
 
 class Asked(_Others):
@@ -117,15 +144,13 @@ class Asked(_Others):
 
     @property
     def drawn(self) -> Near:
-        number = torch.from_numpy(self.asked)
-        there = (number >= 0).unsqueeze(-1)
-        at = number.clamp(min=0)
-        weight = self._turns.edges(self._at, at).unsqueeze(-1) * there
-        degree = self._turns.degree[at] * there
-        return Near(number, weight, degree, self._turns.told(self.asked))
+        number, weight = torch.from_numpy(self.asked), self._turns.edges(self._ids, self.asked)
+        places = self._places(number)
+        return Near(number, weight, self._turns.degree[places], self._turns.told(places))
 
     def join(self, others: Near, weight: Tensor) -> None:
-        self._turns.join(self._at, others.number, weight.expand(others.weight.shape).squeeze(-1))
+        new = weight.expand(others.weight.shape).squeeze(-1)
+        self._turns.join(self._ids, others.number.numpy(), new)
 
 
 class Meeting(_Others):

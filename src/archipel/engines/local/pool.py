@@ -28,7 +28,9 @@ Call = Callable[[Any, Any, Any], None]  # the board, whose rows are mine, whose 
 class Worker(Protocol):
     """What runs a share of the work, here or in a process of its own."""
 
-    at: str  # what it is at, such as a round and its parties; for who reads of an error
+    @property
+    def at(self) -> str:
+        """What it is at, such as a round and its parties; for who reads of an error."""
 
     def handle(self, message: Json) -> Json: ...
 
@@ -227,9 +229,12 @@ def shares(costs: list[float], workers: int) -> list[list[int]]:
     >>> shares([5.0, 4.0, 3.0, 3.0], 2)
     [[0, 3], [1, 2]]
     """
+    order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
+    if workers == 1:
+        return [order]
     load = [0.0] * workers
     dealt: list[list[int]] = [[] for _ in range(workers)]
-    for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
+    for item in order:
         least = load.index(min(load))
         dealt[least].append(item)
         load[least] += costs[item]

@@ -29,8 +29,7 @@ from archipel.engines.local.personal import Making
 from archipel.engines.local.pool import Call, Json, each_block
 from archipel.engines.local.stacked import stacked_leaves
 from archipel.engines.local.waking import Turns
-from archipel.engines.local.whole import Whole
-from archipel.engines.party import LocalParty
+from archipel.engines.party import AllPoints, LocalParty
 from archipel.engines.plan import Plan
 from archipel.exchange.anatomy import Anatomy
 from archipel.exchange.boxes import Boxes
@@ -116,7 +115,7 @@ class Share:
 
     def __init__(self, job: Job, memory: Memory, index: int, call: Call) -> None:
         self._job, self._memory, self._index, self._call = job, memory, index, call
-        self.at = ""
+        self._runs: LocalParty | None = None
         self.one = job.way if isinstance(job.way, OneByOne) else job.model.one
         self._blocks: list[Block] = []
         self._personal, self._turns = Making(self, job, memory), Turns(self, job, memory)
@@ -125,7 +124,7 @@ class Share:
         self._before: list[tuple[Ints, Tree]] | None = None  # what parties kept before the round
 
     def handle(self, message: Json) -> Json:
-        self.at = ""
+        self._runs = None
         if message["do"] == "outputs":
             return self._predict(message)
         if message["do"] == "own outputs":
@@ -143,9 +142,16 @@ class Share:
 
     def tell(self, me: LocalParty) -> None:
         """Have an error say in which round it came, and at which parties."""
+        self._runs = me
+
+    @property
+    def at(self) -> str:
+        me = self._runs
+        if me is None:
+            return ""
         names = [self._job.data.name(k) for k in me.ids[:3].tolist()]
         rest = f" and {len(me.ids) - 3} more" if len(me.ids) > 3 else ""
-        self.at = f"round {me.round + 1}, party {', '.join(names)}{rest}: "
+        return f"round {me.round + 1}, party {', '.join(names)}{rest}: "
 
     # -- rounds with a server --------------------------------------------------------------------
 
@@ -342,11 +348,13 @@ class Share:
         step: int | None = None,
         turns: Ints | None = None,
         neighbours: Neighbours | None = None,
-        whole: Whole | None = None,
+        whole: AllPoints | None = None,
     ) -> LocalParty:
         """These parties as the algorithm's `me` in round t."""
         job = self._job
-        buffers = job.model.buffers.expand(len(ids), -1).clone()
+        buffers = None
+        if job.model.buffer_spec.size:
+            buffers = job.model.buffers.expand(len(ids), -1).clone()
         if job.own_statistics:
             buffers = self._memory.kept.buffers_of(ids)
             fresh = self._memory.kept.visited[ids] == 0
@@ -362,7 +370,7 @@ class Share:
             job.lead(len(ids)),
             job.plan.block * (job.sweep or 1),
             effort if (effort < 1).any() else None,
-            buffers if job.model.buffer_spec.size else None,
+            buffers,
             job.draws,
             job.separable,
             clipping=job.clipping,

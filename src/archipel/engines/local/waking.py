@@ -18,7 +18,7 @@ from archipel import rng
 from archipel.engines import schedule
 from archipel.engines.local.others import Asked, Lists, Meeting, Told, lists_of
 from archipel.engines.local.stacked import stacked_leaves
-from archipel.engines.local.whole import whole_of
+from archipel.engines.local.whole import Some, whole_of
 from archipel.engines.party import LocalParty
 from archipel.errors import ArchipelError
 from archipel.exchange.neighbours import Neighbours
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST = 10_000  # parties whose graph is learned: it is kept as a table of all pairs
 _EDGE = 8  # bytes of an edge's weight and of a party's degree, with what a party tells
+_BLOCK = 32 << 20  # bytes of points and of what others told, that parties of a block have at most
 
 
 class Turns:
@@ -41,22 +42,25 @@ class Turns:
     def __init__(self, share: Share, job: Job, memory: Memory) -> None:
         self._share, self._job, self._memory = share, job, memory
         self._n, self.dtype = job.data.training, job.model.dtype
+        self.nobody = self._n  # the place of -1, in tables of all parties
         self._lists: tuple[object, Lists] | None = None  # and what they are the lists of
         self._gradients = self._bytes = 0
         self.effort = np.ones(self._n)  # how far each gets that is a straggler
-        self.degree = torch.zeros(self._n, 1, dtype=self.dtype)  # while edges change
+        self.degree = torch.zeros(self._n + 1, 1, dtype=self.dtype)  # while edges change; 0 for -1
         self._whole = whole_of(job) if job.boxes.clock == "wakes" else None
-        self.own: Tree = None
-        self._told: Tree = None
+        self._turns = np.zeros(self._n, np.int64)  # that each had in the round
+        self.own: Tree = None  # of all parties; at the end, zeros in the place of -1
+        self.all_told: Tree = None  # by them, where that is a part of their states and no copy
 
     def run(self, message: Json) -> Json:
         """Give those that are present their turns in round t."""
         t, present = int(message["t"]), np.sort(np.array(message["present"], np.int64))
         self.effort = np.ones(self._n)
         self.effort[message["ids"]] = message["effort"]
+        self._turns[:] = 0
         everybody, kept = np.arange(self._n), self._memory.kept
-        self.own = kept.own_of(everybody)
-        self._told = self._views()
+        self.own = tree_map(_with_none, kept.own_of(everybody))
+        self.all_told = self._views()
         self._gradients = self._bytes = 0
         clock = self._job.boxes.clock
         if clock == "wakes":
@@ -65,7 +69,7 @@ class Turns:
             self._meetings(t, present)
         else:
             self._walks(t, present)
-        stored = leaves(self.own)
+        stored = [leaf[:-1] for leaf in leaves(self.own)]
         bad = [~torch.isfinite(leaf.flatten(1).sum(dim=1)) for leaf in stored if leaf.numel()]
         kept.write(everybody, stored)
         wrong = torch.stack(bad).any(dim=0).numpy() if bad else np.zeros(self._n, bool)
@@ -80,31 +84,49 @@ class Turns:
     def _wakes(self, t: int, present: Ints) -> None:
         boxes, seed = self._job.boxes, self._job.seed
         order = schedule.woken(seed, t, present)
-        again, count = schedule.turns(order), boxes.asks(t)
+        count = boxes.asks(t)
         if not count:
             lists = self.lists(t)
             self._bytes += nbytes(self._job.anatomy.said) * int(lists.count[order].sum())
-            for block in schedule.independent(order, lists.number):
-                ids = order[block]
-                self._turn(t, ids, again[block], Told(self, t, ids))
+            for block in schedule.independent(seed, t, order, lists.near):
+                for ids in self._cut(order[block], lists.number.shape[1]):
+                    self._turn(t, ids, Told(self, t, ids))
             return
         others = schedule.asked(seed, t, order, present, count)
         told = nbytes(boxes.told(self._job.anatomy.own)) + 2 * _EDGE
-        self.degree = self._memory.graph.sum(dim=1, keepdim=True)
-        for block in schedule.disjoint(np.concatenate([order[:, None], others], axis=1)):
-            ids, asked = order[block], others[block]
-            self._turn(t, ids, again[block], Asked(self, t, ids, asked))
-            self._bytes += int((asked >= 0).sum()) * told
+        self._bytes += int((others >= 0).sum()) * told
+        torch.sum(self._memory.graph, dim=1, keepdim=True, out=self.degree[:-1])
+        for block in schedule.disjoint(seed, t, np.concatenate([order[:, None], others], axis=1)):
+            for turns in self._cut(block, count):
+                ids = order[turns]
+                self._turn(t, ids, Asked(self, t, ids, others[turns]))
         self._memory.graph_version += 1
 
-    def _turn(self, t: int, ids: Ints, again: Ints, neighbours: Neighbours | None) -> None:
+    def _cut(self, turns: Ints, others: int) -> list[Ints]:
+        """Parts of a block that need no more memory than they may; of others, each has so many."""
+        numbers = (1 + others) * self._job.model.p
+        if self._whole is not None:
+            numbers += self._whole.width
+        most = max(1, _BLOCK // (numbers * self.dtype.itemsize))
+        return [turns[at : at + most] for at in range(0, len(turns), most)]
+
+    def _turn(self, t: int, ids: Ints, neighbours: Neighbours) -> None:
         """Have these parties their turns at the same time."""
-        whole = None if self._whole is None else self._whole.some(ids)
-        parts = (ids, t, self.effort[ids])
-        me = self._share.party(*parts, turns=again, neighbours=neighbours, whole=whole)
-        self._share.tell(me)
-        self.write(ids, self._job.boxes.party(me, self.rows(ids)))
+        whole = None if self._whole is None else Some(self._whole, ids)
+        me = self._party(t, ids, neighbours, whole)
+        given = self.rows(ids)
+        self.write(ids, self._job.boxes.party(me, given), given)
         self._after(ids, me)
+
+    def _party(
+        self, t: int, ids: Ints, neighbours: Neighbours | None = None, whole: Some | None = None
+    ) -> LocalParty:
+        parts = (ids, t, self.effort[ids])
+        again = self._turns[ids]
+        me = self._share.party(*parts, turns=again, neighbours=neighbours, whole=whole)
+        self._turns[ids] += 1
+        self._share.tell(me)
+        return me
 
     def _after(self, ids: Ints, me: LocalParty) -> None:
         self._gradients += me.gradients
@@ -118,11 +140,10 @@ class Turns:
         number, count = self._candidates(t, present)
         other = schedule.partners(self._job.seed, t, order, number, count)
         pairs = np.stack([order, other], axis=1)[other >= 0]
-        both = schedule.turns(pairs.ravel()).reshape(-1, 2)
-        for block in schedule.disjoint(pairs):
-            ids, again = pairs[block].T.ravel(), both[block].T.ravel()
+        for block in schedule.disjoint(self._job.seed, t, pairs):
+            ids = pairs[block].T.ravel()
             meeting = Meeting(self, t, ids)
-            self._turn(t, ids, again, meeting)
+            self._turn(t, ids, meeting)
             self._bytes += meeting.bytes
 
     def _candidates(self, t: int, present: Ints) -> tuple[Ints, Ints]:
@@ -147,18 +168,18 @@ class Turns:
         absent = np.setdiff1d(np.arange(self._n), present)
         chain = job.topology.sparse(t, absent)
         tokens, at = memory.tokens, memory.holders.numpy()
-        visits, here = np.zeros(self._n, np.int64), np.isin(np.arange(self._n), present)
+        here = np.isin(np.arange(self._n), present)
         one = tree_map(lambda leaf: leaf[:1], tokens)
         size = int(sizes_of(one, (1,)).numpy().sum())
         for hop in range(max(1, self._n // len(at))):
             going = np.flatnonzero(here[at])
-            for block in schedule.disjoint(at[going][:, None]):
+            for block in schedule.following(at[going]):
                 which = going[block]
                 ids = at[which]
-                me = self._share.party(ids, t, self.effort[ids], turns=visits[ids])
-                self._share.tell(me)
+                me = self._party(t, ids)
                 token = tree_map(lambda leaf, which=which: leaf[which], tokens)
-                token, own = job.boxes.party(me, token, self.rows(ids))
+                given = self.rows(ids)
+                token, own = job.boxes.party(me, token, given)
                 tree_map(
                     lambda store, leaf, which=which: store.index_copy_(
                         0, torch.from_numpy(which), leaf.expand(len(which), *store.shape[1:])
@@ -166,8 +187,7 @@ class Turns:
                     tokens,
                     token,
                 )
-                self.write(ids, own)
-                visits[ids] += 1
+                self.write(ids, own, given)
                 self._after(ids, me)
             keys = rng.keys(rng.key(job.seed, t, "walk", hop), going)
             for token_at, chance in zip(going.tolist(), rng.uniform(keys).tolist(), strict=True):
@@ -184,11 +204,14 @@ class Turns:
         at = torch.from_numpy(ids)
         return tree_map(lambda leaf: leaf.index_select(0, at), self.own)
 
-    def write(self, ids: Ints, own: Tree) -> None:
+    def write(self, ids: Ints, own: Tree, given: Tree) -> None:
+        """Keep what parties made of the states that they were given, where they are others."""
         at = torch.from_numpy(ids)
         found = stacked_leaves("the own state", own, self._job.anatomy.own, (len(ids),))
-        for store, leaf in zip(leaves(self.own), found, strict=True):
-            store.index_copy_(0, at, leaf.to(store.dtype))
+        parts = zip(leaves(self.own), leaves(own), found, leaves(given), strict=True)
+        for store, made, leaf, before in parts:
+            if made is not before:
+                store.index_copy_(0, at, leaf.to(store.dtype))
 
     def _views(self) -> Tree | None:
         """What everybody tells, where that is a part of their states and no copy."""
@@ -197,29 +220,27 @@ class Turns:
         mine = {leaf.untyped_storage().data_ptr() for leaf in leaves(self.own)}
         told = self._job.boxes.told(self.own)
         same = all(
-            leaf.untyped_storage().data_ptr() in mine and leaf.shape[:1] == (self._n,)
+            leaf.untyped_storage().data_ptr() in mine and len(leaf) == self._n + 1
             for leaf in leaves(told)
         )
         return told if same else None
 
-    def told(self, number: Ints) -> Tree:
-        """What these parties `[m, d]` tell, `[m, d, ...]`; zeros where there is none."""
-        at = torch.from_numpy(np.maximum(number, 0).ravel())
-        empty = torch.from_numpy(number < 0)
-        if self._told is None:
-            all_of_them = tree_map(lambda leaf: leaf.index_select(0, at), self.own)
-            found = self._job.boxes.told(all_of_them)
-        else:
-            found = tree_map(lambda leaf: leaf.index_select(0, at), self._told)
-        pads = bool(empty.any())
-
-        def shaped(leaf: Tensor) -> Tensor:
-            rows = leaf.view(*number.shape, *leaf.shape[1:])
-            if pads:
-                rows[empty] = 0
-            return rows
-
-        return tree_map(shaped, found)
+    def told(self, places: Tensor) -> Tree:
+        """What the parties in these places `[m, d]` tell, `[m, d, ...]`; zeros in an empty one."""
+        at = places.reshape(-1)
+        told = self.all_told
+        if told is None:
+            told = self._job.boxes.told(tree_map(lambda leaf: leaf.index_select(0, at), self.own))
+            empty = at == self._n
+            return tree_map(
+                lambda leaf: torch.where(
+                    empty.view(-1, *[1] * (leaf.dim() - 1)), torch.zeros_like(leaf), leaf
+                ).view(*places.shape, *leaf.shape[1:]),
+                told,
+            )
+        return tree_map(
+            lambda leaf: leaf.index_select(0, at).view(*places.shape, *leaf.shape[1:]), told
+        )
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -240,17 +261,28 @@ class Turns:
             self._lists = name, lists_of(found, self.dtype)
         return self._lists[1]
 
-    def edges(self, ids: Tensor, number: Tensor) -> Tensor:
-        """Weights of the edges from these parties `[m]` to those `[m, d]`."""
-        return self._memory.graph[ids.unsqueeze(-1), number]
+    def edges(self, ids: Ints, number: Ints) -> Tensor:
+        """Weights `[m, d, 1]` of the edges from these parties `[m]` to those `[m, d]`."""
+        me = ids[:, None]
+        other = np.where(number < 0, me, number)  # nobody has an edge to itself
+        return torch.from_numpy(self._memory.graph.numpy()[me, other, None])
 
-    def join(self, ids: Tensor, number: Tensor, weight: Tensor) -> None:
-        """Have these edges: the parties of a block touch no other's."""
+    def join(self, ids: Ints, number: Ints, weight: Tensor) -> None:
+        """Have these edges `[m, d]`: the parties of a block touch no other's."""
+        new = weight.detach().to(self.dtype).numpy()
+        me = np.broadcast_to(ids[:, None], number.shape)
         there = number >= 0
-        i, j = ids.unsqueeze(-1).expand(number.shape)[there], number[there]
-        new, graph = weight[there].to(self.dtype), self._memory.graph
-        if not bool((new >= 0).all()):
+        if not there.all():
+            me, number, new = me[there], number[there], new[there]
+        if not (new >= 0).all():
             raise ArchipelError("me.join: an edge has a negative weight, or none: give 0 or more.")
-        change = (new - graph[i, j]).unsqueeze(-1)
-        graph[i, j] = graph[j, i] = new
-        self.degree.index_add_(0, i, change).index_add_(0, j, change)
+        graph, degree = self._memory.graph.numpy(), self.degree.numpy()[:, 0]
+        change = new - graph[me, number]
+        graph[me, number] = graph[number, me] = new
+        degree[number] += change
+        np.add.at(degree, me, change)
+
+
+def _with_none(rows: Tensor) -> Tensor:
+    """The same with zeros at the end."""
+    return torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])

@@ -18,6 +18,7 @@ from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Liveness, Words
 from archipel.engines.network.party_state import PartyState
 from archipel.errors import ArchipelError
+from archipel.exchange.neighbours import mean_of
 from archipel.graphs import Topology
 from archipel.tree import Tree, tree_map
 
@@ -41,6 +42,10 @@ class Company:
         if self.those is None:
             raise _not("near", "rounds for which asks(t) is 0; in others there is me.drawn")
         return self.those
+
+    @property
+    def around(self) -> Tree:
+        return mean_of(self.near, self.degree)
 
     @property
     def drawn(self) -> Near:
