@@ -417,7 +417,6 @@ def test_the_keys_of_a_study_and_of_simulate_say_who_takes_part_alike():
     sections.pop("rule")  # of the wire
     others = {"away", "protocols"}  # one is read otherwise, one says how sums are made
     others |= {"devices", "trace", "clock", "time_zones", "patience", "pace"}  # of the clock
-    del sections["rule"]  # which a wire has
     assert names.keys() | others == {*sections} <= {*Options.__annotations__}
     for name, default in names.items():
         assert sections[name].default in (default, None), name
