@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from archipel.attacks.active import Active
 from archipel.attacks.cosine import Cosine
 from archipel.attacks.differencing import Differencing
 from archipel.attacks.dlg import DLG
@@ -24,6 +25,7 @@ ATTACKS: dict[str, Any] = {
     "lira": LiRA,
     "lira_offline": OfflineLiRA,
     "rounds": OverRounds,
+    "active": Active,
     "exact": Exact,
     "dlg": DLG,
     "cosine": Cosine,

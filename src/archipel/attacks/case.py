@@ -7,6 +7,8 @@ audit (`archipel.audit`) judges what they give back:
 - **membership**: what an adversary has of a run, as far as it tells of given records (`Signals`),
   and the same of runs that it made itself, where it knows who was in (`Shadow`). Gives a number per
   record: the larger, the more likely it was used.
+- **active**: as membership, of runs in which it acts: it says what a party trains on and sends, or
+  which model a server sends.
 - **inversion**: one upload, with the model it belongs to (`Letter`). Gives records.
 - **property**: uploads of runs the adversary made, with and without a property, and one of which it
   wants to know. Gives a number.
@@ -29,7 +31,7 @@ from torch import Tensor
 from archipel.core import Vector
 from archipel.models.model import Model
 
-Family = Literal["membership", "inversion", "property", "differencing", "imprint"]
+Family = Literal["membership", "active", "inversion", "property", "differencing", "imprint"]
 Tells = Literal["records", "labels", "symbols"]  # what an inversion makes of an upload
 Has = Literal[
     "final",  # the model at the end
@@ -37,6 +39,7 @@ Has = Literal[
     "mean",  # the mean of a round's uploads
     "single",  # uploads one by one
     "sends",  # what parties are sent is its own to choose
+    "acts",  # what it uploads as a party is its own to choose
 ]
 
 

@@ -104,7 +104,7 @@ def _with_server(anatomy: Anatomy, promise: Privacy | None) -> list[Adversary]:
         Adversary("group", group_words, group_has, group_kept),
         Adversary("public", "The model at the end.", frozenset(), kept),
         Adversary(
-            "malicious_party", f"{told}, which may be anything.{noise}", models, kept,
+            "malicious_party", f"{told}, which may be anything.{noise}", models | {"acts"}, kept,
         ),
     ]  # fmt: skip
 

@@ -17,6 +17,7 @@ from typing import Any
 from archipel.attacks import ATTACKS
 from archipel.audit import adversaries as them
 from archipel.audit import worlds as drawn
+from archipel.audit.acting import active
 from archipel.audit.differences import differences
 from archipel.audit.findings import Audit, Finding, Learnt
 from archipel.audit.inversion import inversion
@@ -121,6 +122,7 @@ def _findings(
 ) -> list[Finding]:
     kinds: dict[str, Callable[..., Finding]] = {
         "membership": membership,
+        "active": active,
         "inversion": inversion,
         "property": property_of,
         "differencing": differences,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.attacks.case import Has
+from archipel.attacks.case import Family, Has
 from archipel.attacks.ratio import fits, stable
 from archipel.audit import worlds as drawn
 from archipel.audit.adversaries import Adversary
@@ -25,28 +26,44 @@ from archipel.privacy.meaning import FALSE_ALARMS, found_at_most
 from archipel.runs.run import Run
 from archipel.store import files
 
+MEASURE = "of the records that were used, found at 1 % false alarms"
+
 
 def run_worlds(work: Work) -> Run | None:
     """As many worlds as there is time for; those in the folder are read."""
-    began, last = time.perf_counter(), None
-    for number in range(work.size.worlds):
-        path = None if work.folder is None else work.folder / "worlds" / f"{number:03d}.npz"
+    last: list[Run] = []
+
+    def one(number: int) -> World:
+        world, run = run_world(work.subject, work.about, number)
+        last[:] = [run]
+        return world
+
+    work.worlds += worlds_of(work, "worlds", work.size.worlds, work.size.seconds, one)
+    return last[0] if last else None
+
+
+def worlds_of(
+    work: Work, kind: str, most: int, seconds: float, one: Callable[[int], World]
+) -> list[World]:
+    """Worlds of a kind by number, as many as there is time for; the folder keeps each."""
+    began, found = time.perf_counter(), list[World]()
+    for number in range(most):
+        path = None if work.folder is None else work.folder / kind / f"{number:03d}.npz"
         if path is not None and path.is_file():
             with np.load(path, allow_pickle=False) as kept:
-                work.worlds.append(World.of(dict(kept)))
+                found.append(World.of(dict(kept)))
             continue
-        if len(work.worlds) >= LEAST and time.perf_counter() - began > work.size.seconds:
+        if len(found) >= LEAST and time.perf_counter() - began > seconds:
             work.notes.append(
-                f"{len(work.worlds)} of {work.size.worlds} worlds were run: time was up; the same "
-                "command again runs more."
+                f"{len(found)} of {most} {kind} were run: time was up; the same command again runs "
+                "more."
             )
             break
-        work.say(f"world {number + 1} of {work.size.worlds}")
-        world, last = run_world(work.subject, work.about, number)
-        work.worlds.append(world)
+        work.say(f"{kind}: {number + 1} of {most}")
+        found.append(one(number))
         if path is not None:
-            _keep(path, world)
-    return last
+            _keep(path, found[-1])
+    return found
 
 
 def _keep(path: Path, world: World) -> None:
@@ -57,40 +74,55 @@ def _keep(path: Path, world: World) -> None:
 
 
 def membership(work: Work, name: str, attack: Any, who: Adversary, promise: Promised) -> Finding:
-    measure = "of the records that were used, found at 1 % false alarms"
     if why := drawn.check(work.subject):
-        return Finding(name, "membership", measure, None, said=f"not measured: {why}.")
+        return Finding(name, "membership", MEASURE, None, said=f"not measured: {why}.")
     has = frozenset(who.has & {"final", "models", "mean", "single"})
     if attack.needs == frozenset({"final"}):
         has = frozenset({"final"})
     key = (name, has)
     if key not in work.results:
         work.say(f"{name} on {len(work.worlds)} worlds, as {who.title.lower()} has them")
-        work.results[key] = _scores(work, attack, has)
-    scores, member = work.results[key]
-    epsilon, delta = promise if promise is not None and who.bounded else (None, 0.0)
-    found = judge(scores, member, len(work.about.rows), epsilon, delta)
+        work.results[key] = scores_of(attack, has, work.worlds)
     level = "final model" if has == {"final"} else "uploads" if "single" in has else "sums"
-    work.curves[f"{name}, from the {level}"] = found.curve
+    title, distinct = f"{name}, from the {level}", len(work.about.rows)
+    scores, member = work.results[key]
+    return judged(work, name, "membership", title, scores, member, distinct, who, promise)
+
+
+def judged(
+    work: Work,
+    name: str,
+    family: Family,
+    title: str,
+    scores: Tensor,
+    member: Tensor,
+    distinct: int,
+    who: Adversary,
+    promise: Promised,
+) -> Finding:
+    """What scores `[S, N]` of so many records found, beside what is promised."""
+    epsilon, delta = promise if promise is not None and who.bounded else (None, 0.0)
+    found = judge(scores, member, distinct, epsilon, delta)
+    work.curves[title] = found.curve
     details = {
         "auc": found.area, "auc_interval": found.area_interval, "epsilon_at_least": found.epsilon,
         "false_positives": FALSE_ALARMS, "tpr_at_0.1_percent": found.curve.at(0.001),
     }  # fmt: skip
     ceiling = None if epsilon is None else found_at_most(epsilon, delta, FALSE_ALARMS)
     return Finding(
-        name, "membership", measure, found.found, found.interval, FALSE_ALARMS, ceiling,
+        name, family, MEASURE, found.found, found.interval, FALSE_ALARMS, ceiling,
         found.within, f"area under the curve {found.area:.3f}", details,
     )  # fmt: skip
 
 
-def _scores(work: Work, attack: Any, has: frozenset[Has]) -> tuple[Tensor, Tensor]:
+def scores_of(attack: Any, has: frozenset[Has], worlds: Sequence[World]) -> tuple[Tensor, Tensor]:
     """Every world attacked in turn, the others being the adversary's own: `[S, N]` each."""
-    shadows = [world.shadow(has) for world in work.worlds]
+    shadows = [world.shadow(has) for world in worlds]
     rows = [
         attack().scores(shadows[s].signals, [*shadows[:s], *shadows[s + 1 :]])
         for s in range(len(shadows))
     ]
-    return torch.stack(rows), torch.stack([world.used for world in work.worlds])
+    return torch.stack(rows), torch.stack([world.used for world in worlds])
 
 
 def by_round(work: Work) -> None:

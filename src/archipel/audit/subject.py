@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from archipel.adversaries.adversary import Adversary as Malicious
 from archipel.aggregation.summation import groups_of
 from archipel.audit.recorder import Recorder, Tamper
 from archipel.core import Algorithm, Vector
@@ -83,16 +84,20 @@ class Subject:
         data: Federation | None = None,
         tamper: Tamper | None = None,
         until: int | None = None,
+        adversary: Malicious | None = None,
     ) -> tuple[Run, Recorder]:
         """Run the study on these points, by another seed, with these rounds written down.
 
         The model begins as the study's does. Noise and batches are the seed's, so that they are as
-        fresh in every run as they would be outside a simulation. `until` stops it early.
+        fresh in every run as they would be outside a simulation. `until` stops it early;
+        `adversary` is a party that acts.
         """
         fed = self.data if data is None else data
         options = cast(Options, dict(self.options))
         options["seed"], options["plan"], options["workers"] = seed, self.plan, 1
         options["evaluate_every"] = options.get("rounds", 100)
+        if adversary is not None:
+            options["adversary"] = adversary
         recorder = Recorder(rounds, tamper)
         engine, loop = build(self.algorithm, fed, self.model, options, watched=recorder.watched)
         (run,) = loop.runs

@@ -9,6 +9,7 @@ from archipel.scorecard.words import NOTHING, duration
 
 FAMILIES = {
     "membership": "Was this record used?",
+    "active": "Was it, if somebody raises its loss and looks on?",
     "inversion": "What do the records look like?",
     "property": "What do a party's records have in common?",
     "differencing": "What do two sums tell together?",
@@ -44,7 +45,7 @@ def sentence(audit: Audit) -> str:
 def _could(finding: Finding) -> str:
     """What somebody could do by this attack."""
     score, chance = percent(finding.score), percent(finding.chance)
-    if finding.family == "membership":
+    if finding.family in ("membership", "active"):
         return (
             f"could tell of {score} of the records that were used that they were, accusing 1 % of "
             f"those that were not ({finding.name}; by guessing {chance})"

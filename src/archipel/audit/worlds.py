@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel import rng
+from archipel.adversaries.adversary import Adversary as Malicious
 from archipel.attacks.case import Has, Shadow, Signals
-from archipel.audit.recorder import Recorder, Round, alone, spread
+from archipel.audit.recorder import Recorder, Round, Tamper, alone, spread
 from archipel.audit.subject import Subject
 from archipel.core import Vector
 from archipel.errors import ArchipelError
@@ -52,6 +53,10 @@ class World(NamedTuple):
 
     def shadow(self, has: frozenset[Has]) -> Shadow:
         return Shadow(self.signals(has), self.used)
+
+    def of_some(self, at: Tensor) -> World:
+        """What it tells of some of the records."""
+        return World(*(each[at] for each in self))
 
     def arrays(self) -> Arrays:
         """To be kept in a file."""
@@ -89,8 +94,14 @@ def check(subject: Subject) -> str:
     return ""
 
 
-def run_world(subject: Subject, about: Candidates, number: int) -> tuple[World, Run]:
-    """World number so and so: the same on every machine."""
+def run_world(
+    subject: Subject,
+    about: Candidates,
+    number: int,
+    tamper: Tamper | None = None,
+    adversary: Malicious | None = None,
+) -> tuple[World, Run]:
+    """World number so and so: the same on every machine; somebody may act in it."""
     seed = rng.key(subject.study.study.seed, number, "audit") >> 2
     draws = rng.generator(seed, 0, "records that are used")
     used = draws.random(len(about.rows)) < about.share
@@ -100,7 +111,7 @@ def run_world(subject: Subject, about: Candidates, number: int) -> tuple[World, 
     _keep_two(subject, member, about)
     fed, _ = data.with_training(member)
     wanted = spread(subject.options.get("rounds", 100), ROUNDS)
-    run, recorder = subject.run(wanted, seed, fed)
+    run, recorder = subject.run(wanted, seed, fed, tamper=tamper, adversary=adversary)
     if run.vector is None:
         raise ArchipelError("audit: the run made no model; look at 'archipel run' first.")
     rows = torch.from_numpy(about.rows)
