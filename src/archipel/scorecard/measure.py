@@ -44,6 +44,7 @@ from archipel.scorecard.clock import on_devices, simulated_of
 from archipel.tree import leaves
 
 SPARE = "not needed"  # the cause of those asked in excess
+_UNASKED = {SPARE, "not visited yet"}  # who was not asked is not absent
 
 
 def scorecard(run: Run) -> Scorecard:
@@ -214,7 +215,7 @@ def _longest_absence(run: Run) -> tuple[int, str | None]:
     streak = np.zeros(run.data.parties, np.int64)
     longest, who = 0, None
     for cohort in run.participation:
-        missing = [k for k, cause in cohort.missing.items() if cause.why != SPARE]
+        missing = [k for k, cause in cohort.missing.items() if cause.why not in _UNASKED]
         before = streak[missing] + 1
         streak[cohort.sampled] = 0
         streak[missing] = before
