@@ -350,7 +350,10 @@ def _on_wire(wire: OnWire, peer: bool) -> Iterator[str]:
         yield f"what parties are sent passes {', then '.join(wire.down)}"
     if wire.rule:
         of = "sums of groups" if wire.sum else "uploads"
-        yield f"{wire.rule} says what the server takes of the {of}"
+        whose = (
+            "a peer takes of its neighbours' vectors" if peer else f"the server takes of the {of}"
+        )
+        yield f"{wire.rule} says what {whose}"
     if wire.sum:
         yield f"sums are made by {wire.sum}"
 

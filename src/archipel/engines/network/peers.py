@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from archipel.aggregation.mixing import mixing_rule
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
 from archipel.engines.network.company import PAUSE, Pace
@@ -87,6 +88,11 @@ class Peer:
                 f"topology.asynchronous = true: {party_state.boxes.name} adds up changes of copies "
                 "in rounds that all have in common; leave it out, or wire.up."
             )
+        if asynchronous and party_state.rule is not None:
+            raise ArchipelError(
+                f"topology.asynchronous = true: {party_state.rule!r} is a rule over all neighbours "
+                "of a peer, which then averages with one at a time; leave one of the two out."
+            )
         self.mixing = self._mixing(topology, asynchronous, pause)
         kept = store.kept()
         self.round = 0  # that the own state on the disk is from before
@@ -116,7 +122,8 @@ class Peer:
         if asynchronous:
             seed, coding = state.seed, self._coding
             return Gossip(party, topology, liveness, words, self._keep, seed, coding)
-        return Rounds(party, topology, liveness, words, self._store, self._coding)
+        rule = mixing_rule(state.rule, state.boxes, topology)
+        return Rounds(party, topology, liveness, words, self._store, self._coding, rule)
 
     @property
     def done(self) -> bool:
