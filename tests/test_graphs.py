@@ -76,6 +76,13 @@ def test_edges_may_be_written_out() -> None:
     graph = topology("edges:0-1,2-1*0.5,1-0", 3)
 
     assert graph.affinity().toarray().tolist() == [[0, 1, 0], [1, 0, 0.5], [0, 0.5, 0]]
+    names = ["Ulm", "Bad-Ems", "2"]
+    named = topology("edges:Ulm-Bad-Ems, 2-Bad-Ems*0.5", 3, names=names)
+    assert named.affinity().toarray().tolist() == graph.affinity().toarray().tolist()
+    with pytest.raises(ArchipelError, match="row 1 has an unknown party 'Bonn'"):
+        topology("edges:Ulm-Bonn", 3, names=names)
+    with pytest.raises(ArchipelError, match="is not understood: write edges"):
+        topology("edges:a-a-a", 3, names=["a", "a-a", "b"])
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -404,7 +411,7 @@ def test_own_matrices_are_checked(matrix: list[list[float]], words: str) -> None
         ("small_world:4:2", 8, "probability of rewiring of 2: give one from 0"),
         ("small_world", 8, "write small_world:DEGREE or small_world:DEGREE:PROBABILITY"),
         ("changing_regular:3", 7, "n x degree must be even"),
-        ("edges:0-1,1", 3, "write edges:I-J,I-J,... with the parties' numbers"),
+        ("edges:0-1,1", 3, "write edges:I-J,I-J,... with the parties' names"),
         ("edges:0-1,1-2*-1", 3, "is not understood: write edges:I-J"),
         ("edges:0-1,1-3", 3, "'edges': row 2 has an unknown party '3'"),
         ("edges:0-1", 3, "no way leads from party '0' to party '2'"),

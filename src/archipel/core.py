@@ -327,7 +327,8 @@ class PeerAlgorithm(Protocol):
     """One box: what a party does when it is its turn, which a class attribute `clock` says.
 
     - `"rounds"`, also where there is no such attribute: all parties in parallel, which talk to
-      their neighbours by `me.mix`.
+      their neighbours by `me.mix`. With `tracks_mean = True` the algorithm needs that mixing keeps
+      the sum over parties, and a rule is refused.
     - `"wakes"`: a party by itself, whenever its clock of random times says so, about once a round.
       It talks by what it tells: `told(own)` is what others hold of it, as `me.near` has it. When
       `party` has returned, that travels to its neighbours, or `said(own)` where there is such a

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import archipel as ar
+from archipel import adversaries as attacks
+from archipel import rules
 from archipel.aggregation.secure import SecureSum
 from archipel.algorithms import ALGORITHMS
 from archipel.algorithms.fedbuff import FedBuff
@@ -41,6 +43,7 @@ PLAN = Plan("one", 2, 2)
 SAID = []  # while Ray starts
 MAIN = os.getpid()
 SGD = ar.FedAvg(local_steps=3, batch_size=2)
+DSGD = ar.DSGD(batch_size=2)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,30 @@ AROUND = {
 @pytest.mark.parametrize("how", AROUND)
 def test_what_is_around_an_algorithm_is_the_same_on_ray(cluster, how):
     same(played(SGD, **AROUND[how]), played(SGD, cluster.pool, **AROUND[how]))
+
+
+ATTACKED = {
+    "what is sent": (SGD, attacks.SignFlip(3.0), {}),
+    "wrong labels": (SGD, attacks.LabelFlip(), {}),
+    "other training": (SGD, attacks.FreeRider("delta"), {}),
+    "omniscient": (SGD, attacks.ALIE(2.0), {"wire": ar.Wire(rule=rules.TrimmedMean(1))}),
+    "peers": (DSGD, attacks.Dissensus(), {}),
+    "noise by neighbour": (DSGD, attacks.Gaussian(), {"wire": ar.Wire(rule=rules.TrimmedMean(1))}),
+    "clipped": (DSGD, attacks.IPM(), {"wire": ar.Wire(rule=rules.ClippedGossip(1))}),
+}
+
+
+@pytest.mark.parametrize("how", ATTACKED)
+def test_adversaries_do_the_same_on_ray(cluster, how):
+    algorithm, attack, options = ATTACKED[how]
+    options = {"adversary": ar.Adversary(attack, 2), **options}
+    if algorithm is DSGD:
+        options["topology"] = topology("complete", 6)
+
+    attacked = played(algorithm, cluster.pool, **options)
+    same(played(algorithm, **options), attacked)
+    honest = played(algorithm, **{**options, "adversary": None})[0]
+    assert any(not torch.equal(x, honest[name]) for name, x in attacked[0].items())
 
 
 @pytest.mark.parametrize("name, parties", [("ring", 40), ("complete", 6)])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from archipel.engines.network.in_process import Circle
+from archipel.engines.network.liveness import Left
 from archipel.engines.network.transport import Cut
 
 
@@ -135,12 +136,16 @@ class Averaging:
         return Sum((x + theirs) / 2, own.turns + 1)
 
 
-async def with_kills(circle, kinds, random, kills, chance=0.1):
-    """Begin a circle's peers, and kill some right after an answer was made; it may be lost."""
+async def with_kills(circle, kinds, random, kills, chance=0.1, down=lambda k: None):
+    """Begin a circle's peers, and kill some right after an answer was made; it may be lost.
+
+    `down` is done while one is down.
+    """
     again, count = [], len(circle.disks)
 
     async def restart(k):
         await circle.end(k)
+        down(k)
         circle.begin(k)
 
     def fault(k, j, reply):
@@ -163,3 +168,25 @@ async def with_kills(circle, kinds, random, kills, chance=0.1):
                 raise task.exception()
     await asyncio.gather(*again)
     return len(again), await circle.done()
+
+
+async def with_death(circle):
+    """Begin five peers; the third dies after its second round and comes back three rounds later."""
+    ended = []
+
+    def watch(k, report):
+        if (k, report.round) == (2, 2):  # before anything of its third round has left
+            del circle.up[2]
+            ended.append(circle.tasks.pop(2))
+            raise Left("killed")
+        others = min(len(circle.reports[j]) for j in (0, 1, 3, 4))
+        if ended and others >= 5 and 2 not in circle.up:
+            circle.begin(2)
+
+    circle.watch = watch
+    for k in range(5):
+        circle.begin(k)
+    await asyncio.gather(*(circle.tasks[k] for k in (0, 1, 3, 4)))
+    states = await circle.done()
+    await asyncio.gather(*ended, return_exceptions=True)
+    return states

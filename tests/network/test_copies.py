@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CHOCO between peers: copies that neighbours hold, whoever is killed or misses a change."""
 
-import asyncio
-
 import numpy as np
 import pytest
 import torch
@@ -12,14 +10,15 @@ from archipel.engines.network.coding import Coding
 from archipel.engines.network.copies import Copies, Unheld
 from archipel.engines.network.exchanges import Exchange
 from archipel.engines.network.in_process import Circle
-from archipel.engines.network.liveness import Left, Words
-from archipel.engines.network.transport import Cut, Refused
+from archipel.engines.network.liveness import Words
+from archipel.engines.network.transport import Refused
 from archipel.engines.plan import Plan
 from archipel.exchange.sender import Sender
 from archipel.graphs import topology
 from archipel.wire import Entropy, Quantise, TopK
 from archipel.wire.chain import Chain
 from archipel.wire.changes import Changes
+from network.clocked import with_death, with_kills
 from network.test_peers import (
     check_doubly_stochastic,
     loop_time,
@@ -88,59 +87,26 @@ def test_peers_that_are_killed_anywhere_end_up_where_they_would_have(seed, forge
 
     async def play():
         circle = circle_of(graph, rounds)
-        again = []
 
-        async def restart(k):
-            await circle.end(k)
+        def down(k):
             kept = circle.disks[k].kept().get("own")
             if forgets and kept is not None:
                 own = {name: x for name, x in kept.items() if not name.startswith("copy")}
                 circle.disks[k].keep("own", own)
-            circle.begin(k)
 
-        def fault(k, j, reply):
-            if len(again) < 8 and reply.kind == "vector" and random.random() < 0.2:
-                victim = int(random.choice([k, j]))
-                if victim in circle.up:
-                    del circle.up[victim]
-                    again.append(asyncio.create_task(restart(victim)))
-                if random.random() < 0.5:
-                    raise Cut("the answer is lost")
+        return await with_kills(circle, ("vector",), random, 8, 0.2, down)
 
-        circle.fault = fault
-        for k in range(5):
-            circle.begin(k)
-        while any(len(circle.up) < 5 or not circle.up[k].done for k in range(5)):
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*again)
-        assert len(again) == 8
-        return await circle.done()
-
-    close(run(play()), simulated(graph, rounds)[0])
+    kills, states = run(play())
+    assert kills == 8
+    close(states, simulated(graph, rounds)[0])
 
 
 def test_a_peer_that_dies_is_routed_around_and_is_sent_whole_vectors_when_it_is_back():
     graph, rounds = topology("ring", 5), 40
 
     async def play():
-        circle, ended = circle_of(graph, rounds, silence=2.0), []
-
-        def watch(k, report):
-            if (k, report.round) == (2, 2):  # before anything of its third round has left
-                del circle.up[2]
-                ended.append(circle.tasks.pop(2))
-                raise Left("killed")
-            others = min(len(circle.reports[j]) for j in (0, 1, 3, 4))
-            if ended and others >= 5 and 2 not in circle.up:
-                circle.begin(2)
-
-        circle.watch = watch
-        for k in range(5):
-            circle.begin(k)
-        await asyncio.gather(*(circle.tasks[k] for k in (0, 1, 3, 4)))
-        states = await circle.done()
-        await asyncio.gather(*ended, return_exceptions=True)
-        return circle, states
+        circle = circle_of(graph, rounds, silence=2.0)
+        return circle, await with_death(circle)
 
     circle, states = run(play())
     away = set(range(rounds)) - rounds_of(circle, 2)

@@ -22,7 +22,7 @@ from archipel.engines.network import liveness as liveness
 from archipel.engines.network.grpc import GrpcLink
 from archipel.engines.network.in_process import Circle, meet
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.liveness import Left, Liveness
+from archipel.engines.network.liveness import Liveness
 from archipel.engines.network.party_state import PartyState
 from archipel.engines.network.peers import Report
 from archipel.engines.network.presence import Adjourned
@@ -42,6 +42,7 @@ from archipel.federation.site.part import party_state_at
 from archipel.federation.site.site import signed
 from archipel.graphs import topology
 from archipel.study.file import Study
+from network.clocked import with_death, with_kills
 
 ONE = Plan("one", 1, 1)
 
@@ -170,24 +171,7 @@ def test_a_peer_that_dies_is_routed_around_and_catches_up():
 
     async def play():
         circle = Circle(algorithm, data, model, graph, rounds, silence=2.0)
-        ended = []
-
-        def watch(k, report):
-            if (k, report.round) == (2, 2):  # before anything of its third round has left
-                del circle.up[2]
-                ended.append(circle.tasks.pop(2))
-                raise Left("killed")
-            others = min(len(circle.reports[j]) for j in (0, 1, 3, 4))
-            if ended and others >= 5 and 2 not in circle.up:
-                circle.begin(2)
-
-        circle.watch = watch
-        for k in range(5):
-            circle.begin(k)
-        await asyncio.gather(*(circle.tasks[k] for k in (0, 1, 3, 4)))
-        states = await circle.done()
-        await asyncio.gather(*ended, return_exceptions=True)
-        return circle, states
+        return circle, await with_death(circle)
 
     circle, states = run(play())
     away = set(range(rounds)) - rounds_of(circle, 2)
@@ -287,33 +271,9 @@ def test_peers_that_are_killed_anywhere_end_up_where_they_would_have(seed):
     algorithm, graph, rounds = DSGD(lr=0.1, batch_size=4), topology("complete", 5), 6
     random = np.random.default_rng(seed)
 
-    async def play():
-        circle = Circle(algorithm, data, model, graph, rounds)
-        again = []
-
-        async def restart(k):
-            await circle.end(k)
-            circle.begin(k)
-
-        def fault(k, j, reply):
-            if len(again) < 8 and reply.kind == "vector" and random.random() < 0.2:
-                victim = int(random.choice([k, j]))
-                if victim in circle.up:
-                    del circle.up[victim]
-                    again.append(asyncio.create_task(restart(victim)))
-                if random.random() < 0.5:
-                    raise Cut("the answer is lost")
-
-        circle.fault = fault
-        for k in range(5):
-            circle.begin(k)
-        while any(len(circle.up) < 5 or not circle.up[k].done for k in range(5)):
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*again)
-        assert len(again) == 8
-        return await circle.done()
-
-    states = run(play())
+    circle = Circle(algorithm, data, model, graph, rounds)
+    kills, states = run(with_kills(circle, ("vector",), random, 8, 0.2))
+    assert kills == 8
     close(states, simulated(algorithm, data, model, graph, rounds))
 
 

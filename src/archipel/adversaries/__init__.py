@@ -7,6 +7,7 @@ Who attacks, and from when to when, is `Adversary`; what an attack may do is in 
 from archipel.adversaries.against_krum import AgainstKrum
 from archipel.adversaries.alie import ALIE
 from archipel.adversaries.backdoor import Backdoor, Semantic
+from archipel.adversaries.dissensus import Dissensus
 from archipel.adversaries.free_rider import FreeRider
 from archipel.adversaries.gaussian import Gaussian
 from archipel.adversaries.ipm import IPM
@@ -19,6 +20,7 @@ ATTACKS: dict[str, type] = {
     "against_krum": AgainstKrum,
     "alie": ALIE,
     "backdoor": Backdoor,
+    "dissensus": Dissensus,
     "free_rider": FreeRider,
     "gaussian": Gaussian,
     "ipm": IPM,

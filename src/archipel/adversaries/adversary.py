@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from archipel.data.federation import Federation
 from archipel.errors import ArchipelError
 from archipel.models.model import Model
 from archipel.rng import Ints
+
+if TYPE_CHECKING:
+    from archipel.graphs import Topology
 
 _TESTED = 4000  # points that an attack's success is measured on, at most
 
@@ -56,6 +59,11 @@ class Adversary:
         """Whether they know what the honest parties of a round send."""
         return hasattr(self.attack, "colluding")
 
+    @property
+    def informed(self) -> bool:
+        """The same, also of attacks that are between peers alone."""
+        return self.omniscient or bool(getattr(self.attack, "informed", False))
+
     def who(self, data: Federation, seed: int) -> Ints:
         """Their numbers: as named, or drawn by the seed among those that train."""
         able = data.able
@@ -77,15 +85,18 @@ class Adversary:
             )
         return found
 
-    def in_words(self, data: Federation, seed: int, rounds: int) -> str:
-        """Who attacks, how and when."""
+    def in_words(
+        self, data: Federation, seed: int, rounds: int, graph: Topology | None = None
+    ) -> str:
+        """Who attacks, how and when; in a graph, how many of them an honest peer hears."""
         who = self.who(data, seed)
         named = ", ".join(data.name(int(k)) for k in who[:5]) + (", ..." if len(who) > 5 else "")
         last = min(self.last or rounds, rounds)
-        knows = ", knowing what the honest send" if self.omniscient else ""
+        knows = ", knowing what the honest send" if self.informed else ""
         return (
             f"This run simulates adversaries: {len(who)} of {len(data.able)} parties ({named}) "
             f"attack the model with {self.attack!r} in rounds {self.first} to {last}{knows}."
+            + ("" if graph is None or graph.period != 1 else _worst(graph, who, data))
         )
 
     def poisoned(self, data: Federation, who: Ints, seed: int) -> Federation:
@@ -126,6 +137,18 @@ class Adversary:
         if taken.dim() > 1:
             return float((taken[:, -1] == asked.y[:, -1]).double().mean())
         return float((taken == asked.y).double().mean())
+
+
+def _worst(graph: Topology, who: Ints, data: Federation) -> str:
+    """The honest peer with the largest share of adversaries among its neighbours."""
+    joined = graph.affinity() > 0
+    around = joined.sum(axis=1)
+    lying = joined[:, who].sum(axis=1)
+    honest = np.setdiff1d(np.flatnonzero(around > 0), who)
+    if not len(honest):
+        return ""
+    k = int(honest[np.argmax(lying[honest] / around[honest])])
+    return f" They are {lying[k]} of the {around[k]} neighbours of {data.name(k)}, and no more."
 
 
 def points_of(data: Federation, rows: Any) -> Points:

@@ -3,7 +3,8 @@
 
 An attack is a frozen dataclass. What it knows is what its methods are given: an adversary's own
 points, its own upload with what it was sent, or, of an omniscient one, what the honest parties of
-the round sent. Papers assume the last; between institutions nobody has it.
+the round sent, to the server or to a neighbour. Papers assume the last; between institutions
+nobody has it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from archipel.core import Party
+from archipel.core import Party, Vector
 from archipel.errors import ArchipelError
 from archipel.tree import Tree
 
@@ -50,6 +51,29 @@ class Sends(Protocol):
     def sent(self, me: Party, shared: Tree, upload: Tree, before: Tensor, rate: float) -> Tree: ...
 
 
+class Hears(NamedTuple):
+    """An honest peer that adversaries talk to, and all that is said to it in an exchange."""
+
+    number: int  # of the peer
+    mine: Vector  # [p] its own vector
+    honest: Tensor  # [h, p] those of its honest neighbours
+    weights: Tensor  # [h] W_ij of these
+    theirs: Tensor  # [f, p] those of the adversaries among its neighbours, as honest peers
+    lying: Tensor  # [f] W_ij of these
+    draw: np.random.Generator
+
+
+class Tells(Protocol):
+    """An attack between peers: what each adversary tells one honest peer, and nobody else.
+
+    Without it an attack that has `colluding` tells a peer what that makes of the peer's own vector
+    and its honest neighbours'. With `informed = True` it knows what the honest send.
+    """
+
+    def telling(self, to: Hears) -> Tensor:
+        """`[f, p]`: of each, or `[p]`: the same of all."""
+
+
 class Colludes(Protocol):
     """An omniscient attack: of what honest parties sent, what each of f adversaries sends."""
 
@@ -57,7 +81,7 @@ class Colludes(Protocol):
         """`[h, p], f -> [p]`: the same of all."""
 
 
-Attack = Poisons | Trains | Sends | Colludes
+Attack = Poisons | Trains | Sends | Tells | Colludes
 
 
 def needs_classes(attack: object, points: Points) -> None:

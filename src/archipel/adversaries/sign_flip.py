@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from archipel.adversaries.attack import Hears
 from archipel.core import Party
 from archipel.tree import Tree, tree_map
 
@@ -22,3 +23,6 @@ class SignFlip:
 
     def sent(self, me: Party, shared: Tree, upload: Tree, before: Tensor, rate: float) -> Tree:
         return tree_map(lambda x: -self.scale * x if x.is_floating_point() else x, upload)
+
+    def telling(self, to: Hears) -> Tensor:
+        return -self.scale * to.theirs

@@ -15,7 +15,7 @@ of the round before: y is kept as it was mixed, with the gradient that it counts
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import zeros_like
 
@@ -35,6 +35,8 @@ class GradientTracking:
 
     lr: Rate = 0.1  # eta
     batch_size: int | float | None = 10
+
+    tracks_mean: ClassVar[bool] = True
 
     def init(self, x: Vector) -> Own:
         return Own(x, zeros_like(x), zeros_like(x))

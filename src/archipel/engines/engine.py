@@ -40,6 +40,7 @@ Floats = NDArray[np.float64]
 
 Why = Literal[
     "not needed",
+    "not visited yet",
     "dropped out",
     "too slow",
     "silent",
@@ -54,7 +55,9 @@ Why = Literal[
     "away",
 ]
 # those that were never sent the round's work
-_NOT_REACHED = {"diverged before", "paused", "declined", "spent", "left", "revoked", "away"}
+_NOT_REACHED = {
+    "not visited yet", "diverged before", "paused", "declined", "spent", "left", "revoked", "away",
+}  # fmt: skip
 
 
 class Cause(NamedTuple):

@@ -85,7 +85,8 @@ def read(text: bytes) -> Study:
     if study.topology.file is not None:
         raise ArchipelError(
             f"topology.file = {study.topology.file!r}: a study between institutions brings no "
-            'file; write the edges into it, topology.name = "edges:0-1,1-2,0-2".'
+            "file; write its edges into the study, by the sites' names: "
+            'topology.name = "edges:Ulm-Bonn,Bonn-Cologne*0.5".'
         )
     if study.adversary_object is not None:
         raise ArchipelError(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -35,7 +35,7 @@ TOPOLOGIES = {  # name: how a study writes it
     "alternate": "alternate:SPEC,SPEC,...",
     "changing_regular": "changing_regular:DEGREE",
     "complete": "complete",
-    "edges": "edges:I-J,I-J,... with the parties' numbers, or I-J*WEIGHT",
+    "edges": "edges:I-J,I-J,... with the parties' names or numbers, or I-J*WEIGHT",
     "erdos_renyi": "erdos_renyi:PROBABILITY",
     "exponential": "exponential",
     "hypercube": "hypercube",
@@ -51,8 +51,10 @@ TOPOLOGIES = {  # name: how a study writes it
 }
 
 
-def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
-    """Return the topology that a study names, over n parties.
+def topology(
+    spec: str | Topology, n: int, seed: int = 0, names: Sequence[str] | None = None
+) -> Topology:
+    """Return the topology that a study names, over n parties; edges may have their names.
 
     >>> topology("torus:4x8", 32).neighbours(0)
     [1, 7, 8, 24]
@@ -89,7 +91,8 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
                     )
                 return torus(n, rows)
             case "edges":
-                return of_edges("edges", [*_edges(value)], [str(k) for k in range(n)])
+                known = [str(k) for k in range(n)] if names is None else names
+                return of_edges("edges", [*_edges(value, known)], known)
             case "random_regular":
                 return random_regular(n, int(value), seed)
             case "changing_regular":
@@ -104,9 +107,9 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
                 return erdos_renyi(n, float(value), seed)
             case "local_steps":
                 every, _, then = value.partition(":")
-                return local_steps(int(every), topology(then, n, seed))
+                return local_steps(int(every), topology(then, n, seed, names))
             case "alternate":
-                return alternate([topology(part, n, seed) for part in value.split(",")])
+                return alternate([topology(part, n, seed, names) for part in value.split(",")])
             case _ if not value:
                 return plain[name](n)
     except ArchipelError:
@@ -116,15 +119,24 @@ def topology(spec: str | Topology, n: int, seed: int = 0) -> Topology:
     raise ArchipelError(f"topology '{spec}' is not understood: write {TOPOLOGIES[name]}.")
 
 
-def _edges(value: str) -> Iterator[Edge]:
-    """Edges as a study writes them, 0-1,1-2*0.5."""
+def _edges(value: str, names: Sequence[str]) -> Iterator[Edge]:
+    """Edges as a study writes them, 0-1,1-2*0.5, between parties of these names or numbers."""
+    known = {*names, *map(str, range(len(names)))}
     for row, text in enumerate(value.split(","), 1):
-        pair, _, weight = text.partition("*")
-        i, j = (str(int(end)) for end in pair.split("-"))
+        pair, _, weight = text.strip().partition("*")
         found = float(weight or 1)
         if not 0 < found < inf:
             raise ValueError
-        yield Edge(row, (i, j), found)
+        yield Edge(row, _ends(pair, known), found)
+
+
+def _ends(pair: str, known: Set[str]) -> tuple[str, str]:
+    """Both ends of an edge; a name may have a - in it, where there is one way to read it."""
+    places = [k for k, sign in enumerate(pair) if sign == "-"]
+    cuts = [(pair[:k].strip(), pair[k + 1 :].strip()) for k in places]
+    good = [cut for cut in cuts if known >= {*cut}] or cuts
+    (ends,) = good
+    return ends
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,7 @@ class Described:
         if self.file is not None:
             graph = of_edges(self.file.name, read(self.file), parties)
         else:
-            graph = topology(str(self.name), len(parties), seed)
+            graph = topology(str(self.name), len(parties), seed, parties)
         if self.weights != "metropolis":
             graph = graph.weighed(self.weights)
         return replace(graph, learned=self.learned)

@@ -36,6 +36,7 @@ CAUSES = {  # why a party is missing: mark and colour
     "paused": ("-", NEW),
     "left": ("-", AXIS),
     "not needed": ("o", AXIS),
+    "not visited yet": ("o", AXIS),
 }
 OTHER = ("?", BAD)
 _HERE, _UNUSED, _UNASKED = ("▇", TOGETHER), ("▁", TOGETHER), ("·", AXIS)

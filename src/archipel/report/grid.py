@@ -31,6 +31,7 @@ _CAUSES = {
     "too slow": PINK,
     "diverged": INK,
     "not needed": RULE,
+    "not visited yet": RULE,
 }
 _STEPS = (  # share missing: over, up to
     ("nobody missing", -1.0, 0.0, SKY, 1.0),

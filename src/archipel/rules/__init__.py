@@ -3,11 +3,14 @@
 
 A rule makes rows of the uploads' rows, and the server's mean is over those: one row for a median,
 some for Krum, as many as before for nearest-neighbour mixing, after which another rule may come.
+Those that say `between_peers` are also rules of peers (`aggregation/mixing.py`); with `mixed`, of
+peers alone.
 """
 
 from archipel.rules.bucketing import Bucketing
 from archipel.rules.bulyan import Bulyan
 from archipel.rules.centred_clipping import CentredClipping
+from archipel.rules.clipped_gossip import ClippedGossip, FixedClippedGossip
 from archipel.rules.fltrust import FLTrust
 from archipel.rules.geometric_median import GeometricMedian
 from archipel.rules.krum import Krum, MultiKrum
@@ -20,6 +23,8 @@ RULES: dict[str, type] = {
     "bucketing": Bucketing,
     "bulyan": Bulyan,
     "centred_clipping": CentredClipping,
+    "clipped_gossip": ClippedGossip,
+    "fixed_clipped_gossip": FixedClippedGossip,
     "fltrust": FLTrust,
     "geometric_median": GeometricMedian,
     "krum": Krum,

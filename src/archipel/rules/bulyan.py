@@ -7,6 +7,7 @@ Departures: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Bulyan:
     """Krum chooses m - 2f uploads one by one; of those, the numbers nearest to the median."""
 
     f: int | float  # parties that may lie, or their share
+
+    between_peers: ClassVar[bool] = True
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

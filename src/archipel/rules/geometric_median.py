@@ -11,6 +11,7 @@ distances to half of the others, not the mean, which a single upload can move an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class GeometricMedian(Weighing):
 
     steps: int = 100  # R, at most
     smoothing: float = 1e-6  # nu: distances below it count as this
+
+    between_peers: ClassVar[bool] = True
 
     def weights(self, x: Tensor) -> Tensor:
         """`[m, p] -> [1, m]`."""

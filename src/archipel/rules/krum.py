@@ -8,6 +8,7 @@ have different numbers of examples: those numbers are the parties' own word.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Krum(Weighing):
 
     f: int | float  # parties that may lie, or their share
     keep: int = 1  # m: uploads that are averaged; 1 is Krum itself
+
+    between_peers: ClassVar[bool] = True
 
     def weights(self, x: Tensor) -> Tensor:
         """`[m, p] -> [keep, m]`."""
@@ -36,6 +39,8 @@ class MultiKrum(Weighing):
     """The mean of the m - f uploads that agree most."""
 
     f: int | float  # parties that may lie, or their share
+
+    between_peers: ClassVar[bool] = True
 
     def weights(self, x: Tensor) -> Tensor:
         """`[m, p] -> [m - f, m]`."""

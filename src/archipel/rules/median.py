@@ -8,6 +8,7 @@ Departures: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from archipel.rules.rows import by_columns, made
 @dataclass(frozen=True)
 class Median:
     """Right while fewer than half of the uploads lie, in every coordinate by itself."""
+
+    between_peers: ClassVar[bool] = True
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

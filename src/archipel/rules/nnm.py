@@ -8,6 +8,7 @@ Departures: an upload that is not finite has no neighbours and is left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ class NNM(Weighing):
     """Each upload becomes the mean of the m - f nearest to it, itself among them."""
 
     f: int | float  # parties that may lie, or their share
+
+    between_peers: ClassVar[bool] = True
 
     def weights(self, x: Tensor) -> Tensor:
         """`[m, p] -> [m', m]`."""

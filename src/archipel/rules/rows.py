@@ -22,6 +22,17 @@ _SORTED = 1 << 19  # numbers that are sorted at a time: they stay in the cache
 _MULTIPLIED = 1 << 21  # numbers of a block of a matrix product
 
 
+class TooFew(ArchipelError):
+    """Fewer rows than a rule can tell apart."""
+
+    def __init__(self, rule: object, what: str, least: int, m: int) -> None:
+        super().__init__(
+            f"round.rule: {type(rule).__name__} with {what} needs {least} uploads and has {m}: "
+            "sample more parties, or let fewer of them lie."
+        )
+        self.needs = f"round.rule: {type(rule).__name__} with {what} needs {least} vectors"
+
+
 class Made:
     """What a rule makes of uploads: rows of no party, each of which counts the same.
 
@@ -207,10 +218,7 @@ def weighed(weights: Tensor, x: Tensor) -> Tensor:
 def at_least(rule: object, what: str, m: int, least: int) -> None:
     """Refuse a rule for fewer uploads than it can tell apart."""
     if m < least:
-        raise ArchipelError(
-            f"round.rule: {type(rule).__name__} with {what} needs {least} uploads and has {m}: "
-            "sample more parties, or let fewer of them lie."
-        )
+        raise TooFew(rule, what, least, m)
 
 
 def liars(rule: object, f: int | float, m: int) -> int:

@@ -8,6 +8,7 @@ Departures: `f` may be a number of parties as well as the paper's share beta.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,8 @@ class TrimmedMean:
     """The mean without the f largest and the f smallest numbers of each coordinate."""
 
     f: int | float  # beta: parties that may lie, or their share
+
+    between_peers: ClassVar[bool] = True
 
     def __call__(self, uploads: Uploads) -> Uploads:
         return made(uploads, self.rows)

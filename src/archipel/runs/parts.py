@@ -93,11 +93,12 @@ def build_topology(
     """Return the topology itself, or the one of that name over the training parties."""
     if topology is None or isinstance(topology, Topology):
         return topology
+    names = [fed.name(k) for k in range(fed.training)]
     if isinstance(topology, Described):
-        return topology.over([fed.name(k) for k in range(fed.training)], seed)
+        return topology.over(names, seed)
     if not isinstance(topology, str):
         raise ArchipelError(f"topology = {topology!r}: give a name such as 'ring'.")
-    return topology_of(topology, fed.training, seed)
+    return topology_of(topology, fed.training, seed, names)
 
 
 def check_learned(learned: bool, algorithm: object, graph: str | None = None) -> None:

@@ -103,7 +103,7 @@ class Record:
             wanted=run.target,
             attacked=""
             if run.adversary is None
-            else run.adversary.in_words(run.data, run.seed, run.rounds),
+            else run.adversary.in_words(run.data, run.seed, run.rounds, run.topology),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from archipel.scorecard.clock import on_devices, simulated_of
 from archipel.tree import leaves
 
 SPARE = "not needed"  # the cause of those asked in excess
+_UNASKED = {SPARE, "not visited yet"}  # who was not asked is not absent
 
 
 def scorecard(run: Run) -> Scorecard:
@@ -214,7 +215,7 @@ def _longest_absence(run: Run) -> tuple[int, str | None]:
     streak = np.zeros(run.data.parties, np.int64)
     longest, who = 0, None
     for cohort in run.participation:
-        missing = [k for k, cause in cohort.missing.items() if cause.why != SPARE]
+        missing = [k for k, cause in cohort.missing.items() if cause.why not in _UNASKED]
         before = streak[missing] + 1
         streak[cohort.sampled] = 0
         streak[missing] = before
@@ -349,7 +350,10 @@ def _on_wire(wire: OnWire, peer: bool) -> Iterator[str]:
         yield f"what parties are sent passes {', then '.join(wire.down)}"
     if wire.rule:
         of = "sums of groups" if wire.sum else "uploads"
-        yield f"{wire.rule} says what the server takes of the {of}"
+        whose = (
+            "a peer takes of its neighbours' vectors" if peer else f"the server takes of the {of}"
+        )
+        yield f"{wire.rule} says what {whose}"
     if wire.sum:
         yield f"sums are made by {wire.sum}"
 

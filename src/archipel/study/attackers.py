@@ -12,7 +12,7 @@ from archipel.errors import ArchipelError, unknown
 from archipel.study import fields, plugins
 from archipel.study.sections import Attackers, keys
 
-_NEEDS = ("poisoned", "door", "sent", "colluding")  # an attack has one of these
+_NEEDS = ("poisoned", "door", "sent", "telling", "colluding")  # an attack has one of these
 
 
 def adversary_of(section: Attackers, base: Path) -> Adversary | None:

@@ -118,7 +118,9 @@ class Wire:
             return [Chain.fitted(steps, form, me.sender(i), spec) for i, form in enumerate(forms)]
 
         if boxes.peer:
-            self._check_peers(boxes)
+            self._check_peers(boxes, anatomy, bool(me.changes))
+            if not self.up:
+                return around, anatomy._replace(wire=self._named)
             with _naming("wire.up"):
                 mixed = list[Chain | Changes]()
                 for number, chain in enumerate(chains(self.up, anatomy.mixed)):
@@ -142,6 +144,7 @@ class Wire:
                     check_model(chain, me.sender(number), keeps=False)
             layers.append(lambda inner: Wired(inner, up, down, me.seed))
         if self.rule is not None:
+            _check_server_rule(self.rule, boxes)
             rule, count = self.rule, len(anatomy.messages)
             layers.append(lambda inner: Ruled(inner, rule, count))
         if self.sum is not None:
@@ -184,19 +187,39 @@ class Wire:
         rule, how = ("" if each is None else repr(each) for each in (self.rule, self.sum))
         return OnWire(tuple(map(repr, self.up)), tuple(map(repr, self.down)), rule, how)
 
-    def _check_peers(self, boxes: Boxes) -> None:
-        """Refuse what a server alone could do."""
+    def _check_peers(self, boxes: Boxes, anatomy: Anatomy, copies: bool) -> None:
+        """Refuse what a server alone could do; `copies` is whether neighbours hold some."""
         if self.sum is not None:
             raise ArchipelError(
                 f"wire.sum = {type(self.sum).__name__}: a peer of {boxes.name} weighs what each "
                 "neighbour tells it once, and nobody looks into a sum only where all agree in "
                 "several messages who is in it: take an algorithm with a server, or leave it out."
             )
-        for key, value in (("round.rule", self.rule), ("wire.down", self.down)):
-            if value:
-                raise ArchipelError(
-                    f"{key}: {boxes.name} has no server, which alone needs it: leave it out."
-                )
+        if self.down:
+            raise ArchipelError(
+                f"wire.down: {boxes.name} has no server, which alone needs it: leave it out."
+            )
+        if self.rule is not None and not anatomy.mixed:
+            raise ArchipelError(
+                f"round.rule: parties of {boxes.name} mix with nobody: leave it out."
+            )
+        if self.rule is not None and self.up and copies:
+            raise ArchipelError(
+                f"round.rule, wire.up: neighbours of {boxes.name} add codes to copies of each "
+                "other's vectors, and a rule for what comes of that is not in this version; leave "
+                "one of the two out, or take dsgd."
+            )
+
+
+def _check_server_rule(rule: Any, boxes: Boxes) -> None:
+    """Refuse what peers alone could do."""
+    for each in getattr(rule, "rules", (rule,)):
+        if not callable(each):
+            raise ArchipelError(
+                f"round.rule: {type(each).__name__} is for peers, who have a vector of their own "
+                f"to clip around, and {boxes.name} has a server: take centred_clipping or "
+                "trimmed_mean."
+            )
 
 
 def check_model(chain: Chain, me: Sender, keeps: bool = True) -> None:

@@ -17,6 +17,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from archipel.adversaries.adversary import Adversary
+from archipel.aggregation.mixing import mixing_rule
 from archipel.aggregation.summation import Summed
 from archipel.core import Algorithm, Vector
 from archipel.data.federation import Federation
@@ -132,7 +133,7 @@ class LocalEngine:
             check_stepping(algorithm, self._wire)
         self._protocols, self._watched = protocols, watched
         self.peer = bare.peer
-        self._attacked = Attacked.of(adversary, data, seed, bare, self._wire, privacy)
+        self._attacked = Attacked.of(adversary, data, seed, bare, self._wire, privacy, topology)
         if topology is not None and not self.peer:
             raise ArchipelError(
                 f"topology '{topology.name}': {type(algorithm).__name__} has a server and mixes "
@@ -145,6 +146,7 @@ class LocalEngine:
             )
         self._swept, count = check_sweep(algorithm, sweep)
         check_clock(bare, topology, sweep, self._wire)
+        self._rule = mixing_rule(self._wire.rule, bare, topology) if self.peer else None
         if pools is not None and bare.clock != "rounds":
             raise ArchipelError(
                 f'engine = "ray": parties of {bare.name} have their turns one after the other, on '
@@ -174,6 +176,7 @@ class LocalEngine:
         if bare.clock != "rounds" and topology is not None and topology.period == 1:
             self._edges = int(np.diff(topology.affinity(0).indptr).max(initial=0))
         self._eligible = data.able
+        self._counted = np.setdiff1d(self._eligible, self._attacked.uncounted)
         self._cohort = len(self._eligible) if cohort is None else cohort
         self.protection: Protection | None = None
         if privacy is not None:
@@ -183,6 +186,7 @@ class LocalEngine:
             setting = Setting(data, model, seed, *who, separation=separation)
             self.protection = protection(privacy, bare, setting, self._wire, simulated(seed))
         around, self.anatomy = self._fitted(self._protected(bare), draws)
+        self._attacked.check(self.anatomy, bare.name)
         self._settings = Settings(
             algorithm,
             self._swept,
@@ -218,6 +222,7 @@ class LocalEngine:
             {} if self.protection is None else self.protection.rows,
             self._attacked,
             self._edges,
+            self._rule,
         )
         board = max([model.p, *self._mixed]) if self.peer and topology is not None else 0
         self._memory = Memory(self._job, board)
@@ -493,8 +498,11 @@ class LocalEngine:
         return mean if setting is None else mean[setting]
 
     def own_models(self, parties: Sequence[int] | Ints | None = None) -> Tensor:
-        """The own models of peers, a row each: of all that have training points, or of these."""
-        return first(self.own_states(self._eligible if parties is None else parties))
+        """The own models of peers, a row each: of all that have training points, or of these.
+
+        Those of adversaries are not among all.
+        """
+        return first(self.own_states(self._counted if parties is None else parties))
 
     def own_states(self, parties: Sequence[int] | Ints) -> Tree:
         """The own states of these parties, a row each."""
@@ -531,7 +539,7 @@ class LocalEngine:
         if not len(model.running):
             return model.buffers
         if self.peer:
-            own = statistics.statistics_of(self.own_states(self._eligible))
+            own = statistics.statistics_of(self.own_states(self._counted))
             return None if own is None else model.buffers_with(own.mean(dim=0))
         shared = statistics.statistics_of(self.shared)
         return model.buffers if shared is None else model.buffers_with(shared)
@@ -580,7 +588,8 @@ class LocalEngine:
             count = self.data.training if training is None else training
             common = buffers is not None
             parts = (self.pool, self._job, self._memory)
-            return evaluate(*parts, split, own, count, server, common, who)
+            without = self._attacked.uncounted if own else ()
+            return evaluate(*parts, split, own, count, server, common, who, without)
 
     def graph(self) -> Topology | None:
         """Who talks to whom, as it is now where that is learned; None where nobody does."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -47,16 +48,21 @@ def evaluate(
     server: personal.Server | None = None,
     common: bool = True,
     who: Some | None = None,
+    without: Sequence[int] | Ints = (),
 ) -> Evaluation:
     """Score the vector in `memory`, or with `own` each party's model, at every party or at `who`.
 
     The first `training` parties are pooled as such, the rest as new ones. A `server` helps parties
     that make models of their own. `common` has every party use the buffers in `memory` with the
     vector, and not those that it keeps. Folds of a party are scored together, where its first is.
+    Nobody of `without` is scored.
     """
     data, loss, chosen = job.data, job.model.loss_function, job.model.metrics
     unit = data.features.target
     ids = np.arange(data.parties) if who is None else who.parties
+    if len(without):
+        ids = ids[~np.isin(ids, without)]
+        who = None if who is None else who._replace(parties=ids)
     sizes = (data.n if split == "train" else data.n_test).numpy()[ids]
     do = "own outputs" if own or (job.own_statistics and not common) else "outputs"
     scored: list[dict[str, Tensor]] = []
@@ -64,7 +70,7 @@ def evaluate(
     costs = None if server is None else personal.Costs(ids)
     means = chosen is None or not {*chosen.names} - {*metrics.MEANS}
     keep = not means or memory.outputs[0].numel() <= 2 or sizes.sum() <= job.chunk
-    first = heads(data) if who is None else np.arange(len(ids))
+    first = np.flatnonzero(np.isin(ids, heads(data))) if who is None else np.arange(len(ids))
     for lo, hi in _chunks(sizes, job.chunk, first):
         ends, some = np.cumsum(sizes[lo:hi]), ids[lo:hi]
         if server is None or costs is None:
@@ -115,6 +121,8 @@ def evaluate(
     groups = slice(0, trained), slice(trained, len(ids))
     seen, new = (pooled(group) for group in groups)
     if who is None:
+        if len(without):
+            parties = {name: _spread(x, ids, data.parties) for name, x in parties.items()}
         return Evaluation(parties, seen, new, costs)
     sure = [interval(*each) for each in zip(groups, who.of, (seen, new), strict=True)]
     return Evaluation(parties, seen, new, costs, who=who, intervals=sure[0], new_intervals=sure[1])

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.aggregation.mixing import MixingRule, mixed
 from archipel.aggregation.others import Simulated
 from archipel.core import Vector
 from archipel.data.federation import Federation, Held
@@ -78,6 +79,7 @@ class Job:
     rows: Mapping[int, int]  # of correlated noise, which a party uses in a round; empty: none
     attacked: Attacked  # by parties that run in blocks of their own
     edges: int  # of a party, at most, in a graph that stays
+    rule: MixingRule | None = None  # of peers, in place of W's mean
 
     def lead(self, parties: int) -> tuple[int, ...]:
         return (parties,) if self.sweep is None else (self.sweep, parties)
@@ -310,6 +312,7 @@ class Share:
         absent = np.setdiff1d(np.arange(self._job.data.training), present)
         weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
         dtype = self._job.model.dtype
+        heard = self._heard(me, present, weights)
         sparse = weights.nnz * 8 < len(me.ids) * len(present)
         wanted = present[np.unique(weights.indices)] if sparse else present
         if sparse:
@@ -330,12 +333,51 @@ class Share:
             self._call(board[..., : x.shape[-1]], me.ids, wanted)
             others = board if np.array_equal(present, np.arange(len(board))) else board[present]
             others = others[..., : x.shape[-1]]
+            if heard is not None:
+                out = heard(others, self._mixes)
+                return out if self._job.sweep is None else out.transpose(0, 1)
             flat = others.reshape(len(present), -1)
             out = torch.from_numpy(product(weights, flat.numpy())) if sparse else weights @ flat
             out = out.view(len(me.ids), *others.shape[1:])
             return out if self._job.sweep is None else out.transpose(0, 1)
 
         return mixing
+
+    def _heard(
+        self, me: LocalParty, present: Ints, weights: Any
+    ) -> Callable[[Tensor, int], Tensor] | None:
+        """What parties make of their neighbours' vectors one by one; None where W says it all.
+
+        So it is where a rule does, or where adversaries tell different neighbours different things.
+        """
+        job, t = self._job, me.round
+        lies, at = job.attacked.lies(t), {k: place for place, k in enumerate(present.tolist())}
+        if job.rule is None and not lies:
+            return None
+
+        def one(i: int, others: Tensor, number: int) -> Tensor:
+            part = slice(weights.indptr[i], weights.indptr[i + 1])
+            k, places, W = int(me.ids[i]), weights.indices[part], weights.data[part]
+            near = (present[places] != k) & (W > 0)
+            around, w = places[near], torch.from_numpy(W[near])
+            x = others[[at[k], *around.tolist()]]
+            theirs = x[1:]
+            if lies:
+                theirs = job.attacked.heard(k, present[around], x, w, (job.seed, t, number))
+            if job.rule is not None:
+                return mixed(job.rule, x[0], theirs, w)
+            return x[0] * (1 - float(w.sum())) + w.to(x.dtype) @ theirs
+
+        def heard(others: Tensor, number: int) -> Tensor:
+            lines = others.reshape(len(present), -1, others.shape[-1]).unbind(
+                1
+            )  # settings of a sweep
+            rows = [[one(i, x, number) for x in lines] for i in range(len(me.ids))]
+            if not rows:
+                return others[:0]
+            return torch.stack([torch.stack(row) for row in rows]).view(-1, *others.shape[1:])
+
+        return heard
 
     # -- states of the parties ---------------------------------------------------------------------
 

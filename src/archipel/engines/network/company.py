@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.core import Near
+from archipel.engines.network.letters import Letter
+from archipel.engines.network.liveness import At, Liveness, Words
+from archipel.engines.network.party_state import PartyState
 from archipel.errors import ArchipelError
 from archipel.exchange.neighbours import mean_of
 from archipel.graphs import Topology
@@ -79,6 +83,39 @@ class Company:
     @property
     def woke(self) -> Tensor:
         return torch.full((1,), float(self.wakes), dtype=self.degree.dtype)
+
+
+class Turns:
+    """A peer's turns by a clock of its own: where it is, and what it says of that."""
+
+    says: ClassVar[str]  # that it does
+
+    def __init__(
+        self, state: PartyState, liveness: Liveness, words: Words, keep: Callable[[], None]
+    ) -> None:
+        """`keep` writes this and the peer's state to the disk, at once."""
+        self._state, self.party = state, state.party
+        self.liveness, self.words, self._keep = liveness, words, keep
+        self.at: At = (0, 0)
+        self.missing: dict[int, str] = {}
+        self.up = self.down = 0
+
+    def begin(self, t: int) -> None:
+        self.at = (t, 0)
+        self.missing, self.up, self.down = {}, 0, 0
+
+    def after(self, t: int) -> int:
+        """Rounds that are done after turn t."""
+        return t + 1
+
+    def told(self, j: int) -> Letter:
+        return self.words.beat(self.at, self.says)
+
+    def last(self, j: int, at: At) -> Letter | None:
+        return None
+
+    def end(self, own: Tree) -> Tree:
+        return own
 
 
 def near_of(

@@ -25,6 +25,7 @@ At = tuple[int, int]  # an exchange: its round, and its number in the round
 
 SILENCE = 60.0  # seconds without a sign of life after which a peer counts as away
 LIMIT = 3600.0  # seconds that a peer waits for another in a study without a deadline
+_LOOK = 1.0  # seconds between two looks at whether a pause is over
 _MOST = 1 << 16  # exchanges in a round
 _WORDS = 80  # characters of what a peer says that it does
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
@@ -133,6 +134,11 @@ class Liveness:
                 await self._moved.wait()
         if self.left:
             raise Left("the peer leaves.")
+
+    async def unpaused(self) -> None:
+        """Wait until this peer's own pause is over."""
+        while self.paused():
+            await self.moved(min(self.every, _LOOK))
 
     async def beat(
         self, around: Callable[[], Iterable[int]], told: Callable[[int], Letter]

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from archipel import rng
 from archipel.core import Near
-from archipel.engines.network.company import Company, Pace, near_of
+from archipel.engines.network.company import Company, Pace, Turns, near_of
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Left, Liveness, Over, Words, why_not
 from archipel.engines.network.party_state import PartyState
@@ -77,11 +77,11 @@ class Asked:
     task: asyncio.Task[None] | None = None
 
 
-class Meeting:
+class Meeting(Turns):
     """A peer's meetings: those it asks for, and those it is asked for."""
 
     kinds = ("meet", "met")
-    doing = "meets"
+    says = "meets"
 
     def __init__(
         self,
@@ -92,12 +92,8 @@ class Meeting:
         keep: Callable[[], None],
         pace: Pace,
     ) -> None:
-        """`keep` writes this and the peer's state to the disk, at once."""
-        self._state, self.party, self._topology = state, state.party, topology
-        self.liveness, self.words, self._keep, self.pace = liveness, words, keep, pace
-        self.at: At = (0, 0)
-        self.missing: dict[int, str] = {}
-        self.up = self.down = 0
+        super().__init__(state, liveness, words, keep)
+        self._topology, self.pace = topology, pace
         self._form = state.anatomy.swapped
         row = topology.affinity()[[self.party]]
         order = sorted(zip(row.indices.tolist(), row.data.tolist(), strict=True))
@@ -117,23 +113,6 @@ class Meeting:
 
     def around(self) -> Sequence[int]:
         return sorted(j for j in self._all if j in self.liveness.of)
-
-    def begin(self, t: int) -> None:
-        self.at = (t, 0)
-        self.missing, self.up, self.down = {}, 0, 0
-
-    def after(self, t: int) -> int:
-        """Rounds that are done after turn t."""
-        return t + 1
-
-    def told(self, j: int) -> Letter:
-        return self.words.beat(self.at, "meets")
-
-    def last(self, j: int, at: At) -> Letter | None:
-        return None
-
-    def end(self, own: Tree) -> Tree:
-        return own
 
     def under_way(self) -> list[asyncio.Task[None]]:
         """What ends with the peer."""

@@ -99,6 +99,7 @@ class PartyState:
         self._test = Test.of(self.data, party, model)
         self._cohort, self._private = parties or _COHORT, private
         self._parties, self._edges = parties, edges
+        self.rule = None if wire is None else wire.rule
         at = (algorithm, self.data, model, party)
         several = min(self._cohort, 8)
         self.protection: Protection | None = None

@@ -29,6 +29,8 @@ What was exchanged is on the disk before it is told, so a peer may be killed at 
 is left, as in every such protocol: a lower end that answers and is then cut off, alive, for longer
 than `silence` before its answer arrives has counted an edge that the higher end drops. One that was
 killed in that exchange asks about it.
+
+One file, since both ends of an edge decide its fate by the same states.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from archipel.aggregation.mixing import MixingRule, of_neighbours
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
 from archipel.engines.network.copies import Copies, Unheld
@@ -71,8 +74,10 @@ class Rounds:
         words: Words,
         store: Store,
         coding: Coding | None = None,
+        rule: MixingRule | None = None,
     ) -> None:
         self.party, self.graph = party, Place(topology, party, liveness.of)
+        self._rule = rule
         self.liveness, self.words, self._store = liveness, words, store
         self._coding = coding or Coding()
         self._copies = Copies(party, words, self._coding)
@@ -131,7 +136,7 @@ class Rounds:
     async def mix(self, x: Vector, coded: Coded | None = None) -> Vector:
         """sum_j W_ij x_j over the neighbours that exchange with this peer, and itself.
 
-        `coded` is how x travels, where a wire has steps.
+        A rule of the study stands for the sum. `coded` is how x travels, where a wire has steps.
         """
         (t, number), weights = self.at, self.graph.row(self.at[0])
         found, sent = self._mixed.get(self.at), self._coding.sent(x, coded)
@@ -151,10 +156,7 @@ class Rounds:
             self.down += sum(exchange.came.get(j, {False: nbytes(tuple(sent))}).values())
         self.at, self.open = (t, number + 1), None
         self.liveness.ring()
-        mixed = x * (1 - sum(weights[j] for j in got))
-        for j in sorted(got):
-            mixed = mixed + weights[j] * got[j]
-        return mixed
+        return of_neighbours(self._rule, x, got, weights)
 
     async def _exchange(self, exchange: Exchange) -> dict[int, Tensor | None]:
         t = self.at[0]
@@ -282,9 +284,7 @@ class Rounds:
                 pause = min(2 * pause, 1.0)
                 continue
             except ArchipelError as no:
-                exchange.refused[i] = why_not(no)
-                liveness.of[i].away = True  # until it is heard of again
-                liveness.ring()
+                self._refuse(exchange, i, no)
                 await asyncio.sleep(pause)
                 continue
             liveness.note(i, answer)
@@ -294,6 +294,12 @@ class Rounds:
                 self._count(exchange, i, theirs)
             elif liveness.of[i].at > exchange.at:
                 self._went_on(exchange, i)
+
+    def _refuse(self, exchange: Exchange, j: int, no: ArchipelError) -> None:
+        """What peer j sent is no vector: wait for it no longer than for one that is away."""
+        exchange.refused[j] = why_not(no)
+        self.liveness.of[j].away = True  # until it is heard of again
+        self.liveness.ring()
 
     async def _ask_last(self, exchange: Exchange, i: int) -> None:
         """Have the lower end say, past the deadline, whether the edge counts; if not, drop it."""
@@ -343,6 +349,9 @@ class Rounds:
                     theirs = self._copies.read(j, letter, exchange)
                 except Unheld:
                     return Letter("beat", {**self.told(j).fields, "whole": True})
+                except Refused as no:
+                    self._refuse(exchange, j, no)
+                    raise
                 reply = self._copies.answer(exchange, j, letter.fields.get("holds"))
                 # asked again, after a restart of either end, the whole vector fits any copy
                 sent = exchange.sent if exchange.base is None else [exchange.x]

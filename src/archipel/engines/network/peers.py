@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from archipel.aggregation.mixing import mixing_rule
 from archipel.core import Vector
 from archipel.engines.network.coding import Coding
 from archipel.engines.network.company import PAUSE, Pace
@@ -44,7 +45,7 @@ class Report(NamedTuple):
     gradients: int
     up: int  # bytes of vectors
     down: int
-    edges: dict[int, float] | None = None  # its own, with their weights, where they are learned
+    edges: dict[int, float] | None = None  # its own, with their weights: as learned, or given
 
 
 Clocked = Waking | Meeting | Walking  # by clocks of their own
@@ -77,7 +78,7 @@ class Peer:
         two turns of a peer with a clock of its own, on average.
         """
         self.party_state, self.words, self._store, self._report = party_state, words, store, report
-        self._every, self._counts = evaluate_every, counts
+        self._every, self._counts, self._topology = evaluate_every, counts, topology
         self._told: Report | None = None  # the last
         self._grown = 0, 0  # gradients when they were last asked for, and how often they had grown
         self.liveness = Liveness(links, silence, deadline, paused)
@@ -86,6 +87,11 @@ class Peer:
             raise ArchipelError(
                 f"topology.asynchronous = true: {party_state.boxes.name} adds up changes of copies "
                 "in rounds that all have in common; leave it out, or wire.up."
+            )
+        if asynchronous and party_state.rule is not None:
+            raise ArchipelError(
+                f"topology.asynchronous = true: {party_state.rule!r} is a rule over all neighbours "
+                "of a peer, which then averages with one at a time; leave one of the two out."
             )
         self.mixing = self._mixing(topology, asynchronous, pause)
         kept = store.kept()
@@ -116,7 +122,8 @@ class Peer:
         if asynchronous:
             seed, coding = state.seed, self._coding
             return Gossip(party, topology, liveness, words, self._keep, seed, coding)
-        return Rounds(party, topology, liveness, words, self._store, self._coding)
+        rule = mixing_rule(state.rule, state.boxes, topology)
+        return Rounds(party, topology, liveness, words, self._store, self._coding, rule)
 
     @property
     def done(self) -> bool:
@@ -197,6 +204,7 @@ class Peer:
         until = liveness.clock() + liveness.limit + liveness.silence  # whatever they say
         unaware = dict.fromkeys(self.mixing.around(), 0)  # how often they were told in vain
         while True:
+            unaware = {j: tries for j, tries in unaware.items() if not liveness.of[j].gone}
             asked = list(unaware)
             heard = await asyncio.gather(*(liveness.tell(j, self.told(j)) for j in asked))
             for j, yes in zip(asked, heard, strict=True):
@@ -238,8 +246,9 @@ class Peer:
         await self._tell(*told)
 
     async def _turn(self, mixing: Clocked) -> None:
-        """One turn by this peer's own clock."""
+        """One turn by this peer's own clock, which stands still in a pause."""
         t = self.round
+        await self.liveness.unpaused()
 
         def commit(own: Own) -> None:
             self.party_state.own, self.round = own, mixing.after(t)
@@ -265,17 +274,28 @@ class Peer:
         t, metrics = self.round, None
         if t % self._every == 0 or self.done:
             metrics = await asyncio.to_thread(self.party_state.told, self.party_state.mine(), t)
-        edges = None
-        if metrics is not None and isinstance(self.mixing, Waking):
-            edges = self.mixing.learnt()
+        learnt = self._learnt
+        edges = None if metrics is None else self._given if learnt is None else learnt
         self._told = Report(t, metrics, missing, gradients, up, down, edges)
         self._report(self._told)
 
     def _tell_edges(self) -> None:
         """Report the last round once more where others changed an edge after it."""
-        edges = self.mixing.learnt() if isinstance(self.mixing, Waking) else None
-        if self._told is not None and edges != self._told.edges:
+        edges = self._learnt
+        if self._told is not None and edges is not None and edges != self._told.edges:
             self._report(self._told._replace(edges=edges))
+
+    @property
+    def _learnt(self) -> dict[int, float] | None:
+        return self.mixing.learnt() if isinstance(self.mixing, Waking) else None
+
+    @property
+    def _given(self) -> dict[int, float] | None:
+        """Its edges in the graph that the study says, as of the last round; None without one."""
+        if self._topology is None:
+            return None
+        row = self._topology.affinity(self.round - 1)[[self.party_state.party]]
+        return dict(zip(row.indices.tolist(), row.data.tolist(), strict=True))
 
     def _mix(self) -> Callable[..., Vector]:
         """`me.mix`, which the algorithm calls in its own thread."""

@@ -38,7 +38,7 @@ from torch import Tensor
 from archipel import rng
 from archipel.core import Near
 from archipel.engines.network.bounds import LARGEST, tame
-from archipel.engines.network.company import Company, Pace, near_of
+from archipel.engines.network.company import Company, Pace, Turns, near_of
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Left, Liveness, Words, why_not
 from archipel.engines.network.party_state import PartyState
@@ -69,11 +69,11 @@ class Edge(NamedTuple):
     version: int  # how often it changed
 
 
-class Waking:
+class Waking(Turns):
     """A peer's wake-ups, and what it tells."""
 
     kinds = ("news", "copy", "asks", "edge")
-    doing = "trains"
+    says = "wakes"
 
     def __init__(
         self,
@@ -84,12 +84,8 @@ class Waking:
         keep: Callable[[], None],
         pace: Pace,
     ) -> None:
-        """`keep` writes this and the peer's state to the disk, at once."""
-        self._state, self._boxes, self.party = state, state.boxes, state.party
-        self.liveness, self.words, self._keep, self.pace = liveness, words, keep, pace
-        self.at: At = (0, 0)
-        self.missing: dict[int, str] = {}
-        self.up = self.down = 0
+        super().__init__(state, liveness, words, keep)
+        self._boxes, self.pace = state.boxes, pace
         self.version = 0  # of what this peer tells
         self._first = self._boxes.told(state.own.state)  # what everybody tells before the first
         self._form = self._boxes.said(state.own.state)
@@ -138,23 +134,6 @@ class Waking:
 
     def _copy(self, j: int) -> Copy:
         return self.copies.get(j) or Copy(0, self._first, self._degrees.get(j, 0.0))
-
-    def begin(self, t: int) -> None:
-        self.at = (t, 0)
-        self.missing, self.up, self.down = {}, 0, 0
-
-    def after(self, t: int) -> int:
-        """Rounds that are done after turn t."""
-        return t + 1
-
-    def told(self, j: int) -> Letter:
-        return self.words.beat(self.at, "wakes")
-
-    def last(self, j: int, at: At) -> Letter | None:
-        return None
-
-    def end(self, own: Tree) -> Tree:
-        return own
 
     def settled(self) -> bool:
         """Whether nobody who is there has turns to come, and all have heard what there was."""

@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from archipel import rng
+from archipel.engines.network.company import Turns
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.liveness import At, Left, Liveness, Over, Words, why_not
 from archipel.engines.network.party_state import PartyState
@@ -93,11 +94,11 @@ class Token:
         )
 
 
-class Walking:
+class Walking(Turns):
     """A peer's part in walks of tokens."""
 
     kinds = ("token", "seen")
-    doing = "walks"
+    says = "walks"
 
     def __init__(
         self,
@@ -107,12 +108,8 @@ class Walking:
         words: Words,
         keep: Callable[[], None],
     ) -> None:
-        """`keep` writes this and the peer's state to the disk, at once."""
-        self._state, self.party, self._topology = state, state.party, topology
-        self.liveness, self.words, self._keep = liveness, words, keep
-        self.at: At = (0, 0)
-        self.missing: dict[int, str] = {}
-        self.up = self.down = 0
+        super().__init__(state, liveness, words, keep)
+        self._topology = topology
         self._form, n = state.anatomy.token, topology.n
         self.tokens = max(1, int(getattr(state.boxes.algorithm, "tokens", 1)))
         self._hops = max(1, n // self.tokens)  # of a token in a round
@@ -140,15 +137,6 @@ class Walking:
         if t != self._begun:
             self.missing, self.up, self.down = {}, 0, 0
             self._begun, self._gradients = t, 0
-
-    def told(self, j: int) -> Letter:
-        return self.words.beat(self.at, "walks")
-
-    def last(self, j: int, at: At) -> Letter | None:
-        return None
-
-    def end(self, own: Tree) -> Tree:
-        return own
 
     def under_way(self) -> list[asyncio.Task[None]]:
         """What ends with the peer."""

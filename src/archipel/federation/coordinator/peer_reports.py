@@ -39,6 +39,7 @@ class PeerReports:
     own_statistics = False  # those of the peers' own models are the peers' own anyway
     kept: Kept | None = None  # what peers plan, where that is known here
     topology: Topology | None = None  # the graph that the study gives
+    unheard = Cause("silent")  # of a round, where nobody says why
 
     def __init__(self, anatomy: Anatomy, parties: int, metric: str, silence: float) -> None:
         """A peer of which nothing is heard for `silence` seconds is not waited for."""
@@ -115,7 +116,7 @@ class PeerReports:
         for letter in told.values():
             causes |= {int(k): Cause.read(why) for k, why in letter["missing"].items()}
         away = self.presence.away
-        missing = {k: away.get(k) or causes.get(k, Cause("silent")) for k in asked if k not in told}
+        missing = {k: away.get(k) or causes.get(k, self.unheard) for k in asked if k not in told}
         arrived = np.array(sorted(set(told) & set(asked)), np.int64)
         sums = [sum(each[name] for each in told.values()) for name in ("gradients", "up", "down")]
         return Outcome(arrived, missing, *sums)

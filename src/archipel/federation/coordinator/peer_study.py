@@ -17,6 +17,7 @@ from archipel.engines.engine import Cause, Outcome
 from archipel.engines.network.fitting import fitted, keepable, told_plan
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Refused
+from archipel.exchange.boxes import clock_of
 from archipel.federation.coordinator.peer_reports import PeerReports
 from archipel.federation.coordinator.sites import Sites
 from archipel.federation.roster import Signed
@@ -74,6 +75,8 @@ class PeerStudy:
         metric = name_of(options.get("metric") or PRIMARY[fed.task])
         self.engine = PeerReports(anatomy, fed.training, metric, silence)
         self.engine.topology = build_topology(options.get("topology"), fed, begun.seed)
+        if clock_of(algorithm) == "walk":  # a peer tells of rounds in which it had a token
+            self.engine.unheard = Cause("not visited yet")
         if promise is not None:
             self.engine.kept = told_plan(
                 promise, algorithm, fed, model, seed=begun.seed, rounds=begun.rounds,

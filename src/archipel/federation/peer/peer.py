@@ -223,7 +223,10 @@ class PeerSite(Site):
         )
         about, graph = described.study, None
         if roster.topology:
-            graph = topology(roster.topology, roster.parties, about.seed)
+            names = [str(k) for k in range(roster.parties)]  # a place may be empty
+            for member in roster.peers:
+                names[member.party] = member.name
+            graph = topology(roster.topology, roster.parties, about.seed, names)
             graph = graph.weighed(described.topology.weights or "metropolis")
         edges = 0 if graph is None else most_edges(graph)
         party_state, path = party_state_at(self, study, data, roster.parties, edges)
@@ -341,7 +344,8 @@ class PeerSite(Site):
             else:
                 fields["gradients"] = 0
             fields["log"] = self.audit.head.text
-            fields.setdefault("edges", None)  # of an older version
+            if "edges" not in fields or not party_state.boxes.learns_graph:
+                fields["edges"] = None  # of an older version, or what the study says
             letter = Letter("told", fields)
             letter = Letter("told", {**fields, "signature": self.sign(letter)})
             while True:
