@@ -129,6 +129,8 @@ class Plain(Loop):
             around = sum(w * theta[o] for o, w in near.items()) / degree
             pull = own.mu1
             g = g + pull * (theta[k] - around)
+        elif isinstance(own, DadaBoosted):
+            g = g + own.ridge * theta[k]
         if isinstance(own, DadaBoosted):
             j = int(np.abs(g).argmax())
             gamma = 2 / (2 + own._steps(t))
@@ -191,6 +193,8 @@ class Autograd(Loop):
         if len(near):
             weights, pull = self.W[k, near], own.mu1
             g = g + pull * (theta - weights @ self.theta[near] / weights.sum())
+        elif isinstance(own, DadaBoosted):
+            g = g + own.ridge * theta
         if isinstance(own, DadaBoosted):
             j, gamma = g.abs().argmax(), 2 / (2 + own._steps(t))
             theta = (1 - gamma) * theta
@@ -225,7 +229,13 @@ def measure(parties: int, rounds: int) -> dict[str, dict[str, float]]:
     """Microseconds of the processor per wake-up, the least of so many rounds of each kind."""
     data, model = problem(parties)
     algorithm = DadaBoosted(
-        confident=14, alone=rounds, graph_rounds=rounds, model_rounds=rounds, mu1=2.0
+        mu1=2.0,
+        mu2=0.3,
+        lam=0.1,
+        confident=14,
+        alone=rounds,
+        graph_rounds=rounds,
+        model_rounds=rounds,
     )
     loops = {"numpy": Plain(algorithm, data, model), "torch": Autograd(algorithm, data, model)}
     everybody = np.arange(parties)
