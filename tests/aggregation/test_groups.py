@@ -18,7 +18,7 @@ from archipel.audit.subject import Subject
 from archipel.errors import ArchipelError, BelowQuorum
 from archipel.wire.wire import Wire
 from archipel.worth.measuring import _in_sight
-from problems import linear, regression
+from problems import classification, linear, network, regression
 
 HOW = SecureSum(groups=3, range=100.0)
 
@@ -202,3 +202,9 @@ def test_who_looks_at_single_uploads_is_given_no_group_for_one():
             Lookers(), regression(12, 4, seed=0), linear(4), rounds=1,
             wire=Wire(rule=rules.Median(), sum=HOW),
         )  # fmt: skip
+
+
+def test_a_rule_over_an_upload_without_numbers_is_refused():
+    data, model = classification(4, 4, 3, seed=0), network(4, 3)
+    with pytest.raises(ArchipelError, match="the algorithm's last upload of a round"):
+        ar.simulate(ar.PFedHN(), data, model, rounds=1, wire=Wire(rule=rules.Median()))

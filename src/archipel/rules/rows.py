@@ -102,6 +102,11 @@ def _flat(uploads: Uploads) -> tuple[Tensor, Callable[[Tensor], Tree]]:
         return uploads.x, uploads.form
     rows = uploads.stack()
     parts = leaves(rows)
+    if not parts:
+        raise ArchipelError(
+            "round.rule: the algorithm's last upload of a round holds no numbers, and the rule "
+            "looks at no other: leave the rule out."
+        )
     whole = [part.flatten(1) for part in parts]
     for part in whole:
         if not part.is_floating_point():
