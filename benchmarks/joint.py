@@ -81,7 +81,7 @@ class Loop:
             if others is None:
                 self.learn(k, t)
             else:
-                self.choose(k, others[i][others[i] >= 0])
+                self.choose(k, others[i])
 
 
 class Plain(Loop):
@@ -129,6 +129,8 @@ class Plain(Loop):
             around = sum(w * theta[o] for o, w in near.items()) / degree
             pull = own.mu1
             g = g + pull * (theta[k] - around)
+        elif isinstance(own, DadaBoosted):
+            g = g + own.ridge * theta[k]
         if isinstance(own, DadaBoosted):
             j = int(np.abs(g).argmax())
             gamma = 2 / (2 + own._steps(t))
@@ -191,6 +193,8 @@ class Autograd(Loop):
         if len(near):
             weights, pull = self.W[k, near], own.mu1
             g = g + pull * (theta - weights @ self.theta[near] / weights.sum())
+        elif isinstance(own, DadaBoosted):
+            g = g + own.ridge * theta
         if isinstance(own, DadaBoosted):
             j, gamma = g.abs().argmax(), 2 / (2 + own._steps(t))
             theta = (1 - gamma) * theta
@@ -216,16 +220,23 @@ class Autograd(Loop):
         self.W[k, at] = self.W[at, k] = new
 
 
-def problem(parties: int) -> tuple[Federation, Model]:
-    data = ar.load("moons", parties=parties, clusters=True, dtype=torch.float64)
+def problem(parties: int, double: bool) -> tuple[Federation, Model]:
+    dtype = torch.float64 if double else torch.float32
+    data = ar.load("moons", parties=parties, clusters=True, dtype=dtype)
     return data, build_model("stumps", data, options={"count": 200, **BOUNDS})
 
 
-def measure(parties: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure(parties: int, rounds: int, double: bool) -> dict[str, dict[str, float]]:
     """Microseconds of the processor per wake-up, the least of so many rounds of each kind."""
-    data, model = problem(parties)
+    data, model = problem(parties, double)
     algorithm = DadaBoosted(
-        confident=14, alone=rounds, graph_rounds=rounds, model_rounds=rounds, mu1=2.0
+        mu1=2.0,
+        mu2=0.3,
+        lam=0.1,
+        confident=14,
+        alone=rounds,
+        graph_rounds=rounds,
+        model_rounds=rounds,
     )
     loops = {"numpy": Plain(algorithm, data, model), "torch": Autograd(algorithm, data, model)}
     everybody = np.arange(parties)
@@ -256,17 +267,19 @@ def shares() -> dict[str, float]:
     return {kind: kinds.count(kind) / ROUNDS for kind in KINDS}
 
 
-def table(rows: dict[int, dict[str, dict[str, float]]], rounds: int) -> str:
+def table(rows: dict[int, dict[str, dict[str, float]]], rounds: int, double: bool) -> str:
     """The figures in Markdown."""
     named = " ".join(map(str, rows))
     lines = [
         "# Models and the graph, learned together",
         "",
-        f"`OMP_NUM_THREADS=1 python benchmarks/joint.py --parties {named} --rounds {rounds}`: "
+        f"`OMP_NUM_THREADS=1 python benchmarks/joint.py --parties {named} --rounds {rounds}"
+        f"{' --double' if double else ''}`: "
         "`dada_boosted` on moons, 200",
-        "stumps, double precision. Microseconds of the processor per wake-up, the least of the "
-        "rounds of a kind, here and in",
-        "two loops over parties; `a run` is the mean over 100 rounds of the default settings.",
+        f"stumps, in {'double' if double else 'single'} precision (numpy in double). Microseconds "
+        "of the processor per wake-up, the least of",
+        f"{rounds} rounds of a kind, here and in two loops over parties; `a run` is the mean over "
+        f"{ROUNDS} rounds of the default settings.",
         "",
         "| K | rounds | here | numpy loop | times | torch loop | times |",
         "|---:|---|---:|---:|---:|---:|---:|",
@@ -285,11 +298,13 @@ def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--parties", type=int, nargs="+", default=[100, 1000, 5000])
     parse.add_argument("--rounds", type=int, default=5, help="of each kind")
+    parse.add_argument("--double", action="store_true", help="in double precision")
     parse.add_argument("--keep", action="store_true", help="write the results")
     options = parse.parse_args()
     torch.set_num_threads(1)
-    rows = {parties: measure(parties, options.rounds) for parties in options.parties}
-    text = table(rows, options.rounds)
+    given = options.rounds, options.double
+    rows = {parties: measure(parties, *given) for parties in options.parties}
+    text = table(rows, *given)
     print(text)
     if options.keep:
         (RESULTS / "joint.json").write_text(json.dumps(rows, indent=1) + "\n")

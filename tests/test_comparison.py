@@ -172,6 +172,28 @@ def test_a_topology_is_for_the_peers():
     assert dsgd.figures["bytes"].mean == dsgd.results[0].bytes["up"]
 
 
+def test_a_given_graph_is_not_for_those_that_learn_theirs(tmp_path):
+    (tmp_path / "given.csv").write_text("from,to\n0,1\n1,2\n2,3\n")
+    short = {"alone": 1, "graph_rounds": 1, "model_rounds": 1, "kappa": 2}
+    base = Study.parse(
+        {
+            "study": {"rounds": 3},
+            "data": {"name": "heart_disease"},
+            "algorithm": {"name": "dada", "learned": False, **short},
+            "topology": {"file": "given.csv"},
+        },
+        tmp_path,
+    )
+    rows = ["alone", "fedavg", "dada", "dada:learned=true"]
+    found = small(rows, study=base, seeds=1, baselines=False)
+
+    graphs = [result.history[-1].get("graph") for result in found.results]
+    assert graphs[1] is None and graphs[2]["edges"] == 3
+    learned = Study.of("dada", data={"name": "heart_disease"}, study={"rounds": 3}, algorithm=short)
+    assert graphs[3] == learned.run(None, baselines=False, workers=1).history[-1]["graph"]
+    assert [row.label for row in found.rows] == ["alone", "fedavg", "dada", "dada learned=True"]
+
+
 @pytest.mark.parametrize("name", ["fedavg", "dsgd"])
 def test_rounds_to_a_target_are_those_of_the_run(name):
     ring = {"topology": {"name": "ring"}} if name == "dsgd" else {}

@@ -217,9 +217,10 @@ def _key(field: dataclasses.Field[Any]) -> str:
 
 
 def _comments(cls: Any) -> dict[str, str]:
-    """The comment on the line of each field."""
-    found = re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(cls), re.MULTILINE)
-    return dict(found)
+    """The comment on the line of each field, of those that the class inherits, too."""
+    written = [base for base in reversed(cls.__mro__) if base.__module__.startswith("archipel")]
+    text = "".join(map(inspect.getsource, written))
+    return dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", text, re.MULTILINE))
 
 
 def _toml(value: Any) -> str:
@@ -352,7 +353,7 @@ def _members(cls: type, commented: bool) -> Iterator[str]:
     With `commented`, only fields that a comment says more of: the signature has the others.
     """
     said = _comments(cls)
-    hints = {} if cls is archipel.Study else inspect.get_annotations(cls)
+    hints = {} if cls is archipel.Study else _annotations(cls)
     for name, hint in hints.items():
         if not name.startswith("_") and (name in said or not commented):
             yield f"| `{name}: {_escaped(_kind(hint))}` | {_escaped(said.get(name, ''))} |"
@@ -367,6 +368,14 @@ def _members(cls: type, commented: bool) -> Iterator[str]:
         elif inspect.isfunction(inner):
             call = _call(inner, static=isinstance(member, staticmethod))
             yield f"| `.{name}{_escaped(call)}` | {_escaped(_first_paragraph(inner))} |"
+
+
+def _annotations(cls: type) -> dict[str, Any]:
+    """The fields of a class, and those that it inherits."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        found |= inspect.get_annotations(base) if base.__module__.startswith("archipel") else {}
+    return found
 
 
 def _call(function: Any, static: bool) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from scipy.sparse import csr_array
+from torch import Tensor
 
 import archipel as ar
 from archipel.data import moons
@@ -33,36 +35,36 @@ sys.path.insert(0, str(HERE.parent))
 from reporting import BLUE, GREEN, GREY, ORANGE, gates, table  # noqa: E402
 
 NEVER = 10**6
-BOOST: Any = {
-    "beta": 3.0,
-    "mu1": 2.0,
-    "mu2": 0.3,
-    "lam": 0.3,
-    "confident": 14,
-    "kappa": 20,
-    "least": 0.05,
-}
-CYCLE: Any = {"alone": 30, "graph_rounds": 40, "model_rounds": 50}
-MOONS = {"authors": {}, "five": {"fewest": 5, "own_points": True}}
+FEW: Any = {"confident": 14, "kappa": 20}
+CYCLE: Any = {"alone": 50, "graph_rounds": 20, "model_rounds": 80}
+CYCLES = 4
+MOONS: dict[str, dict[str, Any]] = {"own points": {"own_points": True}, "authors' points": {}}
+CLUSTER = np.repeat(np.arange(4), [10, 20, 30, 40])
+PARTS = ("moons", "school", "har")
 
 
 def learn(
     algorithm: Any, data: Federation, model: Model, rounds: int, graph: Topology | None = None
-) -> tuple[float, Topology | None]:
-    """Mean accuracy of the parties' own models at the end, and the graph."""
+) -> tuple[Tensor, Topology | None]:
+    """The parties' own models at the end, and the graph."""
     everybody = np.arange(data.training)
     with LocalEngine(algorithm, data, model, topology=graph, workers=1) as engine:
         for t in range(rounds):
             engine.round(t, everybody)
         models = leaves(engine.own_states(everybody))[0]
         learned = engine.graph() if getattr(algorithm, "learns_graph", False) else graph
+    return models, learned
+
+
+def accuracy(models: Tensor, data: Federation, model: Model) -> float:
+    """Of each party's own model at its test points, averaged over parties."""
     scores = []
     for k in range(data.training):
         rows = slice(int(data.test_from[k]), int(data.offsets[k + 1]))
         outputs, y = model.predict(models[k], data.x[rows]), data.y[rows]
         said = outputs[:, 0] > 0 if outputs.shape[-1] == 1 else outputs.argmax(dim=-1)
         scores.append(float((said.long() == y).double().mean()))
-    return float(np.mean(scores)), learned
+    return float(np.mean(scores))
 
 
 def together(data: Federation, model: Model, lr: float, rounds: int) -> float:
@@ -81,30 +83,50 @@ def together(data: Federation, model: Model, lr: float, rounds: int) -> float:
 def on_moons(kind: str, seed: int) -> dict[str, Any]:
     data = ar.load("moons", clusters=True, seed=seed, **MOONS[kind])
     model = build_model("stumps", data, options={"count": 200, "low": -2.0, "high": 2.0})
-    cluster = np.repeat(np.arange(4), [10, 20, 30, 40])
     axes = moons.axes(clusters=True, seed=seed)
     axes = axes / np.linalg.norm(axes, axis=1, keepdims=True)
-    cos = axes @ axes.T
-    true = np.exp(-((1 - cos) ** 2 + 1 - cos**2) / 0.2) * (1 - np.eye(100))
-    from scipy.sparse import csr_array
+    cos, others = axes @ axes.T, 1 - np.eye(100)
+    true = fixed("true", csr_array(np.exp(-((1 - cos) ** 2 + 1 - cos**2) / 0.2) * others))
+    same = CLUSTER[:, None] == CLUSTER
+    clusters = fixed("clusters", csr_array(same * others))
 
-    given = fixed("true", csr_array(true))
-    alone, _ = learn(ar.DadaBoosted(**BOOST | CYCLE | {"alone": NEVER}), data, model, 100)
-    with_true, _ = learn(ar.DadaBoosted(**BOOST, learned=False), data, model, 100, given)
+    def scored(algorithm: Any, rounds: int, graph: Topology | None = None) -> float:
+        return accuracy(learn(algorithm, data, model, rounds, graph)[0], data, model)
+
+    given = ar.DadaBoosted(**FEW, learned=False)
+    models = CYCLES * CYCLE["model_rounds"]
+    row = {
+        "alone": scored(ar.DadaBoosted(**FEW, alone=NEVER, ridge=0.0), 100),
+        "all": together(data, model, 0.01, 100),
+        "true graph": scored(given, models, true),
+        "whole models": scored(ar.Dada(lr=0.01, **FEW, learned=False), 150, true),
+        "best fit": accuracy(
+            best_fit(learn(given, data, model, 150, clusters)[0], data, model), data, model
+        ),
+    }
     started = time.perf_counter()
-    learned, graph = learn(ar.DadaBoosted(**BOOST, **CYCLE), data, model, 210)
-    seconds = time.perf_counter() - started
+    rounds = CYCLE["alone"] + CYCLES * CYCLE["graph_rounds"] + models
+    learned, graph = learn(ar.DadaBoosted(**FEW, **CYCLE), data, model, rounds)
     assert graph is not None
     W = graph.affinity().toarray()
-    same = cluster[:, None] == cluster
-    return {
-        "alone": alone, "all": together(data, model, 0.01, 100),
-        "true graph": with_true, "learned graph": learned, "seconds": seconds,
+    return row | {
+        "learned graph": accuracy(learned, data, model),
+        "seconds": time.perf_counter() - started,
         "neighbours": float((W > 0).sum() / len(W)),
         "edges within": float(((W > 0) & same).sum() / (W > 0).sum()),
         "weight within": float((W * same).sum() / W.sum()),
         "edges": [[int(i), int(j), float(W[i, j])] for i, j in np.argwhere(np.triu(W) > 0)],
-    }  # fmt: skip
+    }
+
+
+def best_fit(models: Tensor, data: Federation, model: Model) -> Tensor:
+    """For each party, of the four clusters' mean models the one that fits its own points best."""
+    means, chosen = torch.stack([models[q == CLUSTER].mean(dim=0) for q in range(4)]), []
+    for k in range(data.training):
+        x, y = data.party(k)[:2]
+        margins = (2 * y - 1) * torch.stack([model.predict(mean, x)[:, 0] for mean in means])
+        chosen.append(int((-margins).logsumexp(dim=1).argmin()))
+    return means[chosen]
 
 
 def on_table(data: Federation, name: str, lr: float, mu1: float) -> dict[str, Any]:
@@ -116,9 +138,11 @@ def on_table(data: Federation, name: str, lr: float, mu1: float) -> dict[str, An
     learned, graph = learn(ar.Dada(**terms, **cycle), data, model, 70)
     assert graph is not None
     return {
-        "alone": alone, "all": together(data, model, lr / 3, 30), "learned graph": learned,
+        "alone": accuracy(alone, data, model),
+        "all": together(data, model, lr / 3, 30),
+        "learned graph": accuracy(learned, data, model),
         "neighbours": float(graph.affinity().nnz / data.training),
-    }  # fmt: skip
+    }
 
 
 def people(folder: str, seed: int, six: bool) -> Federation:
@@ -130,30 +154,35 @@ def people(folder: str, seed: int, six: bool) -> Federation:
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--seeds", type=int, default=3)
-    parse.add_argument("--har", help="folder with uci_har_inertial.npz")
+    parse.add_argument("--parts", nargs="+", choices=PARTS, default=["moons", "school"],
+                       help="what is run; the rest of the table stays")  # fmt: skip
+    parse.add_argument("--har", help="folder with uci_har_inertial.npz, for the part har")
     options = parse.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found = json.loads((HERE / "results.json").read_text())
+    found = {k: runs for k, runs in found.items() if not k.startswith(tuple(options.parts))}
 
     def add(what: str, row: dict[str, Any]) -> None:
         found.setdefault(what, []).append(row)
         print(what, {k: round(v, 3) for k, v in row.items() if k != "edges"}, flush=True)
+        (HERE / "results.json").write_text(json.dumps(found) + "\n")
 
     for seed in range(options.seeds):
-        school = ar.load("school", above=20, pupils=True, seed=seed)
-        add("school", on_table(school, "linear_score", 1.0, 0.3))
-        if options.har:
+        if "moons" in options.parts:
+            for kind in MOONS:
+                add(f"moons, {kind}", on_moons(kind, seed))
+        if "school" in options.parts:
+            school = ar.load("school", above=20, pupils=True, seed=seed)
+            add("school", on_table(school, "linear_score", 1.0, 0.3))
+        if "har" in options.parts:
             add("har, stairs", on_table(people(options.har, seed, False), "linear_score", 0.3, 0.1))
             add("har, six", on_table(people(options.har, seed, True), "logistic", 0.3, 0.1))
-        add("moons, five points or more", on_moons("five", seed))
-        add("moons, the authors'", on_moons("authors", seed))
-        (HERE / "results.json").write_text(json.dumps(found) + "\n")
-        report(found)
+    report(found)
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> None:
     """Write the tables and the figure."""
-    columns = ["alone", "all", "true graph", "learned graph"]
+    columns = ["alone", "all", "true graph", "learned graph", "best fit", "whole models"]
     rows, checks = [], []
     for what, runs in found.items():
         mean = {k: float(np.mean([r[k] for r in runs])) for k in runs[0] if k != "edges"}
@@ -188,16 +217,15 @@ def draw(found: dict[str, list[dict[str, Any]]]) -> None:
     for i, what in enumerate(kinds):
         plot = figure.add_subplot(1, len(kinds), i + 1, aspect="equal")
         axes = moons.axes(clusters=True, seed=0)
-        cluster = np.repeat(np.arange(4), [10, 20, 30, 40])
         edges = found[what][0]["edges"]
         most = max(weight for *_, weight in edges)
         for k, j, weight in edges:
             plot.plot(
-                *axes[[k, j]].T, color=GREY if cluster[k] == cluster[j] else ORANGE,
+                *axes[[k, j]].T, color=GREY if CLUSTER[k] == CLUSTER[j] else ORANGE,
                 linewidth=0.3 + 1.5 * weight / most, alpha=0.6, zorder=1,
             )  # fmt: skip
         plot.scatter(
-            *axes.T, s=18, c=np.array([BLUE, GREEN, "#CC79A7", "#2B2F38"])[cluster], zorder=2
+            *axes.T, s=18, c=np.array([BLUE, GREEN, "#CC79A7", "#2B2F38"])[CLUSTER], zorder=2
         )
         plot.set_title(f"{what}: {100 * found[what][0]['edges within']:.0f} % of edges in clusters")
         plot.set_xlabel("axis of a party's moons, first coordinate")

@@ -182,23 +182,21 @@ def test_what_is_heard_makes_what_is_told() -> None:
 
 
 def test_a_learned_graph_finds_the_clusters_and_helps() -> None:
-    data, model = problem(60, count=60, fewest=5, own_points=True)
+    data, model = problem(60, count=40, own_points=True, dims=4)
     n, cluster = data.training, np.repeat(np.arange(4), np.array([1, 2, 3, 4]) * 6)
-    algorithm = DadaBoosted(
-        mu1=2.0, lam=0.3, confident=14, alone=15, graph_rounds=15, model_rounds=25, kappa=15
-    )
-    scores = {}
+    algorithm = DadaBoosted(confident=14, alone=30, graph_rounds=15, model_rounds=40, kappa=15)
+    scores = []
     with LocalEngine(algorithm, data, model, workers=1) as engine:
-        for t in range(55):
-            if t == 15:
-                scores[t] = accuracy(engine, data, model)
+        for t in range(85):
+            if t == 30:
+                scores.append(accuracy(engine, data, model))
             engine.round(t, np.arange(n))
-        scores[55] = accuracy(engine, data, model)
+        scores.append(accuracy(engine, data, model))
         W = weights(engine, n).numpy()
 
     same = cluster[:, None] == cluster
-    assert scores[55] > scores[15] + 0.02
-    assert (W * same).sum() > 0.85 * W.sum()
+    assert scores[1] > scores[0] + 0.01
+    assert ((W > 0) & same).sum() > 0.9 * (W > 0).sum()
 
 
 def accuracy(engine: LocalEngine, data: Federation, model: Model) -> float:

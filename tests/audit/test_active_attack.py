@@ -69,7 +69,7 @@ def test_the_model_of_the_next_round_knows_the_records_less(name):
 
 
 def test_those_who_act_are_given_it_and_it_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
-    few = replace(work.QUICK, worlds=4, records=200)
+    few = replace(work.QUICK, seconds=1e9, records=200)
     monkeypatch.setattr("archipel.audit.auditing.QUICK", few)
     study = Study.parse(STUDY.format(rounds=3, name="fedavg"))
     first = audit(study, attacks=["active"], quick=True, folder=tmp_path)
@@ -80,7 +80,7 @@ def test_those_who_act_are_given_it_and_it_goes_on_where_it_was_stopped(tmp_path
 
     by = {each.adversary.who: [f.name for f in each.findings] for each in first.learnt}
     assert {who for who, names in by.items() if names} == {"malicious_server", "malicious_party"}
-    assert len(kept) == 4 and kept[0].stat().st_mtime_ns == before
+    assert len(kept) == 8 and kept[0].stat().st_mtime_ns == before
     for one, two in zip(first.learnt, again.learnt, strict=True):
         assert [each.score for each in one.findings] == [each.score for each in two.findings]
         assert all(0 <= each.score <= 1 for each in one.findings)
@@ -95,9 +95,11 @@ def test_with_too_few_rounds_it_does_not_apply():
 
 
 @pytest.mark.slow
-def test_training_pushes_back_where_a_record_is_used():
+def test_training_pushes_back_where_a_record_is_used(monkeypatch):
     """A party that acts finds more than guessing does, on a model that is overfitted."""
-    text = STUDY.format(rounds=10, name="fedavg").replace("[16]", "[128]")
+    size = replace(work.QUICK, worlds=40, seconds=1e9)
+    monkeypatch.setattr("archipel.audit.auditing.QUICK", size)
+    text = STUDY.format(rounds=12, name="fedavg").replace("[16]", "[128]")
     text = text.replace("lr = 0.1", "lr = 0.3\nlocal_epochs = 8\nbatch_size = 8")
     done = audit(Study.parse(text), attacks=["active"], quick=True)
     by = {each.adversary.who: each.findings[0] for each in done.learnt if each.findings}

@@ -73,7 +73,7 @@ def test_several_steps_are_simulated():
     x, y = torch.randn(2, 6), torch.tensor([1, 3])
     several = letter(network(), x, y, steps=4, batch=2, lr=0.5)
 
-    made = Cosine(steps=300).records(several)
+    made = Cosine(steps=150).records(several)
 
     assert torch.cdist(x, made.x).min(dim=1).values.max() < 0.4
 

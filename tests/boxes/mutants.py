@@ -114,16 +114,17 @@ def put_in_place(mutant: Mutant, algorithm: type) -> Iterator[None]:
     module = ModuleType(algorithm.__module__)
     exec(compile(mutant.source, algorithm.__module__, "exec"), module.__dict__)
     changed = vars(module)[algorithm.__name__]
-    names = [name for name, value in vars(algorithm).items() if inspect.isfunction(value)]
-    own = {name: value for name, value in vars(algorithm).items() if name in names}
+    written = [base for base in algorithm.__mro__ if base.__module__ == algorithm.__module__]
+    kept = [(base, name, value) for base in written for name, value in vars(base).items()
+            if inspect.isfunction(value) and not name.startswith("__")]  # fmt: skip
+    bases = {base.__name__: base for base in changed.__mro__}
     try:
-        for name in names:
-            if not name.startswith("__"):
-                setattr(algorithm, name, vars(changed)[name])
+        for base, name, _ in kept:
+            setattr(base, name, vars(bases[base.__name__])[name])
         yield
     finally:
-        for name, value in own.items():
-            setattr(algorithm, name, value)
+        for base, name, value in kept:
+            setattr(base, name, value)
 
 
 def calls(test: Callable[..., None]) -> list[Callable[[], None]]:

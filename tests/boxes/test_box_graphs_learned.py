@@ -48,7 +48,5 @@ def test_dada_is_its_box(mu2):
 
 @pytest.mark.parametrize("mu2", [0.3, 1.1])
 def test_dada_boosted_is_its_box(mu2):
-    is_box(
-        ar.DadaBoosted(mu1=1.3, mu2=mu2, lam=0.2, delta=0.03, least=0.02, beta=2.5, **TURNS),
-        "adaboost",
-    )
+    terms = {"mu1": 1.3, "mu2": mu2, "lam": 0.2, "delta": 0.03, "least": 0.02}
+    is_box(ar.DadaBoosted(beta=2.5, ridge=0.4, **terms, **TURNS), "adaboost")

@@ -129,3 +129,16 @@ def test_of_sites_bytes_and_rounds_are_told(archipel, tmp_path, algorithm, more,
     assert "time.total" not in figures and told["kept"] is None
     assert not (tmp_path / "runs").exists()
     assert "are not told" in archipel("plan", "sites.toml", "--set", "study.rounds=3").out
+
+
+def test_a_graph_by_the_sites_names_is_forecast_by_numbers(archipel, tmp_path):
+    more = '[topology]\nname = "edges:Ulm-Bonn,Bonn-Cologne"'
+    (tmp_path / "sites.toml").write_text(SITES.format(algorithm="dsgd", more=more))
+    numbers = ("--set", "topology.name=edges:0-1,1-2*0.5")
+
+    assert (
+        "does not know the sites' names; give it numbers"
+        in archipel("plan", "sites.toml", "--sites", "3").sentence
+    )
+    told = archipel("plan", "sites.toml", "--sites", "3", *numbers, "--json").json
+    assert told["figures"]["bytes.up"]["value"] == 10 * 4 * WEIGHTS

@@ -26,7 +26,7 @@ def test_the_report_has_a_table_and_a_figure_of_it(archipel, tmp_path):
     archipel("report", "who")
     assert "Who contributed" not in (run.folder / "report.html").read_text()
     found = archipel("worth", "who", "--json").json
-    archipel("report", "who", "--figures", "figures")
+    assert archipel("report", "who", "--figures", "figures", "--json").json["worth"] == found
     page = (run.folder / "report.html").read_text()
 
     assert '<h2 id="worth">Who contributed</h2>' in page and "It took 32 models" in page

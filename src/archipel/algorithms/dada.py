@@ -16,7 +16,7 @@ Departures:
 - Parties begin alone, without a graph, for `alone` rounds; `graph_rounds` of the graph and
   `model_rounds` of models follow, in turn. The authors then set models back to zero; these go on.
 - c_k is n_k / `confident`, 1 at most; the paper divides by the largest n_k, which no party knows.
-- In place of a gradient step of length 1 / (mu2 ((kappa + 1) / delta^2 + 2 lam)), `weights_to`
+- In place of a gradient step of length 1 / (mu2 ((kappa + 1) / delta^2 + 2 lam)), `join`
   minimises an upper bound that has the same value and slope: it needs no length, never goes up
   either, and takes a few rounds where the other takes thousands. Projection on w >= 0 is the same.
 - A weight below `least` of both ends' sums is none: the overlay stays sparse.
@@ -35,25 +35,17 @@ from archipel.training.schedules import Rate, rate
 from archipel.tree import Tree
 
 
-class Own(NamedTuple):
-    """A party's state, of which others hold all."""
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """What is set in the problem, and by what turns it is solved."""
 
-    theta: Vector
-    loss: Tensor  # [..., 1]: c_k L_k(theta_k)
-
-
-@dataclass(frozen=True)
-class Dada:
-    """A model for every party, close to those of others that learn the same, and who these are."""
-
-    lr: Rate = 0.1  # 1 / L_k^loc: steps in a party's own loss
-    mu1: float = 1.0  # how close models of neighbours are
-    mu2: float = 0.3  # weight of the graph's own terms
-    lam: float = 0.1  # the larger, the more neighbours
+    mu1: float = 0.1  # how close models of neighbours are
+    mu2: float = 1.0  # weight of the graph's own terms
+    lam: float = 0.3  # the larger, the more neighbours
     delta: float = 0.01  # what a party without neighbours has for the sum of its weights
     kappa: int = 10  # others that are asked
     least: float = 0.01  # of both ends' sums, below which a weight is none
-    confident: int = 100  # points from which on a party trusts its own loss fully
+    confident: int = 20  # points from which on a party trusts its own loss fully
     alone: int = 20
     graph_rounds: int = 20
     model_rounds: int = 20
@@ -65,61 +57,70 @@ class Dada:
     def learns_graph(self) -> bool:
         return self.learned
 
+    def asks(self, t: int) -> int:
+        turn = (t - self.alone) % (self.graph_rounds + self.model_rounds)
+        return self.kappa if self.learned and t >= self.alone and turn < self.graph_rounds else 0
+
+    def sure(self, me: Party) -> Tensor:
+        """c_k `[..., 1]`."""
+        return (me.n / self.confident).clamp(max=1)
+
+    def pull(self, me: Party, alone: float) -> Tensor:
+        """mu1 `[..., 1]`; `alone` for a party without neighbours."""
+        return torch.where(me.degree > 0, self.mu1, torch.full_like(me.degree, alone))
+
+    def join(self, me: Party, own: Tree) -> None:
+        """Set the weights to those asked so that the objective falls; `own` is model, loss, more.
+
+        Let D_l be the change of w_kl, a_l = c_k L_k + c_l L_l + mu1/2 |theta_k - theta_l|^2, and d
+        with delta in it. The weights are in sum_l a_l D_l + mu2 (lam sum_l (w_kl + D_l)^2
+        - log(d_k + sum_l D_l) - sum_l log(d_l + D_l)). Two bounds make it functions of one D each:
+        -log(d_k + sum_l D_l) <= -1/kappa sum_l log(d_k + kappa D_l), as -log is convex, and
+        -log(1 + D/d) <= -e/d log(1 + D/e) for e <= d and all D > -e: the derivative of the
+        difference has the sign of D. With e = min(d_k / kappa, d_l), u = e + D and
+        S = mu2 e (1/d_k + 1/d_l) the minimum is where
+        2 mu2 lam u^2 + (a + 2 mu2 lam (w - e)) u - S = 0.
+        """
+        asked = me.drawn
+        theta, loss = (leaf.unsqueeze(-2) for leaf in own[:2])
+        kappa = (asked.number >= 0).sum(dim=-1)[..., None, None].clamp(min=1)
+        d_k, d_l = me.degree.unsqueeze(-2) + self.delta, asked.degree + self.delta
+        apart = (theta - asked.told[0]).square().sum(dim=-1, keepdim=True)
+        a = loss + asked.told[1] + self.mu1 / 2 * apart
+        e, w, curve = torch.minimum(d_k / kappa, d_l), asked.weight, 2 * self.mu2 * self.lam
+        S, rest = self.mu2 * e * (d_k + d_l) / (d_k * d_l), w - e
+        b = a + curve * rest
+        root = (b.square() + 4 * curve * S).sqrt()
+        u = torch.where(b > 0, 2 * S / (b + root), (root - b) / (2 * curve))
+        w = (rest + u).clamp(min=0)
+        me.join(asked, torch.where(w < self.least * torch.minimum(d_k, d_l), 0, w))
+
+
+class Own(NamedTuple):
+    """A party's state, of which others hold all."""
+
+    theta: Vector
+    loss: Tensor  # [..., 1]: c_k L_k(theta_k)
+
+
+@dataclass(frozen=True)
+class Dada(Joint):
+    """A model for every party, close to those of others that learn the same, and who these are."""
+
+    lr: Rate = 0.1  # 1 / L_k^loc: steps in a party's own loss
+
     def init(self, theta: Vector) -> Own:
         return Own(theta, torch.zeros_like(theta[..., :1]))
 
     def told(self, own: Own) -> Own:
         return own
 
-    def asks(self, t: int) -> int:
-        turn = (t - self.alone) % (self.graph_rounds + self.model_rounds)
-        return self.kappa if self.learned and t >= self.alone and turn < self.graph_rounds else 0
-
     def party(self, me: Party, own: Own) -> Own:
         if self.asks(me.round):
-            weights_to(me, own, self.mu1, self.mu2, self.lam, self.delta, self.least)
+            self.join(me, own)
             return own
         theta, eta = own.theta, rate(self.lr, me.round)
-        c, (around, pull) = sure(me, self.confident), surrounding(me, self.mu1, theta)
-        g = c * me.grad(theta) + pull * (theta - around)  # of the block, over d_k
+        c, pull = self.sure(me), self.pull(me, 0.0)
+        g = c * me.grad(theta) + pull * (theta - me.around[0])  # of the block, over d_k
         theta = theta - g / (c / eta + pull)
         return Own(theta, c * me.loss(theta) if self.learned else own.loss)
-
-
-def sure(me: Party, confident: int) -> Tensor:
-    """c_k `[..., 1]`."""
-    return (me.n / confident).clamp(max=1)
-
-
-def surrounding(me: Party, mu1: float, theta: Vector) -> tuple[Vector, Tensor]:
-    """sum_l w_kl theta_l / d_k, and mu1; 0 for a party without neighbours."""
-    d_k = me.degree
-    return me.around[0], torch.where(d_k > 0, mu1, torch.zeros_like(d_k))
-
-
-def weights_to(
-    me: Party, own: Tree, mu1: float, mu2: float, lam: float, delta: float, least: float
-) -> None:
-    """Set the weights to those asked so that the objective falls; `own` is model, loss and more.
-
-    Let D_l be the change of w_kl, a_l = c_k L_k + c_l L_l + mu1/2 |theta_k - theta_l|^2, and d with
-    delta in it. The weights are in sum_l a_l D_l + mu2 (lam sum_l (w_kl + D_l)^2
-    - log(d_k + sum_l D_l) - sum_l log(d_l + D_l)). Two bounds make it functions of one D each:
-    -log(d_k + sum_l D_l) <= -1/kappa sum_l log(d_k + kappa D_l), as -log is convex, and
-    -log(1 + D/d) <= -e/d log(1 + D/e) for e <= d and all D > -e: the derivative of the difference
-    has the sign of D. With e = min(d_k / kappa, d_l), u = e + D and S = mu2 e (1/d_k + 1/d_l) the
-    minimum is where 2 mu2 lam u^2 + (a + 2 mu2 lam (w - e)) u - S = 0.
-    """
-    asked = me.drawn
-    theta, loss = (leaf.unsqueeze(-2) for leaf in own[:2])
-    kappa = (asked.number >= 0).sum(dim=-1)[..., None, None].clamp(min=1)
-    d_k, d_l = me.degree.unsqueeze(-2) + delta, asked.degree + delta
-    apart = (theta - asked.told[0]).square().sum(dim=-1, keepdim=True)
-    a = loss + asked.told[1] + mu1 / 2 * apart
-    e, w, curve = torch.minimum(d_k / kappa, d_l), asked.weight, 2 * mu2 * lam
-    S, rest = mu2 * e * (d_k + d_l) / (d_k * d_l), w - e
-    b = a + curve * rest
-    root = (b.square() + 4 * curve * S).sqrt()
-    u = torch.where(b > 0, 2 * S / (b + root), (root - b) / (2 * curve))
-    w = (rest + u).clamp(min=0)
-    me.join(asked, torch.where(w < least * torch.minimum(d_k, d_l), 0, w))

@@ -15,6 +15,9 @@ that j, the sign and gamma tell them all. After t steps at most t weights are no
 Departures:
 - Those of `dada.py`. After the first graph, gamma begins again at 1, which leaves nothing of the
   models that parties learned alone, as the authors begin again.
+- A party without neighbours has ridge / 2 |alpha|^2 in its problem. Of the many ensembles that fit
+  a few points equally, steps down the loss alone take any; the smallest is alike at parties that
+  are alike, so that the first graph is found.
 - t is counted in rounds, in each of which K parties wake on average: gamma = 2 / (2 + rounds).
 - L_k is the logarithm of the mean of exp(-margin), the paper's that of the sum. The models are the
   same; to be joined costs a party log n_k less, so that it is who has many points that others join.
@@ -24,12 +27,12 @@ Departures:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from archipel.algorithms.dada import sure, surrounding, weights_to
+from archipel.algorithms.dada import Joint
 from archipel.core import Party, Vector
 
 
@@ -58,27 +61,12 @@ class Own(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DadaBoosted:
+class DadaBoosted(Joint):
     """An ensemble for every party, made by boosting with others that learn the same."""
 
     beta: float = 3.0  # radius of the l1 ball
-    mu1: float = 1.0  # how close models of neighbours are
-    mu2: float = 0.3  # weight of the graph's own terms
-    lam: float = 0.1  # the larger, the more neighbours
-    delta: float = 0.01  # what a party without neighbours has for the sum of its weights
-    kappa: int = 10  # others that are asked
-    least: float = 0.01  # of both ends' sums, below which a weight is none
-    confident: int = 100  # points from which on a party trusts its own loss fully
-    alone: int = 20
-    graph_rounds: int = 20
-    model_rounds: int = 20
-    learned: bool = True  # else the graph is the run's topology, and models alone are learned
-
-    clock: ClassVar[str] = "wakes"
-
-    @property
-    def learns_graph(self) -> bool:
-        return self.learned
+    mu1: float = 4.0  # how close models of neighbours are
+    ridge: float = 0.3  # the same, to zero, for a party without neighbours
 
     def init(self, alpha: Vector) -> Own:
         zero = torch.zeros_like(alpha[..., :1])
@@ -93,17 +81,12 @@ class DadaBoosted:
     def hear(self, told: Told, said: Said) -> Told:
         return Told(self._towards(told.alpha, said.vertex, said.gamma), said.loss)
 
-    def asks(self, t: int) -> int:
-        turn = (t - self.alone) % (self.graph_rounds + self.model_rounds)
-        return self.kappa if self.learned and t >= self.alone and turn < self.graph_rounds else 0
-
     def party(self, me: Party, own: Own) -> Own:
         if self.asks(me.round):
-            weights_to(me, own, self.mu1, self.mu2, self.lam, self.delta, self.least)
+            self.join(me, own)
             return own._replace(gamma=torch.zeros_like(own.gamma))
-        alpha, c = own.alpha, sure(me, self.confident)
-        around, pull = surrounding(me, self.mu1, alpha)
-        g = c * me.grad(alpha) + pull * (alpha - around)  # over d_k, which leaves j as it is
+        alpha, c, pull = own.alpha, self.sure(me), self.pull(me, self.ridge)
+        g = c * me.grad(alpha) + pull * (alpha - me.around[0])  # over d_k: leaves j as it is
         j = g.abs().argmax(dim=-1, keepdim=True)
         vertex = (-(j + 1) * g.gather(-1, j).sign()).to(own.vertex.dtype)
         gamma = torch.full_like(own.gamma, 2 / (2 + self._steps(me.round)))

@@ -27,6 +27,7 @@ from archipel.audit.worlds import World, run_world
 from archipel.core import Vector
 
 _TARGETS = 64  # records that are asked about: each is raised less, the more there are
+_FEWEST = 8  # worlds, where there is time for them
 _PART = 4  # of the worlds and the time that passive attacks have, one in so many
 
 
@@ -87,5 +88,5 @@ def _worlds(work: Work, attack: Any, by: str, party: int, at: Tensor) -> list[Wo
             how = {"adversary": Malicious(attack.party(x, y), named, first, last)}
         return run_world(subject, work.about, number, **how)[0].of_some(at)
 
-    most, seconds = max(4, work.size.worlds // _PART), work.size.seconds / _PART
+    most, seconds = max(_FEWEST, work.size.worlds // _PART), work.size.seconds / _PART
     return worlds_of(work, f"worlds with an active {by}", most, seconds, one)

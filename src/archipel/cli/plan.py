@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -185,6 +186,12 @@ def _of_sites(study: Study, sites: int) -> Forecast:
     from archipel.forecast.making import make_between_sites
     from archipel.study.checks import schema_of
 
+    kind, _, edges = (study.topology.name or "").partition(":")
+    if kind == "edges" and re.search(r"[^\d\s,*.-]", edges):
+        raise ArchipelError(
+            f'topology.name = "edges:{edges[:60]}": a forecast does not know the sites\' names; '
+            "give it numbers, --set topology.name=edges:0-1,1-2."
+        )
     empty = schema_of(study.data).empty()
     model = study.build_model(empty)
     return make_between_sites(study, study.algorithm_object, empty, model, study.policy(), sites)

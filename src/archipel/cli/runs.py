@@ -101,7 +101,8 @@ def report(
     if as_json:
         check = run.forecast
         told = {"run": run.name, "report": str(written), "scorecard": run.scorecard.to_json()}
-        o.print_json({**told, "forecast": None if check is None else check.to_json()})
+        forecast = None if check is None else check.to_json()
+        o.print_json({**told, "forecast": forecast, "worth": run.worth})
     else:
         Console().print(escape(clean(str(written))), soft_wrap=True, highlight=False)
 

@@ -205,11 +205,16 @@ def _check_owned(entries: Sequence[Entry], grid: Mapping[str, Sequence[Any]]) ->
 def _entry(name: str, own: Settings, base: Study, shared: Mapping[str, Any]) -> Entry:
     """An algorithm on the base study, with the shared fields that it has."""
     placed = _placed(name, base.base)
-    has = fields.hints(plugins.find("algorithm", placed, base.base))
-    given = {**base.algorithm.given, **shared}
+    kind = plugins.find("algorithm", placed, base.base)
+    has, given = fields.hints(kind), {**base.algorithm.given, **shared}
     table = {"name": placed, **{k: v for k, v in given.items() if k in has}, **own}
-    study = Study.parse({**base.given(), "algorithm": table}, base.base)
-    return Entry(_label(name, own), study, tuple(own))
+    tables = {**base.given(), "algorithm": table}
+    if hasattr(kind, "learns_graph") and not base.topology.learned:
+        free = {name: part for name, part in tables.items() if name != "topology"}
+        study = Study.parse(free, base.base)
+        if getattr(study.algorithm_object, "learns_graph", False):  # the graph is for others
+            return Entry(_label(name, own), study, tuple(own))
+    return Entry(_label(name, own), Study.parse(tables, base.base), tuple(own))
 
 
 def _spec_of(algorithm: Algorithm) -> tuple[str, Settings]:
@@ -331,7 +336,7 @@ def _study_label(study: Study, algorithms: Sequence[str | Algorithm | Study]) ->
 
 def _without_topology(entry: Entry) -> Entry:
     study = entry.study
-    if is_peer(study.algorithm_object) or study.topology.name is None:
+    if is_peer(study.algorithm_object) or not (study.topology.name or study.topology.file):
         return entry
     tables = {name: part for name, part in study.given().items() if name != "topology"}
     return entry._replace(study=Study.parse(tables, study.base))

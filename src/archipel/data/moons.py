@@ -32,14 +32,14 @@ Floats = npt.NDArray[np.float64]
 
 
 def _draw(
-    parties: int, clusters: bool, seed: int, fewest: int = 3
+    parties: int, clusters: bool, seed: int
 ) -> tuple[Floats, npt.NDArray[np.int64], np.random.RandomState]:
     """Return axes [K, 2], training sizes [K], and the generator for what follows."""
     if not clusters:
         rng = np.random.RandomState(seed)
         axes = rng.normal(rng.normal(size=2), np.sqrt(0.5), size=(parties, 2))
         rng = np.random.RandomState(seed)  # the authors start again
-        return axes, rng.randint(fewest, 20, size=parties), rng
+        return axes, rng.randint(3, 20, size=parties), rng
     if parties % 10:
         raise ArchipelError(
             f"parties={parties}: the four clusters hold 1 to 4 tenths each; give a multiple of 10."
@@ -49,7 +49,7 @@ def _draw(
     for centre, share in zip(_CENTRES, _SHARES, strict=True):
         count = share * parties // 10
         axes = rng.normal(loc=centre, scale=0.3, size=(count, 2))
-        drawn.append((axes, rng.randint(fewest, 15, size=count)))
+        drawn.append((axes, rng.randint(3, 15, size=count)))
     return np.concatenate([a for a, _ in drawn]), np.concatenate([n for _, n in drawn]), rng
 
 
@@ -58,25 +58,32 @@ def axes(parties: int = 100, clusters: bool = False, seed: int = 0) -> Floats:
     return _draw(parties, clusters, seed)[0]
 
 
+def _anywhere(
+    size: int, noise: float, rng: np.random.RandomState
+) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Points at random on both moons, half of them on each; `make_moons` has them evenly spaced."""
+    y = rng.permutation(np.arange(size) % 2)
+    side, angle = np.where(y == 0, 1, -1), rng.uniform(0, np.pi, size)
+    x = np.stack([y + side * np.cos(angle), y / 2 + side * np.sin(angle)], axis=1)
+    return x + rng.normal(scale=noise, size=x.shape), y
+
+
 def load(
     parties: int = 100,
     clusters: bool = False,  # axes around the four diagonals rather than around one centre
     dims: int = 20,
     test_points: int = 100,
     flipped: float = 0.05,
-    fewest: int = 3,  # training points of a party, at least
-    own_points: bool = False,  # each party draws its points anew; the authors' share one sample
+    own_points: bool = False,  # each party's are anywhere on its moons; the authors' share a sample
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
     """Return parties with 3 to 19 (clusters: 3 to 14) training and 100 test points each."""
     if parties < 1 or dims < 2:
         raise ArchipelError(f"parties={parties}, dims={dims}: give one party, two dims or more.")
-    if not 2 <= fewest <= 14:
-        raise ArchipelError(f"fewest={fewest}: give a number of training points from 2 to 14.")
     from sklearn.datasets import make_moons  # slow to import
 
-    axis, train, rng = _draw(parties, clusters, seed, fewest)
+    axis, train, rng = _draw(parties, clusters, seed)
     angle = np.arctan2(axis[:, 1], axis[:, 0])
     noise = 0.05 if clusters else 0.1
     samples = {
@@ -88,7 +95,7 @@ def load(
         for size in (int(train[k]), test_points):
             x, y = samples[size]
             if own_points:
-                x, y = make_moons(size, noise=noise, random_state=rng.randint(2**31))
+                x, y = _anywhere(size, noise, rng)
             c, s = np.cos(angle[k]), np.sin(angle[k])
             wrong = rng.choice(size, replace=False, size=int(flipped * size))
             y = y.copy()

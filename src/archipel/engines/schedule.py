@@ -45,7 +45,7 @@ def partners(seed: int, t: int, order: Ints, number: Ints, count: Ints) -> Ints:
 
 
 def asked(seed: int, t: int, order: Ints, present: Ints, count: int) -> Ints:
-    """Whom each that wakes asks: `count` others that are present, `[w, count]`; -1 where too few.
+    """Whom each that wakes asks: `count` others that are present, or all, where they are fewer.
 
     >>> bool((asked(0, 1, np.array([3, 4]), np.arange(9), 4) != [[3], [4]]).all())
     True
@@ -53,21 +53,15 @@ def asked(seed: int, t: int, order: Ints, present: Ints, count: int) -> Ints:
     draw = rng.generator(seed, t, "asked")
     many = len(present)
     if many <= 4 * (count + 1):
-        ranks = np.argsort(draw.random((len(order), many)), axis=1)
-        found = present[ranks]
-        found = np.where(found == order[:, None], -1, found)
-    else:  # more than are needed, of which the first that are new are taken
-        found = present[draw.integers(many, size=(len(order), 2 * count + 16))]
-        near = np.sort(np.concatenate([order[:, None], found[:, :count]], axis=1), axis=1)
-        some = np.flatnonzero((near[:, 1:] == near[:, :-1]).any(axis=1))  # of most, all are new
-        rows = np.where(found[some] == order[some, None], -1, found[some])
-        for j in range(1, rows.shape[1]):
-            rows[(rows[:, :j] == rows[:, j : j + 1]).any(axis=1), j] = -1
-        found[some] = rows
-    empty_last = np.argsort(found < 0, axis=1, kind="stable")[:, :count]
-    taken = np.take_along_axis(found, empty_last, axis=1)
-    short = np.full((len(order), max(0, count - taken.shape[1])), -1)
-    return np.concatenate([taken, short], axis=1)
+        ranked = present[np.argsort(draw.random((len(order), many)), axis=1)]
+        others: Ints = ranked[ranked != order[:, None]].reshape(len(order), many - 1)[:, :count]
+        return others
+    found, again = np.zeros((len(order), count), np.int64), np.arange(len(order))
+    while len(again):  # who asks one twice, or itself, draws anew
+        found[again] = present[draw.integers(many, size=(len(again), count))]
+        row = np.sort(np.concatenate([order[again, None], found[again]], axis=1), axis=1)
+        again = again[(row[:, 1:] == row[:, :-1]).any(axis=1)]
+    return found
 
 
 def disjoint(seed: int, t: int, touched: Ints) -> list[Ints]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from archipel.core import Near
+from archipel.data.rows import ranges
 from archipel.errors import ArchipelError
 from archipel.exchange.neighbours import mean_of
 from archipel.exchange.varying import sizes_of
@@ -31,7 +32,9 @@ class Lists:
     weight: Tensor  # [n, d, 1]
     count: Ints  # [n] neighbours of each
     degree: Tensor  # [n + 1, 1] sum of the weights; 0 at the end, in the place of -1
-    shares: csr_array  # [n, n + 1] weights over degrees
+    starts: Ints  # [n] where the neighbours of each begin, of all in one row
+    all_near: Tensor  # [e] that row
+    shares: Tensor  # [e] weights over degrees
 
 
 def lists_of(weights: Any, dtype: torch.dtype) -> Lists:
@@ -55,8 +58,8 @@ def lists_of(weights: Any, dtype: torch.dtype) -> Lists:
     weight[i, place, 0] = values
     degree = torch.cat([weight.sum(dim=1), torch.zeros(1, 1, dtype=dtype)])
     near = [row[:many] for row, many in zip(number.tolist(), count.tolist(), strict=True)]
-    of = (values / degree[torch.from_numpy(i), 0]).numpy(), (i, j)
-    return Lists(number, near, weight, count, degree, csr_array(of, shape=(n, n + 1)))
+    starts, shares = np.cumsum(count) - count, values / degree[torch.from_numpy(i), 0]
+    return Lists(number, near, weight, count, degree, starts, torch.from_numpy(j), shares)
 
 
 class _Others:
@@ -115,11 +118,16 @@ class Told(_Others):
     def around(self) -> Tree:
         if self._turns.all_told is None:
             return super().around
-        shares = self._turns.lists(self._t).shares[self._ids]
+        lists, ids = self._turns.lists(self._t), self._ids
+        starts, count = lists.starts[ids], lists.count[ids]
+        at = torch.from_numpy(ranges(starts, starts + count))
+        near, shares = lists.all_near.index_select(0, at), lists.shares.index_select(0, at)
+        begins = torch.from_numpy(np.cumsum(count) - count)
 
         def mean(told: Tensor) -> Tensor:
-            found = torch.from_numpy(shares @ told.flatten(1).numpy())
-            return found.view(len(found), *told.shape[1:])
+            rows = told.flatten(1).to(shares.dtype)
+            found = embedding_bag(near, rows, begins, mode="sum", per_sample_weights=shares)
+            return found.view(len(ids), *told.shape[1:])
 
         return tree_map(mean, self._turns.all_told)
 
@@ -145,8 +153,7 @@ class Asked(_Others):
     @property
     def drawn(self) -> Near:
         number, weight = torch.from_numpy(self.asked), self._turns.edges(self._ids, self.asked)
-        places = self._places(number)
-        return Near(number, weight, self._turns.degree[places], self._turns.told(places))
+        return Near(number, weight, self._turns.degree[number], self._turns.told(number))
 
     def join(self, others: Near, weight: Tensor) -> None:
         new = weight.expand(others.weight.shape).squeeze(-1)

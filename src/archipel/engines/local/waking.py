@@ -46,7 +46,7 @@ class Turns:
         self._lists: tuple[object, Lists] | None = None  # and what they are the lists of
         self._gradients = self._bytes = 0
         self.effort = np.ones(self._n)  # how far each gets that is a straggler
-        self.degree = torch.zeros(self._n + 1, 1, dtype=self.dtype)  # while edges change; 0 for -1
+        self.degree = torch.zeros(self._n, 1, dtype=self.dtype)  # while edges change
         self._whole = whole_of(job) if job.boxes.clock == "wakes" else None
         self._turns = np.zeros(self._n, np.int64)  # that each had in the round
         self.own: Tree = None  # of all parties; at the end, zeros in the place of -1
@@ -94,10 +94,10 @@ class Turns:
             return
         others = schedule.asked(seed, t, order, present, count)
         told = nbytes(boxes.told(self._job.anatomy.own)) + 2 * _EDGE
-        self._bytes += int((others >= 0).sum()) * told
-        torch.sum(self._memory.graph, dim=1, keepdim=True, out=self.degree[:-1])
+        self._bytes += others.size * told
+        torch.sum(self._memory.graph, dim=1, keepdim=True, out=self.degree)
         for block in schedule.disjoint(seed, t, np.concatenate([order[:, None], others], axis=1)):
-            for turns in self._cut(block, count):
+            for turns in self._cut(block, others.shape[1]):
                 ids = order[turns]
                 self._turn(t, ids, Asked(self, t, ids, others[turns]))
         self._memory.graph_version += 1
@@ -263,24 +263,18 @@ class Turns:
 
     def edges(self, ids: Ints, number: Ints) -> Tensor:
         """Weights `[m, d, 1]` of the edges from these parties `[m]` to those `[m, d]`."""
-        me = ids[:, None]
-        other = np.where(number < 0, me, number)  # nobody has an edge to itself
-        return torch.from_numpy(self._memory.graph.numpy()[me, other, None])
+        return torch.from_numpy(self._memory.graph.numpy()[ids[:, None], number, None])
 
     def join(self, ids: Ints, number: Ints, weight: Tensor) -> None:
         """Have these edges `[m, d]`: the parties of a block touch no other's."""
-        new = weight.detach().to(self.dtype).numpy()
-        me = np.broadcast_to(ids[:, None], number.shape)
-        there = number >= 0
-        if not there.all():
-            me, number, new = me[there], number[there], new[there]
+        new, me = weight.detach().to(self.dtype).numpy(), ids[:, None]
         if not (new >= 0).all():
             raise ArchipelError("me.join: an edge has a negative weight, or none: give 0 or more.")
-        graph, degree = self._memory.graph.numpy(), self.degree.numpy()[:, 0]
+        graph, degree = self._memory.graph.numpy(), self.degree.numpy()
         change = new - graph[me, number]
         graph[me, number] = graph[number, me] = new
-        degree[number] += change
-        np.add.at(degree, me, change)
+        degree[number, 0] += change
+        degree[me, 0] += change.sum(axis=1, keepdims=True)
 
 
 def _with_none(rows: Tensor) -> Tensor:
