@@ -39,6 +39,14 @@ EQUIVALENT = {  # no mistakes
     ("_weight", "1 - rho", "1 + rho"),
     ("_weight", "1 - rho", "1"),
     ("_weight", "1", "2"),
+    ("join", "0", "1"),  # Dada's two forms of a root, of which either is right
+    ("join", "1", "2"),  # others that are asked, where nobody answers
+    ("join", "w < self.least * torch.minimum(d_k, d_l)",
+     "w <= self.least * torch.minimum(d_k, d_l)"),
+    ("_steps", "t < self.alone", "t <= self.alone"),  # a round of the graph, without a step
+    ("_towards", "gamma * self.beta * vertex.sign().to(alpha.dtype)",
+     "gamma * self.beta / vertex.sign().to(alpha.dtype)"),
+    ("party", "-(j + 1) * g.gather(-1, j).sign()", "-(j + 1) / g.gather(-1, j).sign()"),
 }  # fmt: skip
 
 
