@@ -131,6 +131,7 @@ def test_messages_are_descriptor_model_difference_and_gradient():
 
 
 def test_a_new_partys_steps_lower_its_loss_and_touch_nobody_elses():
+    torch.manual_seed(0)
     model, losses, states = ar.Model(nn.Linear(13, 2)), [], []
     for new_steps in (0, 3, 30):
         algorithm = PFedHN(new_steps=new_steps, descriptor_lr=3.0, server_lr=0.1, **WORK)
