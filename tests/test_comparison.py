@@ -902,7 +902,9 @@ SLOW = MINE.replace("from dataclasses", "import time\nfrom dataclasses", 1).repl
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_stops_after_the_round_and_resume_goes_on(number, tmp_path):
     code, error = Slow(tmp_path)(
         "compare", "mine.py", "--data", "heart_disease", "--rounds", "20", "--seeds", "1",

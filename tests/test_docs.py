@@ -58,8 +58,15 @@ def blocks(page):
     return [found.groups() for found in BLOCK.finditer(page.read_text())]
 
 
-def by_page(pages):
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+def by_page(pages, slow=()):
+    return [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.slow] if page.name in slow else [],
+        )
+        for page in pages
+    ]
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -199,9 +206,14 @@ def same_line(shown, printed):
 
 
 SESSIONS = [page for page in PAGES if any(kind == "console" for kind, *_ in blocks(page))]
+LONG = {  # whose commands are tried elsewhere, too, with fewer parties
+    "how-to-average.md", "how-to-fewer-bytes.md", "how-to-rehearse.md", "how-to-resume.md",
+    "how-to-secure-sums.md", "how-to-shuffle.md", "how-to-verify-a-sum.md",
+    "tutorial-data-manager.md",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("page", by_page(SESSIONS))
+@pytest.mark.parametrize("page", by_page(SESSIONS, LONG))
 def test_commands_do_what_the_page_shows(page, tmp_path):
     shutil.copytree(
         ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("tables")

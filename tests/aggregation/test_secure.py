@@ -449,7 +449,7 @@ def test_a_sum_of_fewer_than_a_site_wants_is_refused(step, what):
 
 def test_a_server_chooses_no_neighbours():
     """Each draws its own, with a secret and of all who take part: on average everybody as often."""
-    n, k, rounds = 30, 8, 150
+    n, k, rounds = 30, 8, 30
     drawn = np.zeros((n, n))
     for t in range(rounds):
         seen = []

@@ -73,7 +73,11 @@ lr = 0.2
 """
 
 
-@pytest.mark.parametrize("kind", ["[0, 1]", '"number"'], ids=["classes", "numbers"])
+@pytest.mark.parametrize(
+    "kind",
+    ["[0, 1]", pytest.param('"number"', marks=pytest.mark.slow)],
+    ids=["classes", "numbers"],
+)
 def test_sites_bind_tables_of_their_own_and_find_the_scale_together(archipel, tmp_path, kind):
     rng = np.random.default_rng(3)
     ill = [i % 2 if kind == "[0, 1]" else 900 + 3 * i + rng.integers(99) for i in range(60)]

@@ -87,8 +87,18 @@ def same(one, other):
         assert ours.pooled == theirs.pooled
 
 
+ONE_OF_EACH = {  # by what crosses between driver and workers; the others are among the slow tests
+    "alone", "apgd2", "choco", "dsgd", "fedavg", "fedbn", "fedbuff", "fedper", "pefll", "scaffold",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "name", [name for name, made in ALGORITHMS.items() if clock_of(made()) == "rounds"]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ONE_OF_EACH else [pytest.mark.slow])
+        for name, made in ALGORITHMS.items()
+        if clock_of(made()) == "rounds"
+    ],
 )
 def test_every_algorithm_has_the_bits_of_the_local_engine(cluster, name):
     algorithm = small(ALGORITHMS[name])

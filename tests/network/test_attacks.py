@@ -409,6 +409,7 @@ def test_sums_that_tell_of_few_patients_do_not_leave(tmp_path, values, leaves_it
 # -- sites that are processes ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_site_process_that_is_killed_answers_an_evaluation_as_before(tmp_path, monkeypatch):
     """C2: a coordinator that loses scores on purpose, and gives other advice to each question."""
     seen, asked, score = [], [], Answers._score

@@ -175,6 +175,7 @@ def settled(drill):
 ALL = {**BUFF, "algorithm.name": "fedbuff", "round.quorum": 1.0, "round.on_missing": "wait"}
 
 
+@pytest.mark.slow
 def test_a_site_and_the_coordinator_are_killed_and_the_steps_are_the_same(tmp_path):
     """Both in every step, so that it is FedAvg's simulation, whatever was killed."""
 

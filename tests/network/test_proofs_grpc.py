@@ -200,7 +200,15 @@ async def ended(task):
     assert task.cancelled()
 
 
-@pytest.mark.parametrize(("answered", "says_so"), [(1, True), (2, False), (3, True), (4, True)])
+@pytest.mark.parametrize(
+    ("answered", "says_so"),
+    [
+        (1, True),
+        (2, False),
+        pytest.param(3, True, marks=pytest.mark.slow),
+        pytest.param(4, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_site_that_stops_between_two_messages_does_not_stop_a_secure_sum(
     tmp_path, answered, says_so
 ):
