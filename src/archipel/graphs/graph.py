@@ -100,9 +100,7 @@ class Topology:
             return x.mean(dim=-2, keepdim=True).expand(x.shape).clone()
         if W.nnz * 8 > self.n**2 or x.requires_grad or x.device.type != "cpu":
             return torch.from_numpy(W.toarray()).to(x) @ x
-        W = W.astype(torch.empty((), dtype=x.dtype).numpy().dtype)
-        columns = x.movedim(-2, 0).reshape(self.n, -1)
-        mixed = torch.from_numpy(product(W, columns.numpy()))
+        mixed = product(W, x.movedim(-2, 0).reshape(self.n, -1))
         return mixed.view(self.n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
 
     @cached_property

@@ -315,9 +315,7 @@ class Share:
         heard = self._heard(me, present, weights)
         sparse = weights.nnz * 8 < len(me.ids) * len(present)
         wanted = present[np.unique(weights.indices)] if sparse else present
-        if sparse:
-            weights = weights.astype(torch.empty(0, dtype=dtype).numpy().dtype)
-        else:
+        if not sparse:
             weights = torch.from_numpy(weights.toarray()).to(dtype)
 
         def mixing(x: Vector, coded: Coded | None = None) -> Vector:
@@ -337,7 +335,7 @@ class Share:
                 out = heard(others, self._mixes)
                 return out if self._job.sweep is None else out.transpose(0, 1)
             flat = others.reshape(len(present), -1)
-            out = torch.from_numpy(product(weights, flat.numpy())) if sparse else weights @ flat
+            out = product(weights, flat) if sparse else weights @ flat
             out = out.view(len(me.ids), *others.shape[1:])
             return out if self._job.sweep is None else out.transpose(0, 1)
 
