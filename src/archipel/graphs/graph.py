@@ -90,8 +90,9 @@ class Topology:
 
     def edges(self, t: int = 0, absent: Absent = ()) -> Tensor:
         """Return the pairs that exchange in round t, int64 `[e, 2]`, the smaller number first."""
-        i, j, _ = pairs(self.affinity(t, absent))
-        return torch.from_numpy(np.stack([i, j], axis=-1).astype(np.int64))
+        if self.period == 1 and len(absent) == 0:
+            return self._fixed_edges
+        return _edges(self.affinity(t, absent))
 
     def mix(self, x: Tensor, t: int = 0, absent: Absent = ()) -> Tensor:
         """Return W^(t) x: `[..., n, p] -> [..., n, p]`."""
@@ -130,6 +131,10 @@ class Topology:
     def spectral_gap(self) -> float:
         """1 - max(|l2|, |ln|); where the graph changes, the same of p: 1 - sqrt(1 - p)."""
         return 1 - float(np.sqrt(1 - self.p))
+
+    @cached_property
+    def _fixed_edges(self) -> Tensor:
+        return _edges(self.rule(0).affinity)
 
     @cached_property
     def _fixed(self) -> Any:
@@ -186,6 +191,12 @@ class Topology:
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
+
+
+def _edges(A: Any) -> Tensor:
+    """The pairs of A, int64 `[e, 2]`."""
+    i, j, _ = pairs(A)
+    return torch.from_numpy(np.stack([i, j], axis=-1).astype(np.int64))
 
 
 def _weighed(rule: Callable[[int], Edges], weights: str, t: int) -> Edges:

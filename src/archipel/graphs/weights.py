@@ -57,7 +57,7 @@ def joined(n: int, i: NDArray[Any], j: NDArray[Any], weight: NDArray[Any] | None
 
 
 def product(W: Any, x: Tensor) -> Tensor:
-    """Return W x of `[n, p]`, in x's precision: torch's product takes half the time of scipy's."""
+    """Return W x of `[n, p]`, in x's precision: torch takes half of the time that scipy does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch: support is in beta state
         start, column, weight = map(torch.from_numpy, (W.indptr, W.indices, W.data))

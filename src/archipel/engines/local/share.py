@@ -310,7 +310,9 @@ class Share:
         """
         assert self._job.topology is not None
         absent = np.setdiff1d(np.arange(self._job.data.training), present)
-        weights = self._job.topology.sparse(me.round, absent)[me.ids][:, present]
+        everybody = np.array_equal(present, np.arange(self._job.data.training))
+        weights = self._job.topology.sparse(me.round, absent)[me.ids]
+        weights = weights if everybody else weights[:, present]
         dtype = self._job.model.dtype
         heard = self._heard(me, present, weights)
         sparse = weights.nnz * 8 < len(me.ids) * len(present)
