@@ -155,6 +155,13 @@ def test_a_class_that_lacks_something_is_no_step(tmp_path):
         study(tmp_path, {"up": ["mine.py"]})
 
 
+def test_a_class_that_cannot_be_called_is_no_rule(tmp_path):
+    rule = (HERE / "krum.py").read_text()
+    (tmp_path / "mine.py").write_text(rule.replace("def __call__", "def called"))
+    with pytest.raises(ArchipelError, match="Krum is no rule: it has no __call__ or mixed"):
+        study(tmp_path, {"rule": "mine.py"})
+
+
 def test_the_command_line_sets_a_wire(folder):
     plain = study(folder, {})
     wired = plain.with_set({"wire.up": ["float16"], "wire.down": ["float16"]})

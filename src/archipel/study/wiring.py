@@ -25,7 +25,7 @@ from archipel.wire.wire import Wire
 
 _NEEDS = {  # what makes an object a thing of its kind
     "step": ("linear", "unbiased", "init", "send", "receive", "bound"),
-    "rule": ("__call__",),
+    "rule": ("__call__ or mixed",),  # of uploads, or of neighbours
     "sum": ("party", "server"),
 }
 _TEXT = re.compile(r"(?P<name>.*?\.py(?::[A-Z]\w*(?=:|$))?|[^:]*)(?::(?P<values>.*))?", re.DOTALL)
@@ -119,7 +119,8 @@ def _made(part: Part, base: Path, liars: int | float | None) -> Any:
     cls: Any = plugins.find(part.kind, name, base)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ArchipelError(f"{name} is no dataclass: make it one, @dataclass(frozen=True).")
-    missing = [each for each in _NEEDS[part.kind] if not hasattr(cls, each)]
+    own = {name for base in cls.__mro__ for name in vars(base)}  # every class has __call__ itself
+    missing = [each for each in _NEEDS[part.kind] if own.isdisjoint(each.split(" or "))]
     if missing:
         raise ArchipelError(
             f"{cls.__name__} is no {part.kind}: it has no {missing[0]}; see "
