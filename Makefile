@@ -41,8 +41,8 @@ postgres:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null 2>&1; } || \
 	echo "PostgreSQL is not here and cannot be installed: the roll is tested on SQLite alone."
 
-# two more than cores: many tests wait for other processes
-test: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# one more than cores: many tests wait for other processes
+test: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: $(DEV) browser postgres
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -255,12 +255,12 @@ class Stops(Quiet):
 def test_who_stops_it_leaves_no_process_and_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     study = Study.parse(STUDY)
-    before = processes.held()
+    before = processes.held() and {*processes._descendants(os.getpid())}
     with pytest.raises(KeyboardInterrupt):
         make(study, study.parts(), {**study.options(), "workers": 2}, Stops(), seconds=0.0)
 
     assert [*tmp_path.iterdir()] == []
-    assert before is None or len([*processes._descendants(os.getpid())]) == 0
+    assert before is None or {*processes._descendants(os.getpid())} <= before
 
 
 def test_a_promise_is_counted_to_the_end(tmp_path):

@@ -136,16 +136,18 @@ class Averaging:
         return Sum((x + theirs) / 2, own.turns + 1)
 
 
-async def with_kills(circle, kinds, random, kills, chance=0.1, down=lambda k: None):
+async def with_kills(circle, kinds, random, kills, chance=0.1, down=None):
     """Begin a circle's peers, and kill some right after an answer was made; it may be lost.
 
-    `down` is done while one is down.
+    `down` is done while one is down. Without it, the disk is as it was at that moment, whatever is
+    still written until the peer has ended.
     """
     again, count = [], len(circle.disks)
 
     async def restart(k):
         await circle.end(k)
-        down(k)
+        if down is not None:
+            down(k)
         circle.begin(k)
 
     def fault(k, j, reply):
@@ -153,7 +155,8 @@ async def with_kills(circle, kinds, random, kills, chance=0.1, down=lambda k: No
             victim = int(random.choice([k, j]))
             if victim in circle.up:
                 del circle.up[victim]
-                circle.disks[victim] = circle.disks[victim].copied()
+                if down is None:
+                    circle.disks[victim] = circle.disks[victim].copied()
                 again.append(asyncio.create_task(restart(victim)))
             if random.random() < 0.5:
                 raise Cut("the answer is lost")

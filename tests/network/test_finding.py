@@ -358,7 +358,7 @@ def moves(site):
 
 
 def test_peers_of_which_all_but_one_have_moved_find_each_other_over_tls(tmp_path):
-    text = STUDY.replace("rounds = 5", "rounds = 4")
+    text = STUDY.replace("rounds = 5", "rounds = 12")  # so that news has time to go around
 
     async def play():
         async with coordinator(tmp_path / "c") as one:
@@ -366,11 +366,11 @@ def test_peers_of_which_all_but_one_have_moved_find_each_other_over_tls(tmp_path
             peers = [(moves(site) if k else site, data) for k, (site, data) in enumerate(peers)]
             tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
             await one.run(digest)
-            assert await asyncio.gather(*tasks) == [4] * 4
+            assert await asyncio.gather(*tasks) == [12] * 4
             return digest, [site for site, _ in peers]
 
     digest, sites = run(play(), 120)
-    vectors = simulated(*Study.parse(text).parts(), topology("ring", 4), 4)
+    vectors = simulated(*Study.parse(text).parts(), topology("ring", 4), 12)
     for k, site in enumerate(sites):
         folder = site.site_studies.folder(digest)
         own = safetensors.torch.load_file(folder / "peer" / "own.safetensors")

@@ -272,7 +272,7 @@ def test_peers_that_are_killed_anywhere_end_up_where_they_would_have(seed):
     random = np.random.default_rng(seed)
 
     circle = Circle(algorithm, data, model, graph, rounds)
-    kills, states = run(with_kills(circle, ("vector",), random, 8, 0.2))
+    kills, states = run(with_kills(circle, ("vector",), random, 8, 0.2, lambda k: None))
     assert kills == 8
     close(states, simulated(algorithm, data, model, graph, rounds))
 
