@@ -377,11 +377,11 @@ def test_peers_of_which_all_but_one_have_moved_find_each_other_over_tls(tmp_path
         (state,) = (x for x in own.values() if x.shape == vectors[k].shape)
         torch.testing.assert_close(state, vectors[k], rtol=1e-6, atol=1e-6)
         roster, book = site.members.known(digest), Book(folder / "addresses.json")
-        near = {sites[(k + step) % 4].name for step in (1, -1)}  # news of the other may come later
-        moved = {each.name: book.address(each) for each in roster.peers if each.name in near}
-        assert moved == {each.name: each.listens for each in sites if each.name in near}
         found = {entry.detail["peer"] for entry in site.audit.entries("found")}
-        assert near - {"peer-0"} <= found <= {each.name for each in sites[1:] if each is not site}
+        known = {each.name: book.address(each) for each in roster.peers if each.name in found}
+        assert known == {each.name: each.listens for each in sites if each.name in found}
+        if k > 1:  # the higher end of an edge asks the lower; news of others may come later
+            assert f"peer-{k - 1}" in found
 
 
 @pytest.mark.slow
