@@ -116,7 +116,7 @@ def view(*entries, study="s", **changed):
 def test_who_knows_one_address_finds_all_others(tmp_path):
     net = Net(tmp_path, 16, right=[0])
     assert net.known() < 0.07
-    net.play(45)
+    net.play(120)
 
     assert net.known() == 1.0
     assert all(len(finding.view) == 6 for finding in net.up.values())
@@ -138,7 +138,7 @@ def test_a_peer_that_moves_is_found_again(tmp_path, n):
     net.play(15)
     assert net.known() == 1.0
     net.at[3] = "third.example.org:77"
-    net.play(20)
+    net.play(80)
 
     assert net.known() == 1.0
     assert {k for k, j, address in net.moved if (j, address) == (3, net.at[3])} == set(range(n)) - {
