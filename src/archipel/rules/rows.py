@@ -7,6 +7,7 @@ finite is infinitely far from every other, and stands last where columns are sor
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 
@@ -74,16 +75,16 @@ class Made:
         raise _single("stack()")
 
 
-class Weighing:
+class Weighing(ABC):
     """A rule that finds weights `[k, m]` of uploads: the rows that it makes are sums of them."""
 
     def __call__(self, uploads: Uploads) -> Uploads:
         x, form = _flat(uploads)
         return Made(uploads, x, form, self.weights(x))
 
+    @abstractmethod
     def weights(self, x: Tensor) -> Tensor:
         """`[m, p] -> [k, m]`."""
-        raise NotImplementedError
 
     def rows(self, x: Tensor) -> Tensor:
         """`[m, p] -> [k, p]`."""
