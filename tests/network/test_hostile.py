@@ -741,12 +741,14 @@ def test_reading_a_study_opens_no_file_that_it_names(tmp_path, monkeypatch):
     [
         b"[study]\n" + b"a." * 120_000 + b"a = 1",  # 16 TB in a reader of TOML
         b"[" + b'"a b".' * 1000 + b"b]",
+        b"a = {k = '''\nx = \"''', " + b"a." * 100_000 + b'a = 1, y = "',  # a text that ends inside
+        b"[study]\n'\"'." + b"a." * 100_000 + b"'\"' = 1",
         b"#" * 300_000,
         b"[study]\npurpose = " + b"[" * 100_000,
         b"[study]\npurpose = " + b"{a = " * 10_000,
         b"\xff\xfe",
     ],
-    ids=["dots", "table", "long", "lists", "tables", "no text"],
+    ids=["dots", "table", "ended", "quoted", "long", "lists", "tables", "no text"],
 )
 def test_a_study_takes_no_endless_memory_to_read(text):
     with pytest.raises(ar.ArchipelError):

@@ -111,6 +111,7 @@ def submit(
     """Ask sites for their approval of a study.
 
     \b
+    Sites see the file's bytes; where the study names a file of edges, these are written into it.
     With --for, no other site learns that there is such a study. Submitted again with --for, it
     is for these sites as well, also for one that only wants the model of a study that is done.
 
@@ -119,10 +120,13 @@ def submit(
       archipel coordinator submit heart.toml
       archipel coordinator submit heart.toml --for cleveland --for va
     """
+    from archipel.federation.approval import brought
+
     try:
         text = study.read_bytes()
     except OSError as error:
         raise ArchipelError(f"'{study}': cannot be read ({error.strerror}).") from None
+    text = brought(text, study.parent)
     digest = coordinator_at(home).submit(text, sites or [])
     if as_json:
         o.print_json({"study": digest, "for": sites})

@@ -11,9 +11,12 @@ import json
 import re
 import tomllib
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli_w
 
 from archipel.errors import ArchipelError, clean, unknown
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _MOST = 256 << 10  # bytes of a study
 _DOTS = 100  # in a line of it: a key of n parts takes a reader of TOML n^2 memory
+_TEXT = re.compile(rb"""\s*[A-Za-z0-9_-]+\s*=\s*"[^"'\\]*"\s*""")  # a key of one part, and its text
 _WEIGHTS = 1 << 29  # of a model: 2 GiB
 _HASH = re.compile("[0-9a-f]{4,64}")  # and beginnings of one
 
@@ -44,7 +48,37 @@ def looks_like_hash(name: str) -> bool:
 
 def _is_short(text: bytes) -> bool:
     """Whether a reader of TOML gets by with little memory."""
-    return len(text) <= _MOST and all(line.count(b".") <= _DOTS for line in text.split(b"\n"))
+    return len(text) <= _MOST and all(
+        line.count(b".") <= _DOTS or _TEXT.fullmatch(line) for line in text.split(b"\n")
+    )
+
+
+def brought(text: bytes, base: Path, parties: Sequence[str] | None = None) -> bytes:
+    """A study's bytes as institutions get them: the edges of its graph's file are in them.
+
+    The file is found from the folder `base`. Its edges are between `parties` by their numbers, or
+    between sites by their names as the file has them.
+    """
+    from archipel.graphs.file import numbered, written
+    from archipel.graphs.file import read as read_edges
+    from archipel.study.reading import read_tables
+
+    try:
+        tables = read_tables(text.decode())
+    except UnicodeDecodeError:  # `read` says it
+        return text
+    graph = dict(tables.get("topology", {}))
+    file = graph.pop("file", None)
+    if not isinstance(file, str) or "name" in graph:
+        return text
+    try:
+        edges = read_edges(base / file)
+        if parties is not None:
+            edges = numbered(file, edges, parties)
+        graph["name"] = written(file, edges)
+    except ArchipelError as error:
+        raise ArchipelError(f"topology.file: {error}") from None
+    return tomli_w.dumps({**tables, "topology": graph}).encode()
 
 
 def read(text: bytes) -> Study:
@@ -84,9 +118,8 @@ def read(text: bytes) -> Study:
             )
     if study.topology.file is not None:
         raise ArchipelError(
-            f"topology.file = {study.topology.file!r}: a study between institutions brings no "
-            "file; write its edges into the study, by the sites' names: "
-            'topology.name = "edges:Ulm-Bonn,Bonn-Cologne*0.5".'
+            f"topology.file = {study.topology.file!r}: a study that came from elsewhere brings no "
+            "file; 'archipel coordinator submit' writes its edges into the study: submit it again."
         )
     if study.adversary_object is not None:
         raise ArchipelError(

@@ -29,6 +29,7 @@ from archipel.data.federation import Federation
 from archipel.data.shadow import Facts
 from archipel.errors import ArchipelError, RunFailed
 from archipel.exchange.boxes import is_peer
+from archipel.federation.approval import brought
 from archipel.federation.certificates import Invitation
 from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.coordinator.folder import CoordinatorFolder
@@ -88,8 +89,9 @@ async def rehearse(
         raise ArchipelError(f"{study.algorithm.name} has {kind} server: {hint}.")
     fed = study.federation()
     party_of(study, 0, sites)
-    text = study.toml().encode()
-    names = [_site_name(fed.name(k)) for k in range(sites)]
+    parties = [fed.name(k) for k in range(sites)]
+    text = brought(study.toml().encode(), study.base, parties)
+    names = [_site_name(party) for party in parties]
     if names != sorted(set(names)):  # sites are numbered by name, as parties are in a simulation
         names = [f"site-{k:0{len(str(sites - 1))}}" for k in range(sites)]
     tables = _tables(study, fed.names or [], out)

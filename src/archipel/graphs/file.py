@@ -67,19 +67,47 @@ def _edge(name: str, row: int, cells: Sequence[str], mark: str) -> Edge:
     return Edge(row, (cells[0], cells[1]), weight)
 
 
-def of_edges(name: str, edges: Sequence[Edge], parties: Sequence[str]) -> Topology:
-    """Return the topology of edges between parties of these names; numbers count from 0."""
-    n, places = len(parties), {party: k for k, party in enumerate(parties)}
-    numbers = {str(k): k for k in range(n)}
-    found: dict[tuple[int, int], Edge] = {}
+def written(name: str, edges: Sequence[Edge]) -> str:
+    """Return the edges as a study writes them.
+
+    >>> written("graph.csv", [Edge(1, ("Ulm", "Bonn"), 1.0), Edge(2, ("Bonn", "Cologne"), 0.5)])
+    'edges:Ulm-Bonn,Bonn-Cologne*0.5'
+    """
     for edge in edges:
-        ends = []
         for party in edge.ends:
-            k = places.get(party, numbers.get(party))
-            if k is None:
+            if not party or {*party} & {*",*"}:
+                raise ArchipelError(
+                    f"'{name}': row {edge.row} has the party '{party}', which is no site's name; "
+                    "give names of sites, or numbers from 0."
+                )
+    weights = ["" if edge.weight == 1 else f"*{edge.weight!r}" for edge in edges]
+    ends = ["-".join(edge.ends) for edge in edges]
+    return "edges:" + ",".join(f"{pair}{by}" for pair, by in zip(ends, weights, strict=True))
+
+
+def numbered(name: str, edges: Sequence[Edge], parties: Sequence[str]) -> list[Edge]:
+    """Return the edges with the numbers of these parties for their names."""
+    ends = _ends(name, edges, parties)
+    return [edge._replace(ends=(str(i), str(j))) for edge, (i, j) in zip(edges, ends, strict=True)]
+
+
+def _ends(name: str, edges: Sequence[Edge], parties: Sequence[str]) -> list[tuple[int, int]]:
+    """The numbers of the parties that each edge joins."""
+    places = {str(k): k for k in range(len(parties))}
+    places |= {party: k for k, party in enumerate(parties)}
+    for edge in edges:
+        for party in edge.ends:
+            if party not in places:
                 why = unknown("party", party, parties[:100])
                 raise ArchipelError(f"'{name}': row {edge.row} has an {why}")
-            ends.append(k)
+    return [(places[one], places[other]) for one, other in (edge.ends for edge in edges)]
+
+
+def of_edges(name: str, edges: Sequence[Edge], parties: Sequence[str]) -> Topology:
+    """Return the topology of edges between parties of these names; numbers count from 0."""
+    n = len(parties)
+    found: dict[tuple[int, int], Edge] = {}
+    for edge, ends in zip(edges, _ends(name, edges, parties), strict=True):
         i, j = sorted(ends)
         if i == j:
             raise ArchipelError(
