@@ -1,12 +1,16 @@
 """A study whose sites have no privacy left stops, says so, and keeps what it has."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
 from archipel.errors import BudgetSpent
+from archipel.federation.coordinator.coordinator import Coordinator
 from archipel.federation.site import ledger, service
 from archipel.federation.site.policy import Policy
+from archipel.federation.site.site import Site
 from archipel.runs.listing import open_run
 from network.test_federation import coordinator, members, text_of
 
@@ -33,11 +37,13 @@ async def play(tmp_path, monkeypatch, text, spoil):
         for site, _ in sites:
             Policy.open().write(site.home)
         spoil(sites[1][0], digest)
+        run = asyncio.create_task(one.run(digest))
+        await asyncio.sleep(0.1)
         for each in services:
             each.begin(digest)
         try:
             with pytest.raises(BudgetSpent) as ended:
-                await asyncio.wait_for(one.run(digest), 300)
+                await asyncio.wait_for(run, 300)
         finally:
             for each in services:
                 await each.end()
@@ -72,7 +78,21 @@ def test_it_stops_in_the_middle_and_keeps_what_it_has(tmp_path, monkeypatch):
 
 
 def test_it_does_not_begin_where_a_site_says_that_it_cannot(tmp_path, monkeypatch):
-    text = text_of("scaffold", **PRIVATE)
+    """Not even where the coordinator cannot listen yet when it is told."""
+    text, told = text_of("scaffold", **PRIVATE), threading.Event()
+    made, away = Coordinator._server_study, Site.away
+
+    def later(self, digest, events):
+        assert told.wait(120)
+        time.sleep(0.5)
+        return made(self, digest, events)
+
+    async def tell(*about, **how):
+        told.set()
+        await away(*about, **how)
+
+    monkeypatch.setattr(Coordinator, "_server_study", later)
+    monkeypatch.setattr(Site, "away", tell)
 
     def spoil(site, digest):
         Policy.open().changed(["epsilon=1.0"]).write(site.home)

@@ -228,7 +228,7 @@ async def _site(given: dict[str, Any]) -> None:
         try:
             await site.attend(link, digest, data)
         except Overspent:
-            await site.away(link, digest, SPENT)
+            await site.away(link, digest, SPENT, patience=given["silence"])
             raise
     await link.close()
 

@@ -117,7 +117,7 @@ class Service:
         except Withheld as no:
             self._say(f"{name}: {no}")
             spent = isinstance(no, Overspent)
-            await site.away(self._link, study, SPENT if spent else _DECLINED)
+            await site.away(self._link, study, SPENT if spent else _DECLINED, patience=_LONG)
             await asyncio.sleep(_LONG)  # until somebody has changed something
         except ArchipelError as error:
             self._say(f"{name}: {error}")

@@ -342,11 +342,16 @@ class Site:
                 kept.save()
         return self.audit.head.text
 
-    async def away(self, link: GrpcLink, study: str, why: str) -> None:
-        """Have the coordinator know that this site does not work now, if it can be told."""
+    async def away(self, link: GrpcLink, study: str, why: str, patience: float = 10.0) -> None:
+        """Have the coordinator know that this site does not work now, if it can be told.
+
+        It cannot be told of a study that has not begun; it is told again for so many seconds.
+        """
+        letter = Letter("away", {"study": study, "reason": why[:80]})
         with suppress(ArchipelError, TimeoutError):
-            async with asyncio.timeout(10):
-                await link.ask(Letter("away", {"study": study, "reason": why[:80]}))
+            async with asyncio.timeout(patience):
+                while (await link.ask(letter)).kind == "wait":
+                    await asyncio.sleep(0.1)
 
     async def may(self, link: GrpcLink, study: str) -> None:
         """Return when something may leave for a study: not in a pause, and never without approval.
