@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and the graph learned together: a round of wake-ups, against loops over parties.
 
+On moons, `dada` learns linear models of the features and `dada_boosted` ensembles of 200 stumps.
 Two plain sides, one party after another, each with its base models' answers computed once:
 
 - `numpy`: what the paper's own code does, its formulas for the gradient, neighbours in a dict;
@@ -8,16 +9,19 @@ Two plain sides, one party after another, each with its base models' answers com
 
 All three sides give the same numbers (a test compares them). Microseconds of the processor per
 wake-up, the least of several rounds, for each kind of round (parties alone, the graph, models) and
-for the mean over a run of the default settings, at several numbers of parties K. One core.
+for the mean over a run of the default settings, at several numbers of parties K and of others
+that are asked, kappa. One core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +38,7 @@ from archipel.runs.parts import build_model
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("alone", "graph", "models")
+NAMES = ("dada", "dada_boosted")
 ROUNDS = 100  # of a run of the default settings
 Floats = NDArray[np.float64]
 BOUNDS = {"low": -2.0, "high": 2.0}
@@ -220,24 +225,27 @@ class Autograd(Loop):
         self.W[k, at] = self.W[at, k] = new
 
 
-def problem(parties: int, double: bool) -> tuple[Federation, Model]:
+def problem(name: str, parties: int, double: bool) -> tuple[Federation, Model]:
     dtype = torch.float64 if double else torch.float32
     data = ar.load("moons", parties=parties, clusters=True, dtype=dtype)
+    if name == "dada":
+        return data, build_model("linear_score", data)
     return data, build_model("stumps", data, options={"count": 200, **BOUNDS})
 
 
-def measure(parties: int, rounds: int, double: bool) -> dict[str, dict[str, float]]:
+def algorithm_of(name: str, rounds: int, **options: int) -> Dada | DadaBoosted:
+    """So many rounds of each kind."""
+    turns: Any = {"alone": rounds, "graph_rounds": rounds, "model_rounds": rounds, **options}
+    terms: Any = {"mu2": 0.3, "lam": 0.1, "confident": 14, **turns}
+    return Dada(lr=0.3, **terms) if name == "dada" else DadaBoosted(mu1=2.0, **terms)
+
+
+def measure(
+    name: str, parties: int, kappa: int, rounds: int, double: bool
+) -> dict[str, dict[str, float]]:
     """Microseconds of the processor per wake-up, the least of so many rounds of each kind."""
-    data, model = problem(parties, double)
-    algorithm = DadaBoosted(
-        mu1=2.0,
-        mu2=0.3,
-        lam=0.1,
-        confident=14,
-        alone=rounds,
-        graph_rounds=rounds,
-        model_rounds=rounds,
-    )
+    data, model = problem(name, parties, double)
+    algorithm = algorithm_of(name, rounds, kappa=kappa)
     loops = {"numpy": Plain(algorithm, data, model), "torch": Autograd(algorithm, data, model)}
     everybody = np.arange(parties)
     found = {side: dict.fromkeys(KINDS, float("inf")) for side in ("ours", *loops)}
@@ -267,44 +275,49 @@ def shares() -> dict[str, float]:
     return {kind: kinds.count(kind) / ROUNDS for kind in KINDS}
 
 
-def table(rows: dict[int, dict[str, dict[str, float]]], rounds: int, double: bool) -> str:
+def table(rows: list[dict[str, Any]], command: str, rounds: int, double: bool) -> str:
     """The figures in Markdown."""
-    named = " ".join(map(str, rows))
     lines = [
         "# Models and the graph, learned together",
         "",
-        f"`OMP_NUM_THREADS=1 python benchmarks/joint.py --parties {named} --rounds {rounds}"
-        f"{' --double' if double else ''}`: "
-        "`dada_boosted` on moons, 200",
-        f"stumps, in {'double' if double else 'single'} precision (numpy in double). Microseconds "
-        "of the processor per wake-up, the least of",
+        f"`{command}`: on moons, in {'double' if double else 'single'} precision",
+        "(numpy in double), `dada` with linear models of 20 features, `dada_boosted` with 200",
+        "stumps. K parties, of which one that wakes asks kappa in rounds of the graph.",
+        "Microseconds of the processor per wake-up, the least of",
         f"{rounds} rounds of a kind, here and in two loops over parties; `a run` is the mean over "
         f"{ROUNDS} rounds of the default settings.",
         "",
-        "| K | rounds | here | numpy loop | times | torch loop | times |",
-        "|---:|---|---:|---:|---:|---:|---:|",
+        "| algorithm | K | kappa | rounds | here | numpy loop | times | torch loop | times |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
-    for parties, found in rows.items():
+    for row in rows:
         for kind in (*KINDS, "a run"):
-            ours, numpy, torch_ = (found[side][kind] for side in ("ours", "numpy", "torch"))
+            ours, numpy, torch_ = (row[side][kind] for side in ("ours", "numpy", "torch"))
+            what = f"| {row['algorithm']} | {row['parties']:,} | {row['kappa']} | {kind} | "
             lines.append(
-                f"| {parties:,} | {kind} | {ours:.1f} | {numpy:.1f} | {numpy / ours:.1f} | "
-                f"{torch_:.1f} | {torch_ / ours:.1f} |"
+                f"{what}{ours:.1f} | {numpy:.1f} | {numpy / ours:.1f} | {torch_:.1f} | "
+                f"{torch_ / ours:.1f} |"
             )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--algorithms", nargs="+", choices=NAMES, default=NAMES)
     parse.add_argument("--parties", type=int, nargs="+", default=[100, 1000, 5000])
+    parse.add_argument("--kappa", type=int, nargs="+", default=[10], help="others that are asked")
     parse.add_argument("--rounds", type=int, default=5, help="of each kind")
     parse.add_argument("--double", action="store_true", help="in double precision")
     parse.add_argument("--keep", action="store_true", help="write the results")
     options = parse.parse_args()
     torch.set_num_threads(1)
-    given = options.rounds, options.double
-    rows = {parties: measure(parties, *given) for parties in options.parties}
-    text = table(rows, *given)
+    rows: list[dict[str, Any]] = []
+    for name, parties, kappa in product(options.algorithms, options.parties, options.kappa):
+        found = measure(name, parties, kappa, options.rounds, options.double)
+        rows.append({"algorithm": name, "parties": parties, "kappa": kappa, **found})
+    words = " ".join(word for word in sys.argv[1:] if word != "--keep")
+    command = f"OMP_NUM_THREADS=1 python benchmarks/joint.py {words}".strip()
+    text = table(rows, command, options.rounds, options.double)
     print(text)
     if options.keep:
         (RESULTS / "joint.json").write_text(json.dumps(rows, indent=1) + "\n")

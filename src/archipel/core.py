@@ -113,9 +113,15 @@ class Others(Protocol):
 class Party(Protocol):
     """All that code at a party may use. Shapes carry the same leading dimensions as the vectors."""
 
-    n: Tensor  # [..., 1] number of local training examples
-    number: Tensor  # [..., 1] of the party among all: what `uploads.present` knows it by
     round: int  # t, from 0: the version of the shared state that the party was sent
+
+    @property
+    def n(self) -> Tensor:
+        """`[..., 1]`: the number of local training examples."""
+
+    @property
+    def number(self) -> Tensor:
+        """`[..., 1]`: of the party among all, what `uploads.present` knows it by."""
 
     @property
     def staleness(self) -> Tensor:

@@ -77,23 +77,22 @@ class Joint:
         - log(d_k + sum_l D_l) - sum_l log(d_l + D_l)). Two bounds make it functions of one D each:
         -log(d_k + sum_l D_l) <= -1/kappa sum_l log(d_k + kappa D_l), as -log is convex, and
         -log(1 + D/d) <= -e/d log(1 + D/e) for e <= d and all D > -e: the derivative of the
-        difference has the sign of D. With e = min(d_k / kappa, d_l), u = e + D and
-        S = mu2 e (1/d_k + 1/d_l) the minimum is where
-        2 mu2 lam u^2 + (a + 2 mu2 lam (w - e)) u - S = 0.
+        difference has the sign of D. With e = min(d_k / kappa, d_l), u = e + D, A = 2 mu2 lam,
+        S = mu2 e (1/d_k + 1/d_l) and h = (a + A (w - e)) / 2 the minimum is where
+        A u^2 + 2 h u - S = 0.
         """
         asked = me.drawn
+        kappa, A = max(1, asked.number.shape[-1]), 2 * self.mu2 * self.lam
         theta, loss = (leaf.unsqueeze(-2) for leaf in own[:2])
-        kappa = (asked.number >= 0).sum(dim=-1)[..., None, None].clamp(min=1)
-        d_k, d_l = me.degree.unsqueeze(-2) + self.delta, asked.degree + self.delta
+        d_k, d_l, w = me.degree.unsqueeze(-2) + self.delta, asked.degree + self.delta, asked.weight
         apart = (theta - asked.told[0]).square().sum(dim=-1, keepdim=True)
         a = loss + asked.told[1] + self.mu1 / 2 * apart
-        e, w, curve = torch.minimum(d_k / kappa, d_l), asked.weight, 2 * self.mu2 * self.lam
-        S, rest = self.mu2 * e * (d_k + d_l) / (d_k * d_l), w - e
-        b = a + curve * rest
-        root = (b.square() + 4 * curve * S).sqrt()
-        u = torch.where(b > 0, 2 * S / (b + root), (root - b) / (2 * curve))
-        w = (rest + u).clamp(min=0)
-        me.join(asked, torch.where(w < self.least * torch.minimum(d_k, d_l), 0, w))
+        e = torch.minimum(d_k / kappa, d_l)
+        S, rest = self.mu2 * (e / d_k + e / d_l), w - e
+        h = (a + A * rest) / 2
+        q = (h.square() + A * S).sqrt() + h.abs()
+        w = (rest + torch.where(h > 0, S / q, q / A)).clamp(min=0)
+        me.join(asked, w * (w >= self.least * torch.minimum(d_k, d_l)))
 
 
 class Own(NamedTuple):

@@ -22,7 +22,7 @@ from torch import Tensor
 from archipel import rng
 from archipel.aggregation.others import Trial
 from archipel.core import Batch, Blueprint, Descent, Examples, LocalWork, Near, Others, Vector
-from archipel.data.federation import Federation
+from archipel.data.federation import Federation, Held
 from archipel.engines.batches import Batches, Table, poisson, poissons
 from archipel.errors import ArchipelError
 from archipel.exchange.neighbours import Neighbours
@@ -104,19 +104,42 @@ class LocalParty:
     _order: Ints | None = field(default=None, init=False)  # of each party's points, one by one
 
     def __post_init__(self) -> None:
-        held = self.data.held(self.ids)
-        self._x, self._y, starts = held
-        sizes = self.data.n.numpy()[self.ids]
-        if self.limit is not None:
-            sizes = np.minimum(sizes, self.limit)
-        self._starts, self._sizes = starts, sizes
         self.spent = np.zeros(len(self.ids), np.int64)
-        n = torch.from_numpy(sizes).to(self.model.dtype)
-        self.n = n.view(*self.lead[-1:], 1).expand(*self.lead, 1)
-        self.number = torch.from_numpy(self.ids).view(*self.lead[-1:], 1).expand(*self.lead, 1)
-        # what draws are keyed by: the party, and which of its turns in the round it is
-        self._keyed = self.ids if self.turns is None else self.ids | self.turns << 32
         self._repeat = prod(self.lead[:-1])  # rows of a party: the settings of a sweep
+
+    @cached_property
+    def _held(self) -> Held:
+        return self.data.held(self.ids)
+
+    @property
+    def _x(self) -> Tensor:
+        return self._held.x
+
+    @property
+    def _y(self) -> Tensor:
+        return self._held.y
+
+    @property
+    def _starts(self) -> Ints:
+        return self._held.starts
+
+    @cached_property
+    def _sizes(self) -> Ints:
+        sizes: Ints = self.data.n.numpy()[self.ids]
+        return sizes if self.limit is None else np.minimum(sizes, self.limit)
+
+    @cached_property
+    def _keyed(self) -> Ints:
+        """What draws are keyed by: the party, and which of its turns in the round it is."""
+        return self.ids if self.turns is None else self.ids | self.turns << 32
+
+    @cached_property
+    def n(self) -> Tensor:
+        return self._by_party(torch.from_numpy(self._sizes).to(self.model.dtype)[:, None], (1,))
+
+    @cached_property
+    def number(self) -> Tensor:
+        return self._by_party(torch.from_numpy(self.ids)[:, None], (1,))
 
     @cached_property
     def _batches(self) -> Batches:
@@ -406,10 +429,10 @@ class LocalParty:
         if batch is None:
             self._use_all()
             column = np.arange(int(self._sizes.max()))
-            rows = self._starts[:, None] + np.minimum(column, self._sizes[:, None] - 1)
+            place = self._starts[:, None] + np.minimum(column, self._sizes[:, None] - 1)
             weights = (column < self._sizes[:, None]) / self._sizes[:, None]
             batch = Batch(
-                torch.from_numpy(rows),
+                torch.from_numpy(place),
                 torch.from_numpy(weights).to(self.model.dtype),
                 torch.zeros(len(self.ids), dtype=torch.int64),
             )

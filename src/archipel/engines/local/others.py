@@ -148,12 +148,13 @@ class Asked(_Others):
 
     @property
     def degree(self) -> Tensor:
-        return self._turns.degree[self._at]
+        return self._turns.degree.index_select(0, self._at)
 
     @property
     def drawn(self) -> Near:
         number, weight = torch.from_numpy(self.asked), self._turns.edges(self._ids, self.asked)
-        return Near(number, weight, self._turns.degree[number], self._turns.told(number))
+        degree = self._turns.degree.index_select(0, number.reshape(-1)).view_as(weight)
+        return Near(number, weight, degree, self._turns.told(number))
 
     def join(self, others: Near, weight: Tensor) -> None:
         new = weight.expand(others.weight.shape).squeeze(-1)

@@ -8,6 +8,7 @@ party is what it last told, so nothing is stored of it: it is read off the party
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,27 +89,39 @@ class Turns:
         if not count:
             lists = self.lists(t)
             self._bytes += nbytes(self._job.anatomy.said) * int(lists.count[order].sum())
-            for block in schedule.independent(seed, t, order, lists.near):
-                for ids in self._cut(order[block], lists.number.shape[1]):
-                    self._turn(t, ids, Told(self, t, ids))
+            blocks = schedule.independent(seed, t, order, lists.near)
+            turns, parts = self._cut(blocks, lists.number.shape[1])
+            for part in parts:
+                ids = order[turns[part]]
+                self._turn(t, ids, Told(self, t, ids))
             return
         others = schedule.asked(seed, t, order, present, count)
         told = nbytes(boxes.told(self._job.anatomy.own)) + 2 * _EDGE
         self._bytes += others.size * told
         torch.sum(self._memory.graph, dim=1, keepdim=True, out=self.degree)
-        for block in schedule.disjoint(seed, t, np.concatenate([order[:, None], others], axis=1)):
-            for turns in self._cut(block, others.shape[1]):
-                ids = order[turns]
-                self._turn(t, ids, Asked(self, t, ids, others[turns]))
+        blocks = schedule.disjoint(seed, t, np.concatenate([order[:, None], others], axis=1))
+        turns, parts = self._cut(blocks, count)
+        ids, others = order[turns], others[turns]
+        for part in parts:
+            self._turn(t, ids[part], Asked(self, t, ids[part], others[part]))
         self._memory.graph_version += 1
 
-    def _cut(self, turns: Ints, others: int) -> list[Ints]:
-        """Parts of a block that need no more memory than they may; of others, each has so many."""
+    def _cut(self, blocks: list[Ints], others: int) -> tuple[Ints, list[slice]]:
+        """The turns, block by block, and parts of blocks that need no more memory than they may.
+
+        Of others, each has so many.
+        """
         numbers = (1 + others) * self._job.model.p
         if self._whole is not None:
             numbers += self._whole.width
         most = max(1, _BLOCK // (numbers * self.dtype.itemsize))
-        return [turns[at : at + most] for at in range(0, len(turns), most)]
+        ends = np.cumsum([0, *map(len, blocks)]).tolist()
+        parts = [
+            slice(at, min(at + most, end))
+            for start, end in pairwise(ends)
+            for at in range(start, end, most)
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *blocks]), parts
 
     def _turn(self, t: int, ids: Ints, neighbours: Neighbours) -> None:
         """Have these parties their turns at the same time."""
@@ -206,6 +219,8 @@ class Turns:
 
     def write(self, ids: Ints, own: Tree, given: Tree) -> None:
         """Keep what parties made of the states that they were given, where they are others."""
+        if own is given:
+            return
         at = torch.from_numpy(ids)
         found = stacked_leaves("the own state", own, self._job.anatomy.own, (len(ids),))
         parts = zip(leaves(self.own), leaves(own), found, leaves(given), strict=True)
@@ -263,18 +278,20 @@ class Turns:
 
     def edges(self, ids: Ints, number: Ints) -> Tensor:
         """Weights `[m, d, 1]` of the edges from these parties `[m]` to those `[m, d]`."""
-        return torch.from_numpy(self._memory.graph.numpy()[ids[:, None], number, None])
+        table = self._memory.graph.view(-1).numpy()
+        return torch.from_numpy(table[ids[:, None] * self._n + number]).unsqueeze(-1)
 
     def join(self, ids: Ints, number: Ints, weight: Tensor) -> None:
         """Have these edges `[m, d]`: the parties of a block touch no other's."""
         new, me = weight.detach().to(self.dtype).numpy(), ids[:, None]
         if not (new >= 0).all():
             raise ArchipelError("me.join: an edge has a negative weight, or none: give 0 or more.")
-        graph, degree = self._memory.graph.numpy(), self.degree.numpy()
-        change = new - graph[me, number]
-        graph[me, number] = graph[number, me] = new
-        degree[number, 0] += change
-        degree[me, 0] += change.sum(axis=1, keepdims=True)
+        table, degree = self._memory.graph.view(-1).numpy(), self.degree.view(-1).numpy()
+        there = me * self._n + number
+        change = new - table[there]
+        table[there] = table[number * self._n + me] = new
+        degree[number] += change
+        degree[ids] += change.sum(axis=1)
 
 
 def _with_none(rows: Tensor) -> Tensor:
