@@ -60,7 +60,7 @@ differ by in 14 rounds, and leaves a tenth of it after 45.
             return f"{text}."
         text += f"; spectral gap {self.spectral_gap:.3g}: "
         if not isfinite(half):
-            return f"{text}some parties never hear of others."
+            return f"{text}some of what parties differ by stays for ever."
         if tenth <= 1:
             return f"{text}one round of mixing leaves the mean."
         return (
