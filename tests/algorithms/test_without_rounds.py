@@ -25,7 +25,7 @@ from archipel.data.federation import Federation
 from archipel.data.quadratic import quadratics
 from archipel.engines.local.engine import LocalEngine
 from archipel.errors import ArchipelError
-from archipel.graphs import Topology, topology
+from archipel.graphs import Topology, topology, weighted
 from archipel.models.model import Model
 from archipel.study.file import Study
 from archipel.tree import leaves
@@ -114,10 +114,25 @@ def test_models_propagate_to_the_closed_form() -> None:
 
 
 def test_admm_finds_the_central_solution() -> None:
-    own, _ = learned(Collaborative(lr=0.3, mu=0.7, local_steps=20), "torus:2x4", 80)
+    """Losses are sums over points, of which parties have 10 to 20."""
+    own, _ = learned(Collaborative(lr=0.3, mu=0.07, local_steps=20), "torus:2x4", 40)
 
-    expected = smoothed("torus:2x4", 2.0, 0.7 * degrees("torus:2x4"))
+    expected = smoothed("torus:2x4", 2.0, 0.07 * degrees("torus:2x4") * problem()[0].n)
     torch.testing.assert_close(own.theta, expected, rtol=0, atol=1e-3)
+
+
+def test_steps_are_as_short_as_a_strong_pull_needs() -> None:
+    """Edges that weigh little beside rho, and a large beta: steps of lr alone would diverge."""
+    _, model, hessian, target = problem()
+    W = 0.01 * topology("torus:2x4", N).affinity().toarray()
+    own, _ = learned(Collaborative(lr=0.3, mu=0.07), weighted(W), 10)
+    best = smoothed("torus:2x4", 2.0, 0.07 * degrees("torus:2x4") * problem()[0].n)
+    assert float((own.theta - best).norm()) < float((model.w - best).norm())
+
+    _, engine = learned(Walkman(lr=0.3, beta=20.0), "complete", 10)
+    (token,) = engine.state()["token.0"]
+    optimum = torch.linalg.solve(hessian.mean(0), target.mean(0))
+    assert float((token - optimum).norm()) < float((model.w - optimum).norm())
 
 
 @pytest.mark.parametrize("exchange", ["push-pull", "push", "pull"])

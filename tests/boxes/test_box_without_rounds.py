@@ -57,6 +57,7 @@ def test_coordinate_is_its_box(problem):
 
 
 def local(P, k, x, eta, steps, pull=0.0, towards=0.0):
+    eta = 1 / (1 / eta + pull)
     for _ in range(steps):
         x = x - eta * (P.grad(k, x) + pull * (x - towards))
     return x
@@ -130,7 +131,7 @@ def collaborative(P, rounds, eta, mu, rho, steps):
                     centre = centre + rho * (Z[i, j, i] - Lam[i, j, i] / rho)
                     centre = centre + w * (Z[i, j, j] - Lam[i, j, j] / rho)
                     total += rho + w
-                pull = total / (mu * W[i].sum())
+                pull = total / (mu * W[i].sum() * P.n(i))
                 theta[i] = local(P, i, theta[i], eta, steps, pull, centre / total)
                 for j in around[i]:
                     held[i, j] = (W[i, j] * theta[i] + rho * Z[i, j, j] - Lam[i, j, j]) / (
@@ -148,10 +149,10 @@ def collaborative(P, rounds, eta, mu, rho, steps):
 
 @convex
 def test_collaborative_is_its_box(problem):
-    algorithm = ar.Collaborative(lr=0.1, mu=0.7, rho=1.3, local_steps=3)
+    algorithm = ar.Collaborative(lr=0.1, mu=0.1, rho=1.3, local_steps=3)
     done = run(algorithm, problem, sample=N, graph=GRAPH)
 
-    same(done.own[0][:N], collaborative(problem, len(done.cohorts), 0.1, 0.7, 1.3, 3))
+    same(done.own[0][:N], collaborative(problem, len(done.cohorts), 0.1, 0.1, 1.3, 3))
 
 
 def path(t, at, tokens):
