@@ -165,6 +165,24 @@ def test_walkmans_token_is_the_mean_and_finds_the_optimum(form: Any) -> None:
     torch.testing.assert_close(token, optimum, rtol=0, atol=1e-4)
 
 
+def test_walkman_falls_linearly_and_slower_on_a_ring() -> None:
+    data, model, hessian, target = problem()
+    optimum = torch.linalg.solve(hessian.mean(0), target.mean(0))
+    algorithm = Walkman(beta=2 * float(torch.linalg.eigvalsh(hessian).max()), form="gradient")
+    falls = {}
+    for graph in ("complete", "ring"):
+        with LocalEngine(algorithm, data, model, topology=topology(graph, N)) as engine:
+            left = []
+            for t in range(61):
+                if t % 20 == 0:
+                    left.append(float((engine.state()["token.0"][0] - optimum).norm()))
+                engine.round(t, EVERYBODY)
+        falls[graph] = [np.log(before / after) for before, after in pairwise(left)]
+
+    assert min(falls["complete"]) > 0.7 * max(falls["complete"])
+    assert 0 < min(falls["ring"]) < max(falls["ring"]) < min(falls["complete"])
+
+
 def test_walkman_finds_the_lasso() -> None:
     _, _, hessian, target = problem()
     _, engine = learned(Walkman(lr=0.3, l1=0.4, local_steps=20), "complete", 60)
