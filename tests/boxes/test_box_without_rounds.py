@@ -9,7 +9,8 @@ from archipel.engines import schedule
 from archipel.graphs import topology
 from boxes.small import SEED, convex, least_squares, run, same
 
-GRAPH, N = "small_world:4:0.3", 6
+GRAPH = "edges:0-1*0.7,1-2,2-3*1.6,3-4*0.4,4-5*0.3,0-5*0.2,0-3*0.5,1-4*2"
+N = 6
 
 
 def edges():
@@ -34,26 +35,31 @@ def confidence(P, i, most):
     return min(1.0, P.n(i) / most)
 
 
-def coordinate(P, rounds, mu, L, most):
-    """Bellet et al. 2018, equation (4)."""
+def coordinate(P, rounds, mu, L, most, l2, warm):
+    """Bellet et al. 2018, equation (4), of the mean loss + l2 / 2 n_i |theta|^2."""
     W, around = edges()
     theta = np.tile(P.start, (N, 1))
     for t in range(rounds):
         order = schedule.woken(SEED, t, np.arange(N))
         for i in order[np.concatenate(schedule.independent(SEED, t, order, around))]:
+            g, smooth = P.grad(i, theta[i]) + l2 / P.n(i) * theta[i], L + l2 / P.n(i)
+            if t < warm:
+                theta[i] = theta[i] - g / smooth
+                continue
             c = confidence(P, i, most)
-            alpha = 1 / (1 + mu * c * L)
+            alpha = 1 / (1 + mu * c * smooth)
             mean = sum(W[i, j] / W[i].sum() * theta[j] for j in around[i])
-            theta[i] = (1 - alpha) * theta[i] + alpha * (mean - mu * c * P.grad(i, theta[i]))
+            theta[i] = (1 - alpha) * theta[i] + alpha * (mean - mu * c * g)
     return theta
 
 
 @convex
-def test_coordinate_is_its_box(problem):
-    algorithm = ar.Coordinate(mu=0.6, smoothness=1.7, confident=8)
+@pytest.mark.parametrize("l2", [0.0, 3.0])
+def test_coordinate_is_its_box(problem, l2):
+    algorithm = ar.Coordinate(mu=0.6, smoothness=1.7, confident=8, l2=l2, warm_rounds=2)
     done = run(algorithm, problem, sample=N, graph=GRAPH)
 
-    same(done.own[0][:N], coordinate(problem, len(done.cohorts), 0.6, 1.7, 8))
+    same(done.own[0][:N], coordinate(problem, len(done.cohorts), 0.6, 1.7, 8, l2, 2))
 
 
 def local(P, k, x, eta, steps, pull=0.0, towards=0.0):

@@ -84,7 +84,7 @@ class Collaborative:
         theta = me.descend(own.theta, work, pull=pull, towards=centre).w
         copies = (W * theta.unsqueeze(-2) + rho * z_j - lam_j) / (W + rho)
 
-        at = torch.arange(z_i.shape[-2]).unsqueeze(-1) == me.met.unsqueeze(-1)
+        at = torch.arange(z_i.shape[-2]).unsqueeze(-1) == me.met[..., None]
         mine = (theta, _at(copies, at), _at(lam_i, at), _at(lam_j, at))
         theirs, of_me, their_lam, lam_of_me = me.swap(mine)
         new_i = ((mine[2] + lam_of_me) / rho + theta + of_me) / 2  # step 2

@@ -62,8 +62,8 @@ class Propagation:
         alpha, abar = self.alpha, 1 - self.alpha
         theirs = me.swap(theta).unsqueeze(-2)
         place = torch.arange(copies.shape[-2]).unsqueeze(-1)
-        copies = torch.where(place == me.met.unsqueeze(-1), theirs, copies)
-        P = _rows(me.near.weight, copies) / me.degree.unsqueeze(-1)
+        copies = torch.where(place == me.met[..., None], theirs, copies)
+        P = _rows(me.near.weight, copies) / me.degree[..., None]
         around = (P * copies).sum(dim=-2)
         return Own((alpha * around + abar * c * sol) / (alpha + abar * c), copies, sol)
 
