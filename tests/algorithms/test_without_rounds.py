@@ -103,7 +103,7 @@ def test_coordinate_descent_never_goes_up() -> None:
 
 
 def test_models_propagate_to_the_closed_form() -> None:
-    algorithm = Propagation(lr=0.5, alpha=0.9, alone=60, confident=20, batch_size=None)
+    algorithm = Propagation(lr=0.5, alpha=0.9, alone=5, confident=20, batch_size=None)
     own, _ = learned(algorithm, "ring", 400)
     W = torch.from_numpy(topology("ring", N).affinity().toarray())
     share, C = W / W.sum(1, keepdim=True), torch.diag(confidence())
@@ -111,6 +111,19 @@ def test_models_propagate_to_the_closed_form() -> None:
 
     expected = 0.1 * torch.linalg.solve(unit - 0.1 * (unit - C) - 0.9 * share, C @ own.solitary)
     torch.testing.assert_close(own.theta, expected, rtol=0, atol=1e-10)
+
+
+def test_who_was_away_while_others_learned_alone_does_not_hold_them_to_the_first_model() -> None:
+    data, model, *_ = problem()
+    algorithm, late = Propagation(lr=0.5, alone=5, confident=10, batch_size=None), 3
+    with LocalEngine(algorithm, data, model, topology=topology("complete", N)) as engine:
+        for t in range(60):
+            engine.round(t, np.delete(EVERYBODY, late) if t < 5 else EVERYBODY)
+        own = engine.own_states(EVERYBODY)
+
+    others = own.theta[np.delete(EVERYBODY, late)]
+    assert torch.equal(own.solitary[late], model.w.double())
+    assert (own.theta[late] - others.mean(0)).norm() < 0.1 * (model.w - others.mean(0)).norm()
 
 
 def test_admm_finds_the_central_solution() -> None:

@@ -96,29 +96,32 @@ def propagation(P, rounds, eta, alpha, alone, most):
     """Vanhaesebrouck et al. 2017, section 3.2, with copies of what each last saw."""
     W, around = edges()
     theta = np.tile(P.start, (N, 1))
+    learned = set()
     sol, copies = theta.copy(), {(i, j): P.start for i in range(N) for j in around[i]}
     for t in range(rounds):
         for pair in meetings(t):
             if t < alone:
                 for i in pair:
+                    learned.add(i)
                     sol[i] = theta[i] = local(P, i, sol[i], eta, 1)
                     copies |= {(i, j): sol[i].copy() for j in around[i]}
                 continue
             i, j = pair
             copies[i, j], copies[j, i] = theta[j].copy(), theta[i].copy()
             for k in pair:
-                c = max(0.01, confidence(P, k, most))
+                c = max(0.01, confidence(P, k, most)) if k in learned else 0.01
                 mean = sum(W[k, o] / W[k].sum() * copies[k, o] for o in around[k])
                 theta[k] = (alpha * mean + (1 - alpha) * c * sol[k]) / (alpha + (1 - alpha) * c)
     return theta
 
 
 @convex
-def test_propagation_is_its_box(problem):
-    algorithm = ar.Propagation(lr=0.3, alpha=0.8, alone=2, confident=8, batch_size=None)
+@pytest.mark.parametrize("alone", [0, 1, 2])
+def test_propagation_is_its_box(problem, alone):
+    algorithm = ar.Propagation(lr=0.3, alpha=0.8, alone=alone, confident=8, batch_size=None)
     done = run(algorithm, problem, sample=N, graph=GRAPH)
 
-    same(done.own[0][:N], propagation(problem, len(done.cohorts), 0.3, 0.8, 2, 8))
+    same(done.own[0][:N], propagation(problem, len(done.cohorts), 0.3, 0.8, alone, 8))
 
 
 def collaborative(P, rounds, eta, mu, rho, steps):
