@@ -196,6 +196,12 @@ def test_walkman_falls_linearly_and_slower_on_a_ring() -> None:
     assert 0 < min(falls["ring"]) < max(falls["ring"]) < min(falls["complete"])
 
 
+def test_walkmans_gradient_form_needs_a_beta_above_the_smoothness() -> None:
+    smooth = float(torch.linalg.eigvalsh(problem()[2]).max())
+    _, engine = learned(Walkman(beta=smooth, form="gradient"), "complete", 20)
+    assert float(engine.state()["token.0"].abs().max()) > 1e2
+
+
 def test_walkman_finds_the_lasso() -> None:
     _, _, hessian, target = problem()
     _, engine = learned(Walkman(lr=0.3, l1=0.4, local_steps=20), "complete", 60)

@@ -11,7 +11,8 @@ u = 1/n sum_i (y_i - z_i / beta), of which only the holder's term changes. Whoev
     u   = u + ((y_i - z_i / beta) after - before) / n                          (13)
 
 r is l1 |x|_1, whose prox shrinks towards 0. The chain that walks is symmetric (Metropolis and
-Hastings), so that every party is visited as often.
+Hastings), so that every party is visited as often. Where gradients of f_i are L-Lipschitz, the
+gradient form may diverge with a beta of L or less: take 2 L or more.
 
 Departures: y_i starts at the first model rather than at 0; the proximal form is found by the
 party's local steps, each of 1 / (1 / lr + beta).
