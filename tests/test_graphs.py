@@ -37,6 +37,10 @@ from archipel.graphs import (
     torus,
     weighted,
 )
+from archipel.graphs.fixed import fixed
+from archipel.graphs.summary import summary
+from archipel.graphs.weights import given as given_weights
+from archipel.graphs.weights import joined
 
 SPECS = [
     "alternate:ring,matching",
@@ -187,6 +191,17 @@ def test_rates_of_graphs_that_change() -> None:
     both = alternate([ring(8), complete(8)])
     assert both.p == pytest.approx(averaged(both, 2))
     assert both.p == pytest.approx((ring(8).p + 1) / 2)
+    swaps = matching(8).weighed("given")  # edges of weight 1: two that meet change places
+    assert swaps.p == pytest.approx(averaged(swaps, 400), abs=1e-12) == 0
+
+
+def test_the_rate_of_a_large_graph_counts_what_oscillates() -> None:
+    """An even ring without weight at home: the eigenvalue -1, and the second near 1."""
+    n = 2002
+    pairs = np.arange(n), (np.arange(n) + 1) % n
+    swinging = fixed("swinging", joined(n, *pairs, np.full(n, 0.5)), given_weights)
+    assert swinging.p == pytest.approx(0, abs=1e-9)
+    assert "differ by stays for ever" in str(summary(swinging))
 
 
 @given(n=st.integers(1, 30), seed=st.integers(0, 100), t=st.integers(0, 100))

@@ -25,7 +25,7 @@ from archipel.data.federation import Federation
 from archipel.data.quadratic import quadratics
 from archipel.engines.local.engine import LocalEngine
 from archipel.errors import ArchipelError
-from archipel.graphs import Topology, topology
+from archipel.graphs import Topology, topology, weighted
 from archipel.models.model import Model
 from archipel.study.file import Study
 from archipel.tree import leaves
@@ -103,7 +103,7 @@ def test_coordinate_descent_never_goes_up() -> None:
 
 
 def test_models_propagate_to_the_closed_form() -> None:
-    algorithm = Propagation(lr=0.5, alpha=0.9, alone=60, confident=20, batch_size=None)
+    algorithm = Propagation(lr=0.5, alpha=0.9, alone=5, confident=20, batch_size=None)
     own, _ = learned(algorithm, "ring", 400)
     W = torch.from_numpy(topology("ring", N).affinity().toarray())
     share, C = W / W.sum(1, keepdim=True), torch.diag(confidence())
@@ -113,11 +113,39 @@ def test_models_propagate_to_the_closed_form() -> None:
     torch.testing.assert_close(own.theta, expected, rtol=0, atol=1e-10)
 
 
-def test_admm_finds_the_central_solution() -> None:
-    own, _ = learned(Collaborative(lr=0.3, mu=0.7, local_steps=20), "torus:2x4", 80)
+def test_who_was_away_while_others_learned_alone_does_not_hold_them_to_the_first_model() -> None:
+    data, model, *_ = problem()
+    algorithm, late = Propagation(lr=0.5, alone=5, confident=10, batch_size=None), 3
+    with LocalEngine(algorithm, data, model, topology=topology("complete", N)) as engine:
+        for t in range(60):
+            engine.round(t, np.delete(EVERYBODY, late) if t < 5 else EVERYBODY)
+        own = engine.own_states(EVERYBODY)
 
-    expected = smoothed("torus:2x4", 2.0, 0.7 * degrees("torus:2x4"))
+    others = own.theta[np.delete(EVERYBODY, late)]
+    assert torch.equal(own.solitary[late], model.w.double())
+    assert (own.theta[late] - others.mean(0)).norm() < 0.1 * (model.w - others.mean(0)).norm()
+
+
+def test_admm_finds_the_central_solution() -> None:
+    """Losses are sums over points, of which parties have 10 to 20."""
+    own, _ = learned(Collaborative(lr=0.3, mu=0.07, local_steps=20), "torus:2x4", 40)
+
+    expected = smoothed("torus:2x4", 2.0, 0.07 * degrees("torus:2x4") * problem()[0].n)
     torch.testing.assert_close(own.theta, expected, rtol=0, atol=1e-3)
+
+
+def test_steps_are_as_short_as_a_strong_pull_needs() -> None:
+    """Edges that weigh little beside rho, and a large beta: steps of lr alone would diverge."""
+    _, model, hessian, target = problem()
+    W = 0.01 * topology("torus:2x4", N).affinity().toarray()
+    own, _ = learned(Collaborative(lr=0.3, mu=0.07), weighted(W), 10)
+    best = smoothed("torus:2x4", 2.0, 0.07 * degrees("torus:2x4") * problem()[0].n)
+    assert float((own.theta - best).norm()) < float((model.w - best).norm())
+
+    _, engine = learned(Walkman(lr=0.3, beta=20.0), "complete", 10)
+    (token,) = engine.state()["token.0"]
+    optimum = torch.linalg.solve(hessian.mean(0), target.mean(0))
+    assert float((token - optimum).norm()) < float((model.w - optimum).norm())
 
 
 @pytest.mark.parametrize("exchange", ["push-pull", "push", "pull"])
@@ -148,6 +176,30 @@ def test_walkmans_token_is_the_mean_and_finds_the_optimum(form: Any) -> None:
     torch.testing.assert_close(token, (own.y - own.z / beta).mean(0), rtol=0, atol=1e-10)
     optimum = torch.linalg.solve(hessian.mean(0), target.mean(0))
     torch.testing.assert_close(token, optimum, rtol=0, atol=1e-4)
+
+
+def test_walkman_falls_linearly_and_slower_on_a_ring() -> None:
+    data, model, hessian, target = problem()
+    optimum = torch.linalg.solve(hessian.mean(0), target.mean(0))
+    algorithm = Walkman(beta=2 * float(torch.linalg.eigvalsh(hessian).max()), form="gradient")
+    falls = {}
+    for graph in ("complete", "ring"):
+        with LocalEngine(algorithm, data, model, topology=topology(graph, N)) as engine:
+            left = []
+            for t in range(61):
+                if t % 20 == 0:
+                    left.append(float((engine.state()["token.0"][0] - optimum).norm()))
+                engine.round(t, EVERYBODY)
+        falls[graph] = [np.log(before / after) for before, after in pairwise(left)]
+
+    assert min(falls["complete"]) > 0.7 * max(falls["complete"])
+    assert 0 < min(falls["ring"]) < max(falls["ring"]) < min(falls["complete"])
+
+
+def test_walkmans_gradient_form_needs_a_beta_above_the_smoothness() -> None:
+    smooth = float(torch.linalg.eigvalsh(problem()[2]).max())
+    _, engine = learned(Walkman(beta=smooth, form="gradient"), "complete", 20)
+    assert float(engine.state()["token.0"].abs().max()) > 1e2
 
 
 def test_walkman_finds_the_lasso() -> None:

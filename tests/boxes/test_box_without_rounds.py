@@ -9,7 +9,8 @@ from archipel.engines import schedule
 from archipel.graphs import topology
 from boxes.small import SEED, convex, least_squares, run, same
 
-GRAPH, N = "small_world:4:0.3", 6
+GRAPH = "edges:0-1*0.7,1-2,2-3*1.6,3-4*0.4,4-5*0.3,0-5*0.2,0-3*0.5,1-4*2"
+N = 6
 
 
 def edges():
@@ -34,29 +35,35 @@ def confidence(P, i, most):
     return min(1.0, P.n(i) / most)
 
 
-def coordinate(P, rounds, mu, L, most):
-    """Bellet et al. 2018, equation (4)."""
+def coordinate(P, rounds, mu, L, most, l2, warm):
+    """Bellet et al. 2018, equation (4), of the mean loss + l2 / 2 n_i |theta|^2."""
     W, around = edges()
     theta = np.tile(P.start, (N, 1))
     for t in range(rounds):
         order = schedule.woken(SEED, t, np.arange(N))
         for i in order[np.concatenate(schedule.independent(SEED, t, order, around))]:
+            g, smooth = P.grad(i, theta[i]) + l2 / P.n(i) * theta[i], L + l2 / P.n(i)
+            if t < warm:
+                theta[i] = theta[i] - g / smooth
+                continue
             c = confidence(P, i, most)
-            alpha = 1 / (1 + mu * c * L)
+            alpha = 1 / (1 + mu * c * smooth)
             mean = sum(W[i, j] / W[i].sum() * theta[j] for j in around[i])
-            theta[i] = (1 - alpha) * theta[i] + alpha * (mean - mu * c * P.grad(i, theta[i]))
+            theta[i] = (1 - alpha) * theta[i] + alpha * (mean - mu * c * g)
     return theta
 
 
 @convex
-def test_coordinate_is_its_box(problem):
-    algorithm = ar.Coordinate(mu=0.6, smoothness=1.7, confident=8)
+@pytest.mark.parametrize("l2", [0.0, 3.0])
+def test_coordinate_is_its_box(problem, l2):
+    algorithm = ar.Coordinate(mu=0.6, smoothness=1.7, confident=8, l2=l2, warm_rounds=2)
     done = run(algorithm, problem, sample=N, graph=GRAPH)
 
-    same(done.own[0][:N], coordinate(problem, len(done.cohorts), 0.6, 1.7, 8))
+    same(done.own[0][:N], coordinate(problem, len(done.cohorts), 0.6, 1.7, 8, l2, 2))
 
 
 def local(P, k, x, eta, steps, pull=0.0, towards=0.0):
+    eta = 1 / (1 / eta + pull)
     for _ in range(steps):
         x = x - eta * (P.grad(k, x) + pull * (x - towards))
     return x
@@ -89,29 +96,32 @@ def propagation(P, rounds, eta, alpha, alone, most):
     """Vanhaesebrouck et al. 2017, section 3.2, with copies of what each last saw."""
     W, around = edges()
     theta = np.tile(P.start, (N, 1))
+    learned = set()
     sol, copies = theta.copy(), {(i, j): P.start for i in range(N) for j in around[i]}
     for t in range(rounds):
         for pair in meetings(t):
             if t < alone:
                 for i in pair:
+                    learned.add(i)
                     sol[i] = theta[i] = local(P, i, sol[i], eta, 1)
                     copies |= {(i, j): sol[i].copy() for j in around[i]}
                 continue
             i, j = pair
             copies[i, j], copies[j, i] = theta[j].copy(), theta[i].copy()
             for k in pair:
-                c = max(0.01, confidence(P, k, most))
+                c = max(0.01, confidence(P, k, most)) if k in learned else 0.01
                 mean = sum(W[k, o] / W[k].sum() * copies[k, o] for o in around[k])
                 theta[k] = (alpha * mean + (1 - alpha) * c * sol[k]) / (alpha + (1 - alpha) * c)
     return theta
 
 
 @convex
-def test_propagation_is_its_box(problem):
-    algorithm = ar.Propagation(lr=0.3, alpha=0.8, alone=2, confident=8, batch_size=None)
+@pytest.mark.parametrize("alone", [0, 1, 2])
+def test_propagation_is_its_box(problem, alone):
+    algorithm = ar.Propagation(lr=0.3, alpha=0.8, alone=alone, confident=8, batch_size=None)
     done = run(algorithm, problem, sample=N, graph=GRAPH)
 
-    same(done.own[0][:N], propagation(problem, len(done.cohorts), 0.3, 0.8, 2, 8))
+    same(done.own[0][:N], propagation(problem, len(done.cohorts), 0.3, 0.8, alone, 8))
 
 
 def collaborative(P, rounds, eta, mu, rho, steps):
@@ -130,7 +140,7 @@ def collaborative(P, rounds, eta, mu, rho, steps):
                     centre = centre + rho * (Z[i, j, i] - Lam[i, j, i] / rho)
                     centre = centre + w * (Z[i, j, j] - Lam[i, j, j] / rho)
                     total += rho + w
-                pull = total / (mu * W[i].sum())
+                pull = total / (mu * W[i].sum() * P.n(i))
                 theta[i] = local(P, i, theta[i], eta, steps, pull, centre / total)
                 for j in around[i]:
                     held[i, j] = (W[i, j] * theta[i] + rho * Z[i, j, j] - Lam[i, j, j]) / (
@@ -148,10 +158,10 @@ def collaborative(P, rounds, eta, mu, rho, steps):
 
 @convex
 def test_collaborative_is_its_box(problem):
-    algorithm = ar.Collaborative(lr=0.1, mu=0.7, rho=1.3, local_steps=3)
+    algorithm = ar.Collaborative(lr=0.1, mu=0.1, rho=1.3, local_steps=3)
     done = run(algorithm, problem, sample=N, graph=GRAPH)
 
-    same(done.own[0][:N], collaborative(problem, len(done.cohorts), 0.1, 0.7, 1.3, 3))
+    same(done.own[0][:N], collaborative(problem, len(done.cohorts), 0.1, 0.1, 1.3, 3))
 
 
 def path(t, at, tokens):

@@ -5,6 +5,7 @@ https://arxiv.org/abs/1610.05202, section 4. Models are learned and smoothed ove
 
     Q(theta) = sum_{i<j} W_ij |theta_i - theta_j|^2 + mu sum_i D_ii L_i(theta_i)
 
+L_i is the sum of the losses of party i's points: who has many of them trusts them the more.
 Party i holds its own model and a copy of each neighbour's, Theta_i = (Theta_i^i, Theta_i^j, ...).
 On edge e = (i, j) both ends want the two models that the other holds of them to equal Z_e^i and
 Z_e^j. When i and j meet, each
@@ -19,7 +20,8 @@ In 1, the best copy for a given own model theta is (W_ij theta + rho Z^j - Lam^j
 Put in, what is left of edge j is W_ij rho / (W_ij + rho) / 2 |theta - (Z^j - Lam^j / rho)|^2
 + rho/2 |theta - (Z^i - Lam^i / rho)|^2: a pull towards one centre, as `me.descend` has it.
 
-Departures: the own model is found by the party's local steps, from where it was, not exactly.
+Departures: the own model is found by the party's local steps, from where it was, not exactly. They
+are as long as the centre's pull leaves them, 1 / (1 / lr + pull).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from archipel.core import Blueprint, Party, Vector
+from archipel.training.descent import pulled
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -55,7 +58,7 @@ class Collaborative:
     """Own models, learned while they are held close to those of neighbours."""
 
     lr: Rate = 0.1
-    mu: float = 1.0  # weight of the parties' own losses
+    mu: float = 0.01  # weight of the loss of each point
     rho: float = 1.0  # penalty of ADMM
     local_steps: int = 10
     batch_size: int | float | None = None
@@ -76,10 +79,12 @@ class Collaborative:
         pull_i, pull_j = rho * there, W * rho / (W + rho)  # step 1
         total = (pull_i + pull_j).sum(dim=-2)
         centre = (pull_i * (z_i - lam_i / rho) + pull_j * (z_j - lam_j / rho)).sum(dim=-2) / total
-        theta = me.descend(own.theta, self, pull=total / (self.mu * D), towards=centre).w
+        pull = total / (self.mu * D * me.n)  # of the mean loss
+        work = pulled(self, me.round, pull)
+        theta = me.descend(own.theta, work, pull=pull, towards=centre).w
         copies = (W * theta.unsqueeze(-2) + rho * z_j - lam_j) / (W + rho)
 
-        at = torch.arange(z_i.shape[-2]).unsqueeze(-1) == me.met.unsqueeze(-1)
+        at = torch.arange(z_i.shape[-2]).unsqueeze(-1) == me.met[..., None]
         mine = (theta, _at(copies, at), _at(lam_i, at), _at(lam_j, at))
         theirs, of_me, their_lam, lam_of_me = me.swap(mine)
         new_i = ((mine[2] + lam_of_me) / rho + theta + of_me) / 2  # step 2

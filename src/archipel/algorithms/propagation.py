@@ -12,8 +12,8 @@ theta* = (1 - alpha) (I - (1 - alpha)(I - C) - alpha P)^-1 C theta_sol with P = 
 
 Departures: the local models are learned in the first `alone` rounds, at the parties' first turns;
 c_i is n_i / `confident`, between 0.01 and 1 (the paper divides by the largest n_i, which no party
-knows, and adds a small constant); of a neighbour that it has not met, a party thinks that it has
-its own first model.
+knows, and adds a small constant), and 0.01 of a party that had no turn in those rounds, as of one
+without points; of a neighbour that it has not met, a party thinks that it has its own first model.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Own(NamedTuple):
     theta: Vector
     copies: Vector  # [..., d, p] the neighbours' models, as they were last seen
     solitary: Vector  # theta_sol
+    learned: Vector  # [..., 1] whether it is more than the first model
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,24 @@ class Propagation:
     clock: ClassVar[str] = "meetings"
 
     def init(self, theta: Vector, blueprint: Blueprint) -> Own:
-        return Own(theta, theta.expand(blueprint.degree, -1).clone(), theta)
+        copies = theta.expand(blueprint.degree, -1).clone()
+        return Own(theta, copies, theta, torch.zeros_like(theta[..., :1]))
 
     def party(self, me: Party, own: Own) -> Own:
-        theta, copies, sol = own
+        theta, copies, sol, learned = own
         if me.round < self.alone:
             sol = me.descend(sol, self).w
-            return Own(sol, sol.unsqueeze(-2).expand(copies.shape), sol)
-        c = (me.n / self.confident).clamp(0.01, 1)
+            copies = sol.unsqueeze(-2).expand(copies.shape)
+            return Own(sol, copies, sol, torch.ones_like(learned))
+        c = (learned * me.n / self.confident).clamp(0.01, 1)
         alpha, abar = self.alpha, 1 - self.alpha
         theirs = me.swap(theta).unsqueeze(-2)
         place = torch.arange(copies.shape[-2]).unsqueeze(-1)
-        copies = torch.where(place == me.met.unsqueeze(-1), theirs, copies)
-        P = _rows(me.near.weight, copies) / me.degree.unsqueeze(-1)
+        copies = torch.where(place == me.met[..., None], theirs, copies)
+        P = _rows(me.near.weight, copies) / me.degree[..., None]
         around = (P * copies).sum(dim=-2)
-        return Own((alpha * around + abar * c * sol) / (alpha + abar * c), copies, sol)
+        theta = (alpha * around + abar * c * sol) / (alpha + abar * c)
+        return Own(theta, copies, sol, learned)
 
 
 def _rows(weight: Vector, copies: Vector) -> Vector:

@@ -11,10 +11,11 @@ u = 1/n sum_i (y_i - z_i / beta), of which only the holder's term changes. Whoev
     u   = u + ((y_i - z_i / beta) after - before) / n                          (13)
 
 r is l1 |x|_1, whose prox shrinks towards 0. The chain that walks is symmetric (Metropolis and
-Hastings), so that every party is visited as often.
+Hastings), so that every party is visited as often. Where gradients of f_i are L-Lipschitz, the
+gradient form may diverge with a beta of L or less: take 2 L or more.
 
 Departures: y_i starts at the first model rather than at 0; the proximal form is found by the
-party's local steps.
+party's local steps, each of 1 / (1 / lr + beta).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 
 from archipel.core import Blueprint, Party, Vector
+from archipel.training.descent import pulled
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -68,7 +70,8 @@ class Walkman:
         x = u.sign() * (u.abs() - self.l1 / beta).clamp(min=0)  # (9)
         centre = x + z / beta
         if self.form == "proximal":
-            y = me.descend(y, self, pull=beta, towards=centre).w  # (10)
+            work = pulled(self, me.round, beta)
+            y = me.descend(y, work, pull=beta, towards=centre).w  # (10)
         else:
             y = centre - me.grad(y) / beta  # (11)
         z = z + beta * (x - y)  # (12)

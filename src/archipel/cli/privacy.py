@@ -57,7 +57,7 @@ def plan(study: StudyFile, sets: o.Set = None, as_json: o.Json = False) -> None:
     assert engine.kept is not None
     told = planned(engine.kept, loop.runs[0].rounds)
     if engine.kept.wakes and isinstance(engine, LocalEngine):
-        told["utility"] = bounded(engine)
+        told["utility"] = bounded(engine, loop.runs[0].rounds)
     if as_json:
         o.print_json(told)
         return

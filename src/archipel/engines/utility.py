@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 _TRIED = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)  # wake-ups of a party
 
 
-def bounded(engine: LocalEngine) -> dict[str, Any] | None:
-    """The bound for a study by coordinate descent, whose losses are convex; None for others."""
+def bounded(engine: LocalEngine, rounds: int) -> dict[str, Any] | None:
+    """The bound for so many rounds of coordinate descent, whose losses are convex; None for others.
+
+    Nor is there one where parties first learn alone, or where the graph, and so Q, changes.
+    """
     algorithm, kept, graph = engine.algorithm, engine.kept, engine.topology
     if not isinstance(algorithm, Coordinate) or kept is None or graph is None:
+        return None
+    if algorithm.warm_rounds or graph.period != 1:
         return None
     data, model, ids = engine.data, engine.model, np.arange(engine.data.training)
     n = data.n[ids].numpy().astype(np.float64)
@@ -38,14 +43,14 @@ def bounded(engine: LocalEngine) -> dict[str, Any] | None:
     def after(plan: Kept) -> Bound:
         scale = np.array([plan.noise[k] for k in ids.tolist()]) * plan.promise.first_clip / n
         squares = squares_of(scale, model.p, plan.promise.mechanism)
-        return bound(found, gap, plan.rounds * len(ids), squares)
+        return bound(found, gap, min(plan.rounds, rounds) * len(ids), squares)
 
     here, best = after(kept), None
     if kept.promise.epsilon is not None:
         plans = [_of(kept, wakes) for wakes in _TRIED if wakes < kept.rounds]
         least = min(plans, key=lambda plan: after(plan).total, default=kept)
         best = least.rounds if after(least).total < here.total else None
-    at = [len(ids) * t for t in range(kept.rounds)]
+    at = [len(ids) * t for t in range(min(kept.rounds, rounds))]
     return {
         "start": here.start,
         "noise": here.noise,

@@ -57,7 +57,9 @@ class Topology:
         """Return the same graph with other mixing matrices: one of `WEIGHTS`."""
         check_weights(weights)
         name = self.name if weights == "metropolis" else f"{self.name}, weights {weights}"
-        return replace(self, name=name, rule=partial(_weighed, self.rule, weights))
+        known_p = None if weights == "given" else self.known_p  # whose graphs are regular
+        rule = partial(_weighed, self.rule, weights)
+        return replace(self, name=name, rule=rule, known_p=known_p)
 
     def sparse(self, t: int = 0, absent: Absent = ()) -> Any:
         """Return W^(t) as a scipy CSR array, float64."""

@@ -59,8 +59,9 @@ differ by in 14 rounds, and leaves a tenth of it after 45.
         if half is None or tenth is None:
             return f"{text}."
         text += f"; spectral gap {self.spectral_gap:.3g}: "
+        text += "on average, with its rounds in any order, " if self.changes else ""
         if not isfinite(half):
-            return f"{text}some parties never hear of others."
+            return f"{text}some of what parties differ by stays for ever."
         if tenth <= 1:
             return f"{text}one round of mixing leaves the mean."
         return (

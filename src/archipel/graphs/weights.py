@@ -145,6 +145,7 @@ def second(W: Any) -> float:
             deflated, k=1, v0=start, ncv=40, maxiter=30, tol=1e-7, return_eigenvectors=False
         )
     except ArpackNoConvergence:  # a small gap: a ring or a torus, whose matrix factors cheaply
-        found = eigsh(W, k=2, sigma=1 + 1e-9, v0=start, return_eigenvectors=False)
-        return float(np.sort(found)[0])
+        first = eigsh(W, k=2, sigma=1 + 1e-9, v0=start, return_eigenvectors=False)
+        last = eigsh(W, k=1, sigma=-1 - 1e-9, v0=start, return_eigenvectors=False)
+        found = np.append(last, first.min())
     return float(np.abs(found).max())

@@ -106,6 +106,12 @@ def descend(
     return Descent(x, steps, steps * eta)
 
 
+def pulled(work: LocalWork, t: int, pull: float | Tensor) -> Work:
+    """The same in round t with steps of 1 / (1 / lr + pull): lr is what the loss alone allows."""
+    eta = rate(work.lr, t)
+    return work_of(work)._replace(lr=eta / (1 + eta * pull))
+
+
 def tuned(
     me: Party,
     w: Vector,
