@@ -4,6 +4,9 @@
 Everything is in the site's own folder and everything it decides is decided there: pausing, leaving
 and the audit log work without the coordinator. The site connects outwards only, and its data is
 read by its own process alone. What computes is imported where it is done: a pause works at once.
+
+One file, since whatever a site does is checked against what it agreed to, and goes into its audit
+log, here.
 """
 
 from __future__ import annotations
