@@ -10,7 +10,7 @@ import torch
 from archipel.algorithms import Gossip, Walk
 from archipel.engines.network.in_process import Circle
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.transport import Cut
+from archipel.engines.network.transport import Cut, Refused
 from archipel.graphs import topology
 from archipel.tree import first, leaves
 from network.clocked import Joining, Short
@@ -120,5 +120,21 @@ def test_a_peer_refuses_what_no_clock_of_its_own_says():
         await circle.end(0)
         with pytest.raises(Cut):
             await circle._link(1, 0).ask(right_letters(model)[2])
+
+    run(play(), 30)
+
+
+@pytest.mark.parametrize("name", ["waking", "meeting"])
+def test_on_a_graph_that_is_given_who_is_no_neighbour_gets_nothing_of_a_peer(name):
+    data, model = problem(PEERS)
+
+    async def play():
+        circle = Circle(CASES[name], data, model, topology("ring", PEERS), 2)
+        peer = circle.begin(0)
+        for letter in right_letters(model):
+            if letter.kind in peer.mixing.kinds:
+                with pytest.raises(Refused, match="no edge between"):
+                    await peer.answer(2, letter)
+        await circle.end(0)
 
     run(play(), 30)

@@ -11,7 +11,8 @@ whenever it changes; before the first, all know what each would tell: that of th
   after a cut, a restart and with a new edge. Nobody waits for it: of a peer that is away, others
   keep the last copy that they had.
 - **Questions.** In rounds with `asks(t)` > 0 a peer asks that many others at random, of those that
-  answer, for the whole of what they tell and for their degree, before it computes.
+  answer, for the whole of what they tell and for their degree, before it computes. On a graph that
+  the study gives, neighbours alone are answered.
 - **Edges.** An edge has a weight and a version, and is decided in one place: at its lower end. That
   end changes it in one step, on its disk before it tells the other, which takes over whatever is
   newer. The higher end proposes a change with the version that it computed from; where the edge has
@@ -350,6 +351,8 @@ class Waking(Turns):
         """Answer peer j: what this one holds of it, or tells."""
         if self.liveness.paused():
             raise Cut("this peer is paused.")
+        if j not in self.neighbours and not self._boxes.learns_graph:
+            raise Refused("there is no edge between the two peers.")
         match letter.kind:
             case "asks":
                 letter = self._letter("copy", self.version)
@@ -358,7 +361,7 @@ class Waking(Turns):
             case "edge":
                 return self._decide(j, letter)
         if j not in self.neighbours:
-            if self.party < j and self._boxes.learns_graph:
+            if self.party < j:
                 return self._about(j)  # it has not heard that there is none
             raise Refused("there is no edge between the two peers.")
         number, held = letter["number"], self._copy(j)
