@@ -243,7 +243,8 @@ class Policy:
 
     def _sites(self, study: Exposure) -> Rule:
         if study.neighbours:
-            said = "neighbours see this site's vectors as they are"
+            who = "all members may see" if study.learned else "neighbours see"
+            said = f"{who} this site's vectors as they are"
             return Rule("neighbours", self.neighbours, said)
         sites = f"{study.sites} site{'' if study.sites == 1 else 's'}"
         said = f"a round counts with {sites}, at least {self.least_sites} ({study.counted})"
