@@ -11,6 +11,7 @@ from archipel.data.shadow import Facts, shadow
 from archipel.engines.network.in_process import Circle
 from archipel.engines.network.letters import Letter
 from archipel.engines.network.transport import Cut, Refused
+from archipel.errors import ArchipelError
 from archipel.federation.coordinator.peer_study import PeerStudy
 from archipel.federation.roster import Signed
 from archipel.graphs import topology
@@ -175,3 +176,21 @@ def test_a_peer_that_no_token_came_to_is_not_silent(algorithm, cause):
     robustness = one.run.scorecard.robustness
     assert robustness.missing == {cause: 1}
     assert robustness.longest_absence == (0 if algorithm == "walk" else 1)
+
+
+@pytest.mark.parametrize("algorithm", ["coordinate", "gossip", "walk"])
+def test_peers_with_a_clock_of_their_own_are_not_asked_to_be_asynchronous(algorithm):
+    text = f"""
+    [study]
+    name = "heart"
+    rounds = 2
+    [data]
+    name = "heart_disease"
+    [algorithm]
+    name = "{algorithm}"
+    [topology]
+    name = "ring"
+    asynchronous = true
+    """
+    with pytest.raises(ArchipelError, match=r"topology.asynchronous = true: .* has clock = "):
+        Study.parse(text)

@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from archipel.algorithms import Gossip, Walk
+from archipel.algorithms import DSGD, Gossip, Walk
 from archipel.engines.network.in_process import Circle
 from archipel.engines.network.letters import Letter
-from archipel.engines.network.transport import Cut
+from archipel.engines.network.liveness import Words
+from archipel.engines.network.transport import Cut, Refused
 from archipel.graphs import topology
 from archipel.tree import first, leaves
 from network.clocked import Joining, Short
@@ -122,3 +123,52 @@ def test_a_peer_refuses_what_no_clock_of_its_own_says():
             await circle._link(1, 0).ask(right_letters(model)[2])
 
     run(play(), 30)
+
+
+@pytest.mark.parametrize("name", ["waking", "meeting"])
+def test_on_a_graph_that_is_given_who_is_no_neighbour_gets_nothing_of_a_peer(name):
+    data, model = problem(PEERS)
+
+    async def play():
+        circle = Circle(CASES[name], data, model, topology("ring", PEERS), 2)
+        peer = circle.begin(0)
+        for letter in right_letters(model):
+            if letter.kind in peer.mixing.kinds:
+                with pytest.raises(Refused, match="no edge between"):
+                    await peer.answer(2, letter)
+        await circle.end(0)
+
+    run(play(), 30)
+
+
+@pytest.mark.parametrize("name", ["meeting", "rounds"])
+def test_who_asks_the_same_again_and_again_fills_no_log_with_answers(name):
+    data, model = problem(PEERS)
+    algorithm = CASES[name] if name in CASES else DSGD(lr=0.1, batch_size=None)
+    x, at = [model.w], {"study": "twin", "round": 0, "number": 0, "signature": b""}
+    asked = Letter("meet", at | {"meeting": 1}, x) if name in CASES else Letter("vector", at, x)
+
+    async def play():
+        circle, signed = Circle(algorithm, data, model, topology("complete", PEERS), 2), []
+        peer = circle.begin(0)
+        peer.mixing.words = words = Words("twin", 2, lambda letter: signed.append(letter) or b"me")
+        if name == "rounds":
+            peer.mixing._copies._words = words
+        answers = [await peer.answer(LIAR, asked) for _ in range(20)]
+        await circle.end(0)
+        return answers, signed
+
+    answers, signed = run(play(), 30)
+    assert {(letter.kind, letter["signature"]) for letter in answers} == {(asked.kind, b"me")}
+    assert len(signed) == 1
+
+
+def test_signatures_that_are_remembered_are_of_the_very_letter_and_no_more_than_some():
+    words = Words("twin", 2, lambda letter: f"{letter.fields} {letter.arrays}".encode())
+    x = torch.arange(4.0)
+    letters = [words.vector((0, 0), x), words.vector((0, 1), x), words.vector((0, 0), x[:2])]
+    letters += [words.vector((0, 0), x.view(2, 2)), words.vector((0, 0), x + 1)]
+    assert len({letter["signature"] for letter in letters}) == 5
+    for k in range(1000):
+        words.vector((0, 0), x + k)
+    assert len(words._signatures) < 1000

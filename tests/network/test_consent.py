@@ -315,3 +315,43 @@ def test_a_text_that_blows_up_a_reader_is_not_even_looked_into_for_its_name():
     tracemalloc.stop()
 
     assert name == "" and most < 50e6
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("dsgd", {}, ["every round: 8", "to each neighbour on the graph ring, which sees them"]),
+        (
+            "coordinate",
+            {"lr": None, "batch_size": None},
+            ["whenever this site wakes", "graph ring"],
+        ),
+        (
+            "dada",
+            {"batch_size": None},
+            [
+                "to every member that asks",
+                "the weights of your edges, which tell whose data is like yours",
+                "Graph learned",
+                "Every member of the study sees your vectors as they are whenever it asks.",
+                "all members may see this site's vectors",
+            ],
+        ),
+        (
+            "gossip",
+            {},
+            ["whenever a neighbour asks", "the uploads are 160 numbers", "in all about"],
+        ),
+        ("walk", {}, ["to the neighbour on the graph ring that it goes to", "in all about"]),
+    ],
+)
+def test_a_review_says_who_sees_what_peers_tell_each_other(site, tmp_path, name, settings, says):
+    graph = {"topology": {"name": "ring"}} if name != "dada" else {}
+    text = study_text(algorithm={"name": name, **settings}, **graph)
+    empty = binding.schema_of(approval.read(text)).empty()
+
+    found = " ".join(review_at(site, text, empty, ["bonn"], Rows(160, 40)).split())
+
+    for words in says:
+        assert words in found
+    assert "on the graph ," not in found

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers that meet in pairs: what a loop computes; a meeting counts at both or at neither."""
 
+import asyncio
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,8 @@ import torch
 from archipel import rng
 from archipel.algorithms import Gossip
 from archipel.engines.network.in_process import Circle
+from archipel.engines.network.letters import Letter
+from archipel.errors import ArchipelError
 from archipel.graphs import topology
 from network.clocked import Averaging, driven, with_kills
 from network.test_peers import loop_time, problem, run  # noqa: F401
@@ -57,3 +62,47 @@ def test_a_meeting_counts_at_both_or_at_neither_whoever_is_killed(seed, swaps):
     assert turns.sum() == 2 * PEERS * 8
     total = torch.stack([state.x for state in states]).sum(dim=0)
     torch.testing.assert_close(total, torch.full_like(total, 15.0), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("decides", [True, None])
+def test_a_member_that_asks_for_meetings_all_the_time_keeps_nobody_from_its_own(decides):
+    """It counts each at once, or never says what became of it."""
+    data, model = problem(3)
+    circle = Circle(Averaging(), data, model, topology("complete", 3), 6, silence=2.0, deadline=0.1)
+
+    def said(kind, arrays=(), **more):
+        fields = {"study": "twin", "round": 0, "number": 0, **more}
+        return Letter(kind, fields, arrays)
+
+    async def says(letter):
+        if letter.kind == "beat":
+            return said("beat", doing="meets", gave_up=None)
+        return said("met", meeting=letter["meeting"], counts=None)
+
+    async def flood(peer):
+        x = [torch.zeros_like(model.w)]
+        for meeting in range(1, 10_000):
+            with suppress(ArchipelError):
+                asked = said("meet", x, meeting=meeting, signature=b"")
+                answer = await peer.answer(2, asked)
+                if answer.kind == "meet" and decides:
+                    await peer.answer(2, said("met", meeting=meeting, counts=True))
+            await asyncio.sleep(0)
+
+    async def play():
+        peers = [circle.begin(k) for k in (0, 1)]
+        for peer in peers:
+            peer.liveness.links[2].ask = says
+        floods = [asyncio.create_task(flood(peer)) for peer in peers]
+        while not all(peer.done for peer in peers):
+            await asyncio.sleep(0.01)
+        for task in floods:
+            task.cancel()
+        for k in (0, 1):
+            await circle.end(k)
+        return peers
+
+    peers = run(play(), 15)
+    most = 2 * 6 + 16
+    assert all(peer.party_state.own.state.turns <= 2 * 6 + most for peer in peers)
+    assert all(peer.liveness.of[2].late == (decides is None) for peer in peers)

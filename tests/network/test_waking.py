@@ -156,3 +156,49 @@ def test_eight_peers_learn_models_and_graph_and_one_that_is_killed_returns():
         for j in peer.mixing.neighbours:
             assert found[j][k] == found[k][j]
     assert any(peer.mixing.neighbours for peer in peers.values())
+
+
+def restored(algorithm, graph, rounds, victim):
+    """The peers of a study in which one, the quickest, is started again from an older disk."""
+    data, model = problem(3)
+
+    async def play():
+        circle = Circle(algorithm, data, model, graph, rounds, pause=0.01)
+        old = []
+
+        def watch(k, report):
+            if (k, report.round) == (victim, 6) and not old:
+                old.append(circle.disks[k].copied())
+
+        circle.watch = watch
+        peers = [circle.begin(k) for k in range(3)]
+        peers[victim].mixing.pace.seconds = 0.0
+        while min(peer.round for peer in peers) < 7:
+            await asyncio.sleep(0.002)
+        await circle.end(victim)
+        circle.disks[victim] = old[0]
+        peers[victim] = circle.begin(victim)
+        await circle.done()
+        return [peer.mixing for peer in peers], peers
+
+    return run(play(), 60)
+
+
+def test_news_of_an_older_disk_are_added_to_no_copy_of_what_was_after_it():
+    wakers, peers = restored(Short(), topology("ring", 3), 12, 1)
+    for k in (0, 2):
+        held = wakers[k]._copy(1)
+        assert held.number == wakers[1].version
+        torch.testing.assert_close(held.told, peers[1].party_state.own.state.w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_both_ends_agree_about_an_edge_after_one_had_an_older_disk(victim):
+    class Once(Joining):  # the graph is learned in the first half alone
+        def asks(self, t):
+            return self.kappa if t < 6 else 0
+
+    wakers, _ = restored(Once(), None, 12, victim)
+    for k, waker in enumerate(wakers):
+        for j in set(range(3)) - {k}:
+            assert wakers[j]._edge(k) == waker._edge(j)

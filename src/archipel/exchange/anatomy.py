@@ -125,7 +125,7 @@ class Anatomy(NamedTuple):
     whole: int = 0  # bytes of all that, for a neighbour that holds no copy, where it has to
     token: Tree = None  # what travels from peer to peer in a walk
     told: Tree = None  # what others hold of a peer that wakes
-    said: Tree = None  # what it sends to its neighbours then
+    said: Tree = None  # what it sends to its neighbours then, where that is something else
     swapped: tuple[Tree, ...] = ()  # what each `me.swap` of a meeting gives the other
     summed: bool = False  # whether messages are those of a protocol that shows sums alone
     weighed: bool = False  # whether that adds up numbers of examples as well
@@ -245,7 +245,7 @@ def _peer(boxes: Boxes, me: Any, w: Vector) -> Anatomy:
         if wakes:
             same_form(f"{name}.hear", told, boxes.hear(told, boxes.said(after)))
     me.round = began
-    said = boxes.said(own) if wakes else None
+    said = boxes.said(own) if wakes and hasattr(boxes.algorithm, "said") else None
     return Anatomy(None, None, own, (), told=told, said=said, swapped=tuple(swapped))
 
 

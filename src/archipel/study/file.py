@@ -34,7 +34,7 @@ from archipel.data.federation import Federation
 from archipel.data.shards import MANIFEST
 from archipel.engines.checks import check_algorithm_fields, check_fit
 from archipel.errors import ArchipelError, unknown
-from archipel.exchange.boxes import has_personal, is_peer
+from archipel.exchange.boxes import clock_of, has_personal, is_peer
 from archipel.graphs import Described
 from archipel.models import default_model
 from archipel.models.model import Model
@@ -516,6 +516,11 @@ class Study(BaseModel):
             raise ArchipelError(
                 f"topology.asynchronous = true: {self.algorithm.name} has a server, whose rounds "
                 "sites have in common; leave it out, or take an algorithm such as dsgd."
+            )
+        if self.topology.asynchronous and (clock := clock_of(self.algorithm_object)) != "rounds":
+            raise ArchipelError(
+                f"topology.asynchronous = true: {self.algorithm.name} has clock = '{clock}', whose "
+                "peers have their turns at their own pace anyway; leave it out."
             )
         graph = self.topology.name or self.topology.file
         check_learned(bool(self.topology.learned), self._as_given(), graph)

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ LIMIT = 3600.0  # seconds that a peer waits for another in a study without a dea
 _LOOK = 1.0  # seconds between two looks at whether a pause is over
 _MOST = 1 << 16  # exchanges in a round
 _WORDS = 80  # characters of what a peer says that it does
+_SIGNED = 256  # letters whose signatures are remembered
 _AHEAD = 16  # rounds of a changing graph whose neighbours are kept in touch with
 
 
@@ -198,6 +199,7 @@ class Words:
     rounds: int
     sign: Callable[[Letter], bytes] = lambda _: b""
     check: Callable[[int, Letter], None] = lambda _, __: None  # raises where j did not sign it
+    _signatures: dict[tuple[object, ...], bytes] = field(default_factory=dict, init=False)
 
     def beat(self, at: At, doing: str, gave_up: At | None = None) -> Letter:
         fields = {"study": self.study, "round": at[0], "number": at[1], "doing": doing}
@@ -211,10 +213,18 @@ class Words:
         return self.signed("vector", at, arrays, **{k: v for k, v in named.items() if v})
 
     def signed(self, kind: str, at: At, arrays: Sequence[Tensor] = (), **fields: Any) -> Letter:
-        """A letter that others can show."""
+        """A letter that others can show; each signature is in the audit log.
+
+        The same letter is signed once: who asks again and again fills no log with the answers.
+        """
         letter = self.plain(kind, at, **fields)
         letter = Letter(kind, letter.fields, [x.detach() for x in arrays])
-        return letter.adding(signature=self.sign(letter))
+        name = (kind, *letter.fields.items(), str(letter.forms), *letter.digests)
+        if name not in self._signatures:
+            self._signatures[name] = self.sign(letter)
+        if len(self._signatures) > _SIGNED:
+            del self._signatures[next(iter(self._signatures))]
+        return letter.adding(signature=self._signatures[name])
 
     def plain(self, kind: str, at: At, **fields: Any) -> Letter:
         return Letter(kind, {"study": self.study, "round": at[0], "number": at[1], **fields})

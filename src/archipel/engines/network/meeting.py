@@ -25,6 +25,11 @@ An asker gives up once the other was silent for `silence` seconds. The other, wh
 silent as long, takes the meeting for counted: an asker that was killed comes back and asks again.
 One gap is left: where the two are alive and cut off from each other for longer than `silence`, just
 when the answer was on its way, the meeting counts at the one that answered and not at the asker.
+
+So nobody can keep another from its turns: who wakes in a meeting asks for its own as soon as that
+is over, before it is in one for anybody else. One that neither answers nor decides is waited for
+until the deadline, and from then on a quarter of it, as in rounds. And none is met much more often
+than the study has rounds for.
 One file, since both sides have the same state.
 """
 
@@ -57,6 +62,7 @@ _WAIT = 1.0  # seconds after which a peer that answered asks what became of a me
 _BUSY = "in another meeting"
 _MOST = 1 << 53  # meetings
 _SWAPS = 64  # in a meeting at most
+_SPARE = 16  # meetings that another may begin beyond two for each round
 
 
 class GivenUp(ArchipelError):
@@ -105,6 +111,8 @@ class Meeting(Turns):
         self._open: Asked | None = None  # that another asked for, not decided yet
         self._last: dict[int, Asked] = {}  # of each peer that asked: the last that counted
         self._refused: dict[int, int] = {}  # of each peer that asked: the last that never will
+        self._begun: dict[int, int] = {}  # of each peer that asked: how many it began
+        self._waits = False  # for the end of another's meeting, to ask for its own
         self._turns = (0, 0)  # a round, and how many of them it had so far
         self._gradients = 0
         self._watch: asyncio.Task[None] | None = None
@@ -177,10 +185,12 @@ class Meeting(Turns):
             return gradients
 
     async def _whom(self, t: int, tries: int) -> int | None:
-        """A neighbour at random that may be met; None where this peer is in a meeting itself."""
+        """A neighbour at random that may be met; None where there is none at present."""
         liveness, rounds = self.liveness, self.words.rounds
-        if self._open is not None:
-            return None
+        while self._open is not None:
+            self._waits = True
+            await liveness.moved(liveness.every)
+        self._waits = False
         number = self._candidates(t)
         there = [j for j in number if not liveness.silent(j)]
         self.missing |= {j: "silent" for j in number if j not in there}
@@ -224,11 +234,12 @@ class Meeting(Turns):
         arrays, form = travelling(x), self._shape(number)
         self._keep()  # with the secrets of what leaves
         letter = self.words.signed("meet", (self.at[0], number), arrays, meeting=meeting)
-        until = liveness.clock() + liveness.limit
+        until = liveness.clock() + liveness.patience(j)
         while True:
             if liveness.left:
                 raise Left("the peer leaves.")
             if liveness.silent(j) or liveness.clock() >= until:
+                liveness.of[j].late = not liveness.silent(j)
                 raise GivenUp("silent" if liveness.silent(j) else "past the deadline")
             try:
                 async with asyncio.timeout(2 * POLL):
@@ -250,6 +261,7 @@ class Meeting(Turns):
             except ArchipelError as no:
                 raise GivenUp(why_not(no)) from None
             liveness.note(j, answer)
+            liveness.of[j].late = False
             self.up, self.down = self.up + _size(arrays), self.down + _size(found)
             return fill(form, [x.clone() for x in found])
 
@@ -304,8 +316,11 @@ class Meeting(Turns):
             return await self._next(one, number, theirs)
         if one is not None and one.j == j and one.meeting < meeting and one.own is None:
             self._drop(one)  # it was given up
-        elif one is not None or self._asking is not None or number:
+        elif one is not None or self._asking is not None or number or self._waits:
             return self._met(j, meeting, None)  # busy, or nothing of it is here
+        self._begun[j] = self._begun.get(j, 0) + 1
+        if self._begun[j] > 2 * self.words.rounds + _SPARE:
+            raise Refused("more meetings than the study has rounds for.")
         one = self._open = Asked(j, meeting)
         one.task = asyncio.create_task(self._side(one))
         return await self._next(one, number, theirs)
@@ -397,13 +412,14 @@ class Meeting(Turns):
         """Ask what became of a meeting, unless that is told; a silent asker has counted it."""
         liveness = self.liveness
         until = liveness.clock() + _WAIT
-        deadline, silent = until + liveness.limit, until + liveness.silence
+        deadline, silent = until + liveness.patience(one.j), until + liveness.silence
         try:
             while self._open is one:
                 if liveness.clock() < until:
                     await liveness.moved(until - liveness.clock())
                     continue
                 if liveness.silent(one.j) or liveness.clock() >= min(silent, deadline):
+                    liveness.of[one.j].late |= liveness.clock() >= deadline
                     self._count(one)
                     return
                 letter = self._met(one.j, one.meeting, None)
@@ -422,6 +438,8 @@ class Meeting(Turns):
             return
 
     def _settle(self, one: Asked, counts: bool | None) -> None:
+        if counts is not None:
+            self.liveness.of[one.j].late = False
         if counts:
             self._count(one)
         elif counts is not None:
@@ -451,6 +469,8 @@ class Meeting(Turns):
             found[f"meets-counted-{j}"] = torch.tensor(meeting)
         for j, meeting in self._refused.items():
             found[f"meets-refused-{j}"] = torch.tensor(meeting)
+        for j, count in self._begun.items():
+            found[f"meets-begun-{j}"] = torch.tensor(count)
         for j, one in self._last.items():
             found |= _tensors(f"meets-last-{j}", one)
         if self._open is not None and self._open.own is not None:
@@ -472,6 +492,8 @@ class Meeting(Turns):
                     self._counted[int(j)] = int(x)
                 case ["meets", "refused", j]:
                     self._refused[int(j)] = int(x)
+                case ["meets", "begun", j]:
+                    self._begun[int(j)] = int(x)
                 case ["meets", "last", j]:
                     self._last[int(j)] = _read(int(j), name, own)
                 case ["meets", "open", j]:

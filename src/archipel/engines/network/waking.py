@@ -8,16 +8,20 @@ whenever it changes; before the first, all know what each would tell: that of th
 - **News.** `said` goes to every neighbour, with the number that their copy has after it. One whose
   copy has the number before makes `hear(copy, said)` of it. Whatever else it holds, it says so, and
   gets what is missing: the news in between, where they are fewer bytes, or else the whole. So it is
-  after a cut, a restart and with a new edge. Nobody waits for it: of a peer that is away, others
-  keep the last copy that they had.
+  after a cut and with a new edge. A peer that was started again sends the whole first, which counts
+  whatever its number: its disk may be an older one, whose next news are others. Nobody waits for
+  it: of a peer that is away, others keep the last copy that they had.
 - **Questions.** In rounds with `asks(t)` > 0 a peer asks that many others at random, of those that
-  answer, for the whole of what they tell and for their degree, before it computes.
+  answer, for the whole of what they tell and for their degree, before it computes. On a graph that
+  the study gives, neighbours alone are answered.
 - **Edges.** An edge has a weight and a version, and is decided in one place: at its lower end. That
   end changes it in one step, on its disk before it tells the other, which takes over whatever is
   newer. The higher end proposes a change with the version that it computed from; where the edge has
   another by then, it stays, and the change is left out. So two changes at a time never leave
-  different weights, whoever is killed. One gap is left: while the two cannot reach each other, the
-  higher end computes with the weight that it heard last.
+  different weights, whoever is killed. An end that was started again says what it has; where the
+  higher one has a later version than the lower, whose disk is an older one, that one's weight gets
+  a later version still. One gap is left: while the two cannot reach each other, the higher end
+  computes with the weight that it heard last.
 
 A peer waits while all its neighbours are silent: it cannot tell whether it is away itself. Where
 some of them are done it goes on, with what they told last. One file, since copies and edges change
@@ -52,6 +56,7 @@ from archipel.tree import Tree, fill, fits, leaves, nbytes, tree_map
 _ANSWER = 600.0  # seconds that an answer may take, of a large vector over a slow line
 _ASKING = 5.0  # seconds that others have to answer a question at random
 _KNOWN = 2.0  # seconds that a peer waits for what a new neighbour tells
+_UNKNOWN = -1  # instead of the number of what another holds
 
 
 class Copy(NamedTuple):
@@ -103,7 +108,8 @@ class Waking(Turns):
                     self.edges[j] = Edge(weight, 0)
         self.copies: dict[int, Copy] = {}
         self._holds: dict[int, int] = {}  # the version that each neighbour has of this peer
-        self._agreed: dict[int, int] = {}  # the version that each higher end has of its edge
+        self._agreed: dict[int, int] = {}  # the version that each other end has of its edge
+        self._restored = False  # then both are not known of all
         self._unsure: set[int] = set()  # neighbours that may have told something unheard
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -270,13 +276,14 @@ class Waking(Turns):
     def _due(self, j: int) -> Letter | None:
         """What peer j is to hear next."""
         edge = self._edge(j)
-        if self.party < j and self._agreed.get(j, 0) < edge.version:
+        tells = self.party < j or self._restored
+        if tells and self._agreed.get(j, 0) < edge.version:
             return self._about(j)
         if j not in self.neighbours:
             return None
         if j in self._unsure:
             return self.words.plain("asks", self.at)
-        held = self._holds.get(j, 0)
+        held = self._holds.get(j, _UNKNOWN if self._restored else 0)
         if held >= self.version:
             return None
         kind = "news" if held + 1 in self._saying and self._is_short(held) else "copy"
@@ -334,7 +341,8 @@ class Waking(Turns):
                 self._adopt(j, answer)
             case "holds":
                 self.up += _size(letter.arrays)
-                self._holds[j] = answer["number"]
+                number = answer["number"]
+                self._holds[j] = number if number <= self.version else _UNKNOWN
         self.liveness.ring()
 
     def _check(self, j: int, answer: Letter, kinds: Iterable[str]) -> None:
@@ -350,6 +358,8 @@ class Waking(Turns):
         """Answer peer j: what this one holds of it, or tells."""
         if self.liveness.paused():
             raise Cut("this peer is paused.")
+        if j not in self.neighbours and not self._boxes.learns_graph:
+            raise Refused("there is no edge between the two peers.")
         match letter.kind:
             case "asks":
                 letter = self._letter("copy", self.version)
@@ -358,13 +368,12 @@ class Waking(Turns):
             case "edge":
                 return self._decide(j, letter)
         if j not in self.neighbours:
-            if self.party < j and self._boxes.learns_graph:
-                return self._about(j)  # it has not heard that there is none
-            raise Refused("there is no edge between the two peers.")
+            return self._about(j)  # one of the two has not heard that there is none
         number, held = letter["number"], self._copy(j)
-        if letter.kind == "copy" and number > held.number:
-            self._learn(j, self._whole(j, letter))
-        elif letter.kind == "news" and number == held.number + 1:
+        if letter.kind == "copy":
+            self.copies[j] = self._whole(j, letter)
+            self.liveness.ring()
+        elif number == held.number + 1:
             self._learn(j, self._news(j, letter, held))
         return self.words.plain("holds", (self.at[0], self._copy(j).number))
 
@@ -402,7 +411,7 @@ class Waking(Turns):
         before, self.edges[j] = self._edge(j), edge
         if before.weight == 0 < edge.weight:
             self._unsure.add(j)
-            self._holds[j] = 0
+            self._holds.pop(j, None)
         elif edge.weight == 0:
             self._unsure.discard(j)
             self.copies.pop(j, None)
@@ -422,25 +431,28 @@ class Waking(Turns):
         weight, version = _weight(letter), letter["number"]
         if not self._boxes.learns_graph:
             raise Refused(f"{self._boxes.name} learns no graph.")
-        if j < self.party:
-            self._adopt(j, letter)
-        elif version == self._edge(j).version:
-            self._set(j, Edge(weight, version + 1))
+        mine = self._edge(j)
+        if self.party < j and version == mine.version and weight != mine.weight:
+            self._change(j, Edge(weight, version + 1))
             self._agreed[j] = version  # until it has heard of it
-            self._keep()
             self._tell_all()
+        else:
+            self._adopt(j, letter)
         return self._about(j)
 
     def _adopt(self, j: int, letter: Letter) -> None:
         """Take over what the lower end says of the edge, or hear what the higher end has."""
-        weight, version = _weight(letter), letter["number"]
-        if self.party < j:
-            self._agreed[j] = version
-        elif self._boxes.learns_graph and version > self._edge(j).version:
-            self._set(j, Edge(weight, version))
-            self._keep()
+        weight, version, mine = _weight(letter), letter["number"], self._edge(j)
+        self._agreed[j] = version
+        if self._boxes.learns_graph and version > mine.version:
+            lower = self.party < j  # then it has decided so, on a disk that is lost
+            self._change(j, Edge(mine.weight, version + 1) if lower else Edge(weight, version))
             self._tell_all()
         self.liveness.ring()
+
+    def _change(self, j: int, edge: Edge) -> None:
+        self._set(j, edge)
+        self._keep()
 
     async def _propose(self, j: int, edge: Edge) -> None:
         """Have the lower end change the edge; what becomes of it is told again where it is lost."""
@@ -470,8 +482,6 @@ class Waking(Turns):
         for j, edge in self.edges.items():
             if edge.version:
                 found[f"wakes-edge-{j}"] = torch.tensor([*edge], dtype=torch.float64)
-        for j, number in self._holds.items():
-            found[f"wakes-holds-{j}"] = torch.tensor(number)
         return found
 
     def restore(self, kept: Mapping[str, Mapping[str, Tensor]], at: At) -> None:
@@ -489,9 +499,7 @@ class Waking(Turns):
                     self.copies[int(j)] = Copy(int(x), told, degree)
                 case ["wakes", "edge", j]:
                     self.edges[int(j)] = Edge(float(x[0]), int(x[1]))
-                case ["wakes", "holds", j]:
-                    self._holds[int(j)] = int(x)
-        self._unsure = set(self.neighbours)
+        self._unsure, self._restored = set(self.neighbours), True
 
 
 def _name(letter: Letter | None) -> tuple[str, int] | None:

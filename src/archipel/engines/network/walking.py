@@ -25,7 +25,8 @@ What can still go wrong: where the peers are cut in two parts for longer than `s
 on with a token of its own. When they meet, the one of the later epoch goes on; turns that others
 took with the older one in the meantime stay, and the mean that Walkman's token stands for is off by
 them. A token is lost for as long as its holder and its giver are both away. And a walk trusts its
-members: whoever holds the token can change it, and who lies about what it has seen can end it.
+members: whoever holds the token can change it, who numbers one of its own higher has it taken for
+the token, and who lies about what it has seen can end it.
 
 One file, since each step is of use only with the others.
 """

@@ -51,7 +51,9 @@ def dangers(study: Exposure, policy: Policy, wire: str = "") -> Iterator[str]:
             f"{total:,} numbers leave and your rows hold {study.values:,}: nothing but the work it "
             "takes keeps them from being computed back."
         )
-    if study.neighbours:
+    if study.learned:
+        yield "Every member of the study sees your vectors as they are whenever it asks."
+    elif study.neighbours:
         yield "Every neighbour sees your vectors as they are, round by round."
     elif study.sites == 1 and study.groups == 1:
         yield (

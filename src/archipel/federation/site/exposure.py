@@ -21,7 +21,7 @@ from archipel.aggregation.summation import Hiding, groups_of
 from archipel.attacks.imprint import sorting_units
 from archipel.data.federation import Federation
 from archipel.exchange.anatomy import Anatomy, Message
-from archipel.exchange.boxes import Boxes, has_personal, is_peer
+from archipel.exchange.boxes import Boxes, clock_of, has_personal, is_peer
 from archipel.exchange.statistics import averages
 from archipel.federation.site.account import NOTHING, Account
 from archipel.metrics import may_leave
@@ -63,6 +63,7 @@ class Exposure:
     bytes: int  # of all rounds, questions and sums
     counts: bool  # whether the number of training rows leaves, alone or in sums
     neighbours: bool  # whether other sites see vectors of this one as they are
+    learned: bool  # whether who neighbours are is learned: then any other site may ask
     untold: tuple[str, ...]  # metrics that do not leave: how far a record moves them is not known
     statistics: int  # numbers of one round that are BatchNorm's means and variances
     hidden: bool = False  # whether a protocol adds uploads up that shows nobody a single one
@@ -104,9 +105,10 @@ def exposure(
     hidden = isinstance(study.wire_object.sum, Hiding)
     sent = [each.sent for each in anatomy.messages if not hidden or _adds_up(each)]
     numbers = sum(leaf.numel() for tree in sent for leaf in leaves(tree))
-    numbers += sum(x.numel() for x in mixed)
+    turns = 2 if clock_of(algorithm) == "meetings" else 1  # others ask about as often
+    numbers += turns * sum(x.numel() for x in mixed)
     sums = 3 * study.summed
-    each_round = anatomy.bytes_up + nbytes(tuple(mixed))
+    each_round = anatomy.bytes_up + turns * nbytes(tuple(mixed))
     evaluations = ceil(study.study.rounds / study.study.evaluate_every)
     questions = sum(nbytes(message.upload) for message in anatomy.personal)
     asks = {ask for message in anatomy.messages for ask in message.asks}
@@ -132,6 +134,7 @@ def exposure(
         counts=anatomy.weighed or bool(asks & {"n", "mean by examples"}),
         counts_in_sums=anatomy.weighed,
         neighbours=is_peer(algorithm),
+        learned=bool(getattr(algorithm, "learns_graph", False)),
         hidden=hidden,
         groups=groups_of(study.wire_object.sum),
         unheard=isinstance(study.wire_object.sum, Gopa),

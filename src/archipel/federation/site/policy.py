@@ -243,8 +243,8 @@ class Policy:
 
     def _sites(self, study: Exposure) -> Rule:
         if study.neighbours:
-            said = "neighbours see this site's vectors as they are"
-            return Rule("neighbours", self.neighbours, said)
+            who = "all members may see" if study.learned else "neighbours see"
+            return Rule("neighbours", self.neighbours, f"{who} this site's vectors as they are")
         sites = f"{study.sites} site{'' if study.sites == 1 else 's'}"
         said = f"a round counts with {sites}, at least {self.least_sites} ({study.counted})"
         return Rule("least_sites", study.sites >= self.least_sites, said)

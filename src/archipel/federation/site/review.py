@@ -18,7 +18,7 @@ from torch import Tensor
 from archipel.data.schema import TEST, Column
 from archipel.errors import clean
 from archipel.exchange.anatomy import Anatomy, Message
-from archipel.exchange.boxes import is_asynchronous
+from archipel.exchange.boxes import clock_of, is_asynchronous
 from archipel.federation.site.binding import schema_of
 from archipel.federation.site.dangers import dangers
 from archipel.federation.site.exposure import Exposure
@@ -136,6 +136,8 @@ class Review:
         if study.topology.name is not None:
             pace = ", each at its own pace" if study.topology.asynchronous else ""
             yield f"Graph     {_cut(study.topology.name)}{pace}"
+        if exposure.learned:
+            yield "Graph     learned: from what members tell each other"
 
     def _sites(self) -> str:
         """Who is in a round."""
@@ -191,11 +193,16 @@ class Review:
                 f"before it leaves, an upload passes the wire: {_cut(self.wire)}; "
                 + (hidden if exposure.hidden else shuffled if exposure.shuffled else unknown)
             )
+        when, whom = self._among_peers()
         for x in self.mixed:
             yield (
-                f"every round: {x.numel()} numbers, {_bytes(nbytes(x))}, to each neighbour on the "
-                f"graph {_cut(study.topology.name or '')}, which sees them as they are; the "
-                "coordinator does not get them"
+                f"{when}: {x.numel()} numbers, {_bytes(nbytes(x))}, to {whom} them as they are; "
+                "the coordinator does not get them"
+            )
+        if exposure.learned:
+            yield (
+                "with every score: the weights of your edges, which tell whose data is like yours, "
+                "to the coordinator; their sum is told to each member that asks"
             )
         if exposure.statistics:
             yield (
@@ -227,10 +234,27 @@ class Review:
             which = f"question {number} for your own model"
             yield f"{exposure.evaluations} times: {which}, {_form(message)}"
         each = " to each neighbour" if self.mixed else ""
+        most = "at most" if clock_of(study.algorithm_object) == "rounds" else "about"
         yield (
-            f"in all at most {_bytes(exposure.bytes)}{each}; the uploads are "
+            f"in all {most} {_bytes(exposure.bytes)}{each}; the uploads are "
             f"{exposure.numbers * exposure.rounds:,} numbers computed from your data"
         )
+
+    def _among_peers(self) -> tuple[str, str]:
+        """When something goes from peer to peer, and to whom, who sees it."""
+        clock, graph = clock_of(self.study.algorithm_object), _cut(self.study.topology.name or "")
+        near = f"each neighbour on the graph {graph}, which sees"
+        if self.exposure.learned:
+            near = "every member that asks, and to neighbours as they are learned, who see"
+        return {
+            "rounds": ("every round", near),
+            "wakes": ("whenever this site wakes, once a round", near),
+            "meetings": ("in each meeting, once a round and whenever a neighbour asks", near),
+            "walk": (
+                "whenever a token was here, once a round on average",
+                f"the neighbour on the graph {graph} that it goes to, which sees",
+            ),
+        }[clock]
 
     @property
     def wire(self) -> str:
