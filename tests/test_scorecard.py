@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 import archipel as ar
 from archipel.engines.engine import Cause, Evaluation
 from archipel.models.flops import flops_of_one_gradient
+from archipel.models.recorded import _Operations
 from archipel.runs.participation import Cohort
 from archipel.scorecard import scorecard
 from archipel.scorecard.card import KWH_PER_GB
@@ -66,6 +68,17 @@ def test_flops_by_the_layers_formulas(module, x, flops):
     counted, note = flops_of_one_gradient(ar.Model(module), x)
 
     assert counted == flops
+    assert "counted" in note
+
+
+def test_counting_and_recording_go_without_torchs_compiler(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # cannot be imported
+    linear = nn.Linear(13, 2)
+
+    _, note = flops_of_one_gradient(ar.Model(linear), torch.ones(1, 13))
+    with _Operations():
+        linear(torch.ones(1, 13))
+
     assert "counted" in note
 
 

@@ -181,6 +181,10 @@ class Recorded:
 class _Operations(TorchDispatchMode):
     """Notices when a number of a tensor, or how many there are, becomes one of Python's."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, for seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         masked = func.overloadpacket is not torch.ops.aten.index or any(
             part is not None and part.dtype == torch.bool for part in args[1]
