@@ -30,6 +30,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from archipel.core import Blueprint, Party, Vector
+from archipel.training.limits import above_zero
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -64,6 +65,7 @@ class Collaborative:
     clock: ClassVar[str] = "meetings"
 
     def init(self, theta: Vector, blueprint: Blueprint) -> Own:
+        above_zero(self, "rho")
         same = theta.expand(blueprint.degree, -1).clone()
         none = torch.zeros_like(same)
         return Own(theta, Edge(same, same.clone(), none, none.clone()))

@@ -25,6 +25,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 
 from archipel.core import Blueprint, Party, Vector
+from archipel.training.limits import above_zero, at_least
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -59,6 +60,8 @@ class Walkman:
     clock: ClassVar[str] = "walk"
 
     def init(self, x: Vector, blueprint: Blueprint) -> tuple[Token, Own]:
+        above_zero(self, "beta")
+        at_least(self, l1=0.0)
         share = torch.full((1,), 1 / blueprint.parties, dtype=x.dtype)
         return Token(x, share), Own(x, x, torch.zeros_like(x))
 
