@@ -43,7 +43,8 @@ class Stoppable:
         if self._told is not run and run.topology is not None:
             from archipel.graphs import summary
 
-            print(summary(run.topology, run.data.clusters), file=sys.stderr, flush=True)
+            told = summary(run.topology, run.data.clusters, algorithm=run.algorithm)
+            print(told, file=sys.stderr, flush=True)
         self._told = run
 
     def say(self, text: str) -> None:
