@@ -30,6 +30,7 @@ from archipel.engines.local.engine import LocalEngine
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology, topology
 from archipel.models.model import Model
+from archipel.runs.listing import list_runs
 from archipel.study.file import Study
 from archipel.tree import leaves
 
@@ -262,6 +263,8 @@ kappa = 3
     whole = study.run(out=tmp_path / "whole")
     entry = whole.history[-1]["graph"]
 
+    (listed,) = list_runs(tmp_path / "whole")
+    assert listed.summary["value"] == whole.scorecard.efficacy.own != whole.metrics["accuracy"]
     assert entry["edges"] > 0
     assert torch.isfinite(whole.vector).all()
 
