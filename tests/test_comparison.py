@@ -11,13 +11,14 @@ import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from archipel.algorithms import FedAvg, FedProx
+from archipel.algorithms import DSGD, FedAvg, FedProx
 from archipel.cli.compare import progress
 from archipel.cli.watching import Stoppable
 from archipel.comparison import (
@@ -33,6 +34,7 @@ from archipel.comparison import levels as levels_module
 from archipel.comparison.design import read_spec
 from archipel.comparison.results import CENTRAL, LOCAL, Result, quantiles
 from archipel.errors import ArchipelError, RunFailed
+from archipel.graphs import ring
 from archipel.plain import plain
 from archipel.report.tables import Cell, Column, Table
 from archipel.runs import baselines
@@ -941,6 +943,14 @@ def test_asked_to_stop_in_the_last_round_nothing_else_begins():
     watch.ask(signal.SIGTERM, None)
     with pytest.raises(KeyboardInterrupt):
         watch.say("training every party alone")
+
+
+def test_rows_with_the_same_graph_say_it_once(capsys):
+    watch, data = Stoppable(View()), SimpleNamespace(clusters=None)
+    for algorithm in (DSGD(), DSGD(lr=0.2), DSGD(lr=0.3)):
+        watch(SimpleNamespace(topology=ring(4), data=data, algorithm=algorithm))
+
+    assert capsys.readouterr().err.count("Graph: ring, 4 edges") == 1
 
 
 def test_between_runs_a_signal_ends_at_once():

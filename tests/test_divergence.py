@@ -97,3 +97,10 @@ def test_defaults_raise_no_alarm(name):
     run = ar.simulate(ar.FedAvg(), name, rounds=12, plan=PLAN)
 
     assert run.warnings == []
+
+
+def test_the_remedy_is_a_field_that_the_algorithm_has():
+    steps = ar.Coordinate(smoothness=1e-3)
+    run = ar.simulate(steps, numbers(), rounds=5, topology="ring", plan=PLAN, baselines=False)
+
+    assert "the training diverged; raise algorithm.smoothness (0.001 now)" in run.warnings[0]

@@ -52,6 +52,8 @@ def test_without_a_third_column_edges_weigh_one(tmp_path: Path) -> None:
         ("i,j\n", "has a header and no rows; write a header and then"),
         ("i\n0\n", "one column only where ',', ';', tab or '|' separates cells"),
         ("i,j,w,more\n0,1,1,1\n", "has 4 columns; write a header"),
+        ("0,1\n1,2\n0,2\n", "its first row has the party '0', where the names of the columns"),
+        ("Ulm,Bonn,3\nBonn,Köln,2\n", "its first row has the party 'Bonn'"),
         ("i,j\n0,1,2\n", "cells in row 2: 3, in the header: 2"),
         ("i,j\nUlm,Born\n", "row 2 has an unknown party 'Born': Known: Bonn"),
         ("i,j\n0,3\n", "row 2 has an unknown party '3'"),

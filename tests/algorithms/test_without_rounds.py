@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from archipel.algorithms import (
+    Choco,
     Collaborative,
     Coordinate,
+    Dada,
+    DadaBoosted,
     Gossip,
     Propagation,
     Walk,
@@ -27,6 +30,7 @@ from archipel.engines.local.engine import LocalEngine
 from archipel.errors import ArchipelError
 from archipel.graphs import Topology, topology, weighted
 from archipel.models.model import Model
+from archipel.runs.listing import list_runs
 from archipel.study.file import Study
 from archipel.tree import leaves
 
@@ -267,6 +271,29 @@ def test_what_cannot_be_is_refused_in_a_sentence() -> None:
         LocalEngine(Gossip(), data, model, topology=topology("ring", N), sweep={"lr": [0.1, 0.2]})
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (Walk(tokens=0), "tokens = 0: give a whole number from 1"),
+        (Walk(tokens=9), "tokens = 9: give one for each of 8 parties at most"),
+        (Walkman(beta=0.0), "beta = 0.0: give a finite number above 0"),
+        (Choco(consensus_lr=-1.0), "consensus_lr = -1.0: give a finite number above 0"),
+        (Collaborative(rho=0.0), "rho = 0.0: give a finite number above 0"),
+        (Coordinate(confident=0), "confident = 0: give a whole number from 1"),
+        (Propagation(alpha=1.5), "alpha = 1.5: give a share from 0 to 1"),
+        (Dada(kappa=0), "kappa = 0: give a whole number from 1"),
+        (Dada(graph_rounds=0, model_rounds=0), "graph_rounds = 0: give a whole number from 1"),
+        (DadaBoosted(beta=-3.0), "beta = -3.0: give a finite number above 0"),
+    ],
+)
+def test_fields_that_cannot_work_are_refused(algorithm: Any, words: str) -> None:
+    data, model, *_ = problem()
+    graph = None if isinstance(algorithm, Dada | DadaBoosted) else topology("ring", N)
+
+    with pytest.raises(ArchipelError, match=words):
+        LocalEngine(algorithm, data, model, topology=graph)
+
+
 def test_a_learned_graph_is_recorded_and_goes_on(tmp_path: Path) -> None:
     text = """
 [study]
@@ -288,6 +315,8 @@ kappa = 3
     whole = study.run(out=tmp_path / "whole")
     entry = whole.history[-1]["graph"]
 
+    (listed,) = list_runs(tmp_path / "whole")
+    assert listed.summary["value"] == whole.scorecard.efficacy.own != whole.metrics["accuracy"]
     assert entry["edges"] > 0
     assert torch.isfinite(whole.vector).all()
 

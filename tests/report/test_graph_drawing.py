@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import archipel as ar
+from archipel.algorithms import Gossip
 from archipel.data import moons
 from archipel.graphs import Topology, ring, small_world, topology, weighted
 from archipel.graphs.summary import rounds_to, summary
@@ -179,3 +180,10 @@ def test_rates_in_a_sentence() -> None:
         "20 edges between 10 parties in its first round; spectral gap 0.667: on average" in changing
     )
     assert summary(topology("alternate:ring,star", 15_000)).spectral_gap is None
+
+
+def test_where_nobody_mixes_by_w_no_rate_is_told() -> None:
+    met = summary(topology("complete", 5), algorithm=Gossip())
+
+    assert str(met).endswith("10 edges between 5 parties; spectral gap 1.")
+    assert met.to_json()["rounds_to_tenth"] is None

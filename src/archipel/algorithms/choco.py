@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from archipel.core import Party, Vector
+from archipel.training.limits import above_zero
 from archipel.training.schedules import Rate
 
 
@@ -36,6 +37,8 @@ class Choco:
     batch_size: int | float | None = 10
 
     def init(self, x: Vector) -> Own:
+        if self.consensus_lr is not None:
+            above_zero(self, "consensus_lr")
         return Own(x, x)
 
     def party(self, me: Party, own: Own) -> Own:

@@ -33,6 +33,7 @@ import torch
 
 from archipel.core import Blueprint, Party, Vector
 from archipel.training.descent import pulled
+from archipel.training.limits import above_zero
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -67,6 +68,7 @@ class Collaborative:
     clock: ClassVar[str] = "meetings"
 
     def init(self, theta: Vector, blueprint: Blueprint) -> Own:
+        above_zero(self, "mu", "rho")
         same = theta.expand(blueprint.degree, -1).clone()
         none = torch.zeros_like(same)
         return Own(theta, Edge(same, same.clone(), none, none.clone()))

@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 
 from archipel.core import Party, Vector
+from archipel.training.limits import above_zero, at_least
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Coordinate:
     clock: ClassVar[str] = "wakes"
 
     def init(self, theta: Vector) -> Vector:
+        above_zero(self, "smoothness")
+        at_least(self, confident=1, l2=0.0, warm_rounds=0)
         return theta
 
     def told(self, theta: Vector) -> Vector:

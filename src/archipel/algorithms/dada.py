@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import Party, Vector
+from archipel.training.limits import above_zero, at_least
 from archipel.training.schedules import Rate, rate
 from archipel.tree import Tree
 
@@ -52,6 +53,12 @@ class Joint:
     learned: bool = True  # else the graph is the run's topology, and models alone are learned
 
     clock: ClassVar[str] = "wakes"
+
+    def check(self) -> None:
+        """Refuse what cannot work."""
+        above_zero(self, "mu2", "lam", "delta")
+        at_least(self, mu1=0.0, kappa=1, least=0.0, confident=1)
+        at_least(self, alone=0, graph_rounds=1, model_rounds=0)
 
     @property
     def learns_graph(self) -> bool:
@@ -109,6 +116,7 @@ class Dada(Joint):
     lr: Rate = 0.1  # 1 / L_k^loc: steps in a party's own loss
 
     def init(self, theta: Vector) -> Own:
+        self.check()
         return Own(theta, torch.zeros_like(theta[..., :1]))
 
     def told(self, own: Own) -> Own:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from archipel.algorithms.dada import Joint
 from archipel.core import Party, Vector
+from archipel.training.limits import above_zero, at_least
 
 
 class Told(NamedTuple):
@@ -69,6 +70,9 @@ class DadaBoosted(Joint):
     ridge: float = 0.3  # the same, to zero, for a party without neighbours
 
     def init(self, alpha: Vector) -> Own:
+        self.check()
+        above_zero(self, "beta")
+        at_least(self, ridge=0.0)
         zero = torch.zeros_like(alpha[..., :1])
         return Own(torch.zeros_like(alpha), zero, zero.to(_smallest(alpha.shape[-1])), zero)
 

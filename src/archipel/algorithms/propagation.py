@@ -24,6 +24,8 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from archipel.core import Blueprint, Party, Vector
+from archipel.errors import ArchipelError
+from archipel.training.limits import at_least
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -52,6 +54,9 @@ class Propagation:
     clock: ClassVar[str] = "meetings"
 
     def init(self, theta: Vector, blueprint: Blueprint) -> Own:
+        at_least(self, alpha=0.0, alone=0, confident=1)
+        if self.alpha > 1:
+            raise ArchipelError(f"alpha = {self.alpha}: give a share from 0 to 1.")
         copies = theta.expand(blueprint.degree, -1).clone()
         return Own(theta, copies, theta, torch.zeros_like(theta[..., :1]))
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from archipel.core import Party, Vector
+from archipel.core import Blueprint, Party, Vector
+from archipel.errors import ArchipelError
+from archipel.training.limits import at_least
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -32,7 +34,12 @@ class Walk:
 
     clock: ClassVar[str] = "walk"
 
-    def init(self, x: Vector) -> tuple[Vector, Vector]:
+    def init(self, x: Vector, blueprint: Blueprint) -> tuple[Vector, Vector]:
+        at_least(self, tokens=1)
+        if self.tokens > blueprint.parties:
+            raise ArchipelError(
+                f"tokens = {self.tokens}: give one for each of {blueprint.parties} parties at most."
+            )
         return x, x
 
     def party(self, me: Party, x: Vector, _: Vector) -> tuple[Vector, Vector]:

@@ -27,6 +27,7 @@ import torch
 
 from archipel.core import Blueprint, Party, Vector
 from archipel.training.descent import pulled
+from archipel.training.limits import above_zero, at_least
 from archipel.training.optimisers import SGD, Optimiser
 from archipel.training.schedules import Rate
 
@@ -61,6 +62,8 @@ class Walkman:
     clock: ClassVar[str] = "walk"
 
     def init(self, x: Vector, blueprint: Blueprint) -> tuple[Token, Own]:
+        above_zero(self, "beta")
+        at_least(self, l1=0.0)
         share = torch.full((1,), 1 / blueprint.parties, dtype=x.dtype)
         return Token(x, share), Own(x, x, torch.zeros_like(x))
 

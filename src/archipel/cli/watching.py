@@ -29,6 +29,7 @@ class Stoppable:
     def __init__(self, view: View) -> None:
         self._view, self._asked, self._in_rounds = view, False, False
         self._told: Run | None = None
+        self._graphs: set[str] = set()
 
     def __call__(self, run: Run) -> bool:
         self._in_rounds = True
@@ -43,7 +44,10 @@ class Stoppable:
         if self._told is not run and run.topology is not None:
             from archipel.graphs import summary
 
-            print(summary(run.topology, run.data.clusters), file=sys.stderr, flush=True)
+            told = str(summary(run.topology, run.data.clusters, algorithm=run.algorithm))
+            if told not in self._graphs:  # rows of a comparison mostly have the same
+                print(told, file=sys.stderr, flush=True)
+            self._graphs.add(told)
         self._told = run
 
     def say(self, text: str) -> None:

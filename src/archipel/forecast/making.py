@@ -110,7 +110,9 @@ def make(
         assumed,
         None if cluster is None else cluster.to_json(),
         elsewhere,
-        None if run.topology is None else summary(run.topology, data.clusters).to_json(),
+        None
+        if run.topology is None
+        else summary(run.topology, data.clusters, algorithm=algorithm).to_json(),
     )
 
 

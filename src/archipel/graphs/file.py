@@ -49,7 +49,15 @@ def read(path: Path) -> list[Edge]:
         raise ArchipelError(f"'{name}': has {len(header)} columns; {_FORM}.")
     rows = dialect.records(name, text, sep)
     next(rows)
-    return [_edge(name, row, [cell.strip() for cell in cells], mark) for row, cells in rows]
+    edges = [_edge(name, row, [cell.strip() for cell in cells], mark) for row, cells in rows]
+    parties = {party for edge in edges for party in edge.ends}
+    for cell in header[:2]:
+        if cell.strip() in parties:  # which would be left out without a word
+            raise ArchipelError(
+                f"'{name}': its first row has the party '{cell.strip()}', where the names of the "
+                f"columns belong; {_FORM}."
+            )
+    return edges
 
 
 def _edge(name: str, row: int, cells: Sequence[str], mark: str) -> Edge:

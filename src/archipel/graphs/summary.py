@@ -24,13 +24,18 @@ class Summary(NamedTuple):
     spectral_gap: float | None  # None where it would take long
     within_clusters: float | None  # share of the edges' weight; None where nobody knows clusters
     changes: bool = False  # from round to round
+    mixes: bool = (
+        True  # parties average by W in every round, which wake-ups, meetings, walks do not
+    )
 
     def rounds(self, factor: float) -> float | None:
         """Return how many rounds of mixing divide the parties' disagreement by this factor.
 
         Disagreement is how far vectors are from their mean, in norm: a round leaves 1 - gap of it.
         """
-        return None if self.spectral_gap is None else rounds_to(self.spectral_gap, factor)
+        if self.spectral_gap is None or not self.mixes:
+            return None
+        return rounds_to(self.spectral_gap, factor)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -55,11 +60,13 @@ differ by in 14 rounds, and leaves a tenth of it after 45.
         text = f"Graph: {self.name}, {self.edges:,} edges between {self.parties:,} parties{each}"
         if self.within_clusters is not None:
             text += f", {100 * self.within_clusters:.0f} % of their weight within clusters"
+        if self.spectral_gap is None:
+            return f"{text}."
+        text += f"; spectral gap {self.spectral_gap:.3g}"
         half, tenth = self.rounds(2), self.rounds(10)
         if half is None or tenth is None:
             return f"{text}."
-        text += f"; spectral gap {self.spectral_gap:.3g}: "
-        text += "on average, with its rounds in any order, " if self.changes else ""
+        text += ": on average, with its rounds in any order, " if self.changes else ": "
         if not isfinite(half):
             return f"{text}some of what parties differ by stays for ever."
         if tenth <= 1:
@@ -79,7 +86,9 @@ def _rounds(count: float) -> str:
     return "one round" if count <= 1 else f"{ceil(count):,} rounds"
 
 
-def summary(graph: Topology, clusters: Sequence[int] | None = None, t: int = 0) -> Summary:
+def summary(
+    graph: Topology, clusters: Sequence[int] | None = None, t: int = 0, algorithm: Any = None
+) -> Summary:
     """Return a topology in round t; `clusters` has the number of each party's."""
     i, j, weight = pairs(graph.affinity(t))
     rounds = 1 if graph.known_p is not None else graph.period or 400
@@ -88,4 +97,5 @@ def summary(graph: Topology, clusters: Sequence[int] | None = None, t: int = 0) 
     if clusters is not None and len(clusters) >= graph.n and weight.sum() > 0:
         of = np.asarray(clusters)
         within = float(weight[of[i] == of[j]].sum() / weight.sum())
-    return Summary(graph.name, graph.n, len(i), gap, within, graph.period != 1)
+    mixes = getattr(algorithm, "clock", "rounds") == "rounds"
+    return Summary(graph.name, graph.n, len(i), gap, within, graph.period != 1, mixes)

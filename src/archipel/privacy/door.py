@@ -408,7 +408,7 @@ class Door:
     def _refuse(self, call: str, why: str) -> NoReturn:
         raise ArchipelError(
             f'privacy.unit = "record": {self._name} asks for {call}, {why}, so it cannot be made '
-            'private by record; take another algorithm, or privacy.unit = "party".'
+            'private by record; take another algorithm, or with a server privacy.unit = "party".'
         )
 
     # -- what was used -----------------------------------------------------------------------------

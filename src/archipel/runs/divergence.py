@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import isfinite, log, sqrt
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archipel.runs.run import Run
@@ -31,8 +31,8 @@ def warnings(run: Run) -> list[str]:
     found = [f"{what}: the training diverged; {_remedy(run)}." for what in said[:1]]
     if not said:
         found += [
-            f"{what}: it has learnt nothing that helps; give it more study.rounds, or change "
-            f"algorithm.lr{_now(run)}."
+            f"{what}: it has learnt nothing that helps; give it more study.rounds, or "
+            f"{_steps(run, 'change', 'change')}."
             for what in _useless(run, metrics)
         ]
     return found + _left_out(run)
@@ -111,9 +111,13 @@ def _left_out(run: Run) -> list[str]:
 def _remedy(run: Run) -> str:
     scaled = run.data.features.scaling is not None or run.between_sites
     ways = "" if scaled else ", or say data.standardise = true (in Python, data.standardised())"
-    return f"lower algorithm.lr{_now(run)}{ways}"
+    return f"{_steps(run, 'lower', 'raise')}{ways}"
 
 
-def _now(run: Run) -> str:
-    lr: Rate | None = getattr(run.algorithm, "lr", None)
-    return f" ({lr:g} now)" if isinstance(lr, int | float) else ""
+def _steps(run: Run, rate: str, smoothness: str) -> str:
+    """What to do to the field that says how long steps are."""
+    algorithm: Any = run.algorithm
+    if not hasattr(algorithm, "lr") and hasattr(algorithm, "smoothness"):
+        return f"{smoothness} algorithm.smoothness ({algorithm.smoothness:g} now)"
+    lr: Rate | None = getattr(algorithm, "lr", None)
+    return f"{rate} algorithm.lr" + (f" ({lr:g} now)" if isinstance(lr, int | float) else "")

@@ -34,7 +34,7 @@ def recorded(engine: Engine, run: Run, t: int, every: int) -> dict[str, Any]:
     from archipel.graphs import summary  # which brings torch, and reports do without
     from archipel.graphs.weights import pairs
 
-    found: dict[str, Any] = summary(graph, run.data.clusters, t).to_json()
+    found: dict[str, Any] = summary(graph, run.data.clusters, t, run.algorithm).to_json()
     evaluations = -(-run.rounds // every)
     stride = -(-evaluations // FRAMES)
     due = len(run.history) % stride == 0 or t + 1 == run.rounds

@@ -358,6 +358,7 @@ def _sampled_to_json(sampled: Ints) -> list[int] | str:
 def _summary(run: Run) -> dict[str, Any]:
     """What a list of runs shows, and the training points that sites told with their uploads."""
     uploaded = {str(k): n for k, n in sorted(dict(run.uploaded).items())}
+    own = run.history[-1].get("own") if run.history else None  # which the scorecard has first, too
     return {
         "algorithm": type(run.algorithm).__name__,
         "data": run.data.about.name,
@@ -365,7 +366,7 @@ def _summary(run: Run) -> dict[str, Any]:
         **({"training": run.data.training} if is_crowd(run.data) else {}),
         "seed": run.seed,
         "metric": run.metric,
-        "value": run.metrics.get(run.metric),
+        "value": (own or run.metrics).get(run.metric),
         **({} if run.memory is None else {"memory": run.memory}),
         **({"uploaded": uploaded} if uploaded else {}),
     }

@@ -88,7 +88,8 @@ class Turns:
         count = boxes.asks(t)
         if not count:
             lists = self.lists(t)
-            self._bytes += nbytes(self._job.anatomy.said) * int(lists.count[order].sum())
+            said = nbytes(boxes.said(self._job.anatomy.own))
+            self._bytes += said * int(lists.count[order].sum())
             blocks = schedule.independent(seed, t, order, lists.near)
             turns, parts = self._cut(blocks, lists.number.shape[1])
             for part in parts:
