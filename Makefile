@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 LOCKS := requirements/run.txt requirements/build.txt requirements/torch.txt
+# where it is set, each of the processes that tests start compiles all that it imports
+export PYTHONDONTWRITEBYTECODE :=
 # what a first import compiles is little of what is installed
 PIP := $(BIN)/pip install --quiet --no-compile
 

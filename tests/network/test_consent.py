@@ -8,6 +8,7 @@ import pytest
 
 import archipel as ar
 from archipel.cli import main
+from archipel.errors import ArchipelError
 from archipel.federation import approval
 from archipel.federation.site import binding
 from archipel.federation.site.exposure import Rows
@@ -221,13 +222,28 @@ def test_the_review_says_with_how_few_sites_others_see_an_upload(site):
     assert "ONE site" not in three and "TWO sites" not in three
 
 
+@pytest.mark.parametrize("round_", [{"sample": 0.5}, {"quorum": 3}, {"on_missing": "abort"}])
+def test_a_study_between_peers_that_draws_or_counts_parties_is_refused(round_):
+    ((key, value),) = round_.items()
+    text = study_text(
+        algorithm={"name": "dsgd"}, topology={"name": "ring"}, round={"quorum": None, **round_}
+    )
+
+    with pytest.raises(ArchipelError, match=f"round.{key} = {value!r}: between peers nobody draws"):
+        approval.read(text)
+
+
 def test_no_text_of_a_study_obeys_a_terminal(site):
     """M3: a graph's name with escapes and newlines made the review say that nothing leaves."""
     evil = "\x1b[2J\u202e\r\nWhat leaves the building\n  nothing"
     texts = [
         study_text(study={"name": "he" + evil, "purpose": evil + "x" * 5000}),
         study_text(data={"schema": {f"age{evil}": "number", "ill": [0, 1]}}),
-        study_text(algorithm={"name": "dsgd", "batch_size": 20}, topology={"name": f"ring:{evil}"}),
+        study_text(
+            algorithm={"name": "dsgd", "batch_size": 20},
+            topology={"name": f"ring:{evil}"},
+            round={"quorum": None},
+        ),
     ]
     for text in texts:
         shown = review(site, text)
@@ -347,7 +363,7 @@ def test_a_text_that_blows_up_a_reader_is_not_even_looked_into_for_its_name():
 )
 def test_a_review_says_who_sees_what_peers_tell_each_other(site, tmp_path, name, settings, says):
     graph = {"topology": {"name": "ring"}} if name != "dada" else {}
-    text = study_text(algorithm={"name": name, **settings}, **graph)
+    text = study_text(algorithm={"name": name, **settings}, round={"quorum": None}, **graph)
     empty = binding.schema_of(approval.read(text)).empty()
 
     found = " ".join(review_at(site, text, empty, ["bonn"], Rows(160, 40)).split())

@@ -517,7 +517,11 @@ def test_a_site_hears_that_the_scale_was_made_anew():
         ({"study": {"rounds": 20_000, "evaluate_every": 1000}}, Rows(160, 40), ["rounds"]),
         ({"algorithm": {"name": "fedavg"}}, Rows(160, 40), ["counts"]),
         (
-            {"algorithm": {"name": "dsgd"}, "topology": {"name": "ring"}},
+            {
+                "algorithm": {"name": "dsgd"},
+                "topology": {"name": "ring"},
+                "round": {"quorum": None},
+            },
             Rows(160, 40),
             ["neighbours"],
         ),

@@ -39,6 +39,12 @@ class Boxes:
         self._broadcasts = hasattr(algorithm, "broadcast")
         self._looks_inside = "blueprint" in signature(self.algorithm.init).parameters
 
+    @property
+    def remedy(self) -> str:
+        """What makes steps shorter, where a model is no longer finite."""
+        smooth = hasattr(self.algorithm, "smoothness") and not hasattr(self.algorithm, "lr")
+        return "raise smoothness" if smooth else "lower lr"
+
     def init(self, w: Vector, blueprint: Blueprint) -> Tree:
         """First states: shared and own, or of a peer its own."""
         algorithm = self.algorithm

@@ -83,6 +83,7 @@ def brought(text: bytes, base: Path, parties: Sequence[str] | None = None) -> by
 
 def read(text: bytes) -> Study:
     """The study that came over the wire, which names no code of its own; data is elsewhere."""
+    from archipel.exchange.boxes import is_peer
     from archipel.metrics import METRICS
     from archipel.study.file import Study
     from archipel.study.reading import read_tables
@@ -126,6 +127,13 @@ def read(text: bytes) -> Study:
             f'adversary.attack = "{study.adversary.attack}": adversaries are simulated, and no '
             "site agrees to be one; between sites leave [adversary] out."
         )
+    served = ("sample", "over_select", "quorum", "on_missing")
+    for key in served if is_peer(study.algorithm_object) else ():
+        if (value := getattr(study.round, key)) != type(study.round).model_fields[key].default:
+            raise ArchipelError(
+                f"round.{key} = {value!r}: between peers nobody draws who is in a round or counts "
+                "who was; each goes on with those that answer. Leave it out."
+            )
     if looks_like_hash(study.name):
         raise ArchipelError(
             f'study.name = "{study.name}": could be meant as a hash; give a name with another '

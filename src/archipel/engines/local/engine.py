@@ -350,7 +350,7 @@ class LocalEngine:
         if len(bad) and (self._job.topology is not None or len(bad) == len(ids)):
             raise RunFailed(
                 f"round {t + 1}: the model of party {self.data.name(int(bad[0]))} is no longer "
-                "finite: lower lr."
+                f"finite: {self._job.boxes.remedy}."
             )
         gradients = sum(answer["gradients"] for answer in answers)
         diverged = dict.fromkeys(bad.tolist(), Cause("diverged"))

@@ -440,7 +440,8 @@ class PartyState:
         same_form(name, self.anatomy.own, state)
         same_form(f"the token {name}", token[0] if token else None, passed)
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves((passed, state))):
-            raise RunFailed(f"round {t + 1}: the model is no longer finite: lower lr.")
+            remedy = self.boxes.remedy
+            raise RunFailed(f"round {t + 1}: the model is no longer finite: {remedy}.")
         self.leaving()
         self.secrets = None
         passed = tree_map(lambda leaf: leaf.detach().clone(), passed)

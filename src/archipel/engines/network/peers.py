@@ -237,7 +237,8 @@ class Peer:
                 await self._tell({}, 0, 0, 0)
             return
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(own.state)):
-            raise RunFailed(f"round {t + 1}: the model is no longer finite: lower lr.")
+            remedy = self.party_state.boxes.remedy
+            raise RunFailed(f"round {t + 1}: the model is no longer finite: {remedy}.")
         self.party_state.own = own
         told = (dict(mixing.missing), self._counts * gradients, mixing.up, mixing.down)
         self.round = t + 1
@@ -309,8 +310,8 @@ class Peer:
 
         def mix(x: Vector, *coded: Any) -> Vector:
             if not bool(torch.isfinite(x).all()):
-                t = self.round + 1
-                raise RunFailed(f"round {t}: the model is no longer finite: lower lr.")
+                t, remedy = self.round + 1, self.party_state.boxes.remedy
+                raise RunFailed(f"round {t}: the model is no longer finite: {remedy}.")
             return asyncio.run_coroutine_threadsafe(mixed(x, *coded), loop).result()
 
         return mix
