@@ -43,8 +43,8 @@ postgres:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null 2>&1; } || \
 	echo "PostgreSQL is not here and cannot be installed: the roll is tested on SQLite alone."
 
-# one more than cores: many tests wait for other processes
-test: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# two more than cores: many tests wait for other processes
+test: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 test: $(DEV) browser postgres
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

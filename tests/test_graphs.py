@@ -179,11 +179,10 @@ def test_rates_of_graphs_that_change() -> None:
         squares = sum((graph.weights(t) @ graph.weights(t) for t in range(rounds)), torch.zeros(()))
         return 1 - float(torch.linalg.eigvalsh(squares / rounds)[-2])
 
-    for n in (6, 7):
-        assert matching(n).p == pytest.approx(averaged(matching(n), 1000), abs=0.05)
+    assert matching(7).p == pytest.approx(averaged(matching(7), 1000), abs=0.05)
     assert matching(2).p == 1
     assert one_peer_exponential(8).p == pytest.approx(1 / 3)
-    for n, degree in ((8, 3), (9, 2), (6, 5)):
+    for n, degree in ((8, 3), (9, 2)):
         regular = changing_regular(n, degree)
         assert regular.p == pytest.approx(averaged(regular, 1000), abs=0.05)
     assert local_steps(4, ring(8)).p == pytest.approx(ring(8).p / 4)

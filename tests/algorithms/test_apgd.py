@@ -33,6 +33,7 @@ def second(lam, mu=0.2, local_steps=20):
     )
 
 
+@pytest.mark.slow  # with their defaults they are in test_conformance.py
 @pytest.mark.parametrize(
     "algorithm", [APGD1(batch_size=3, tune_steps=3), APGD2(batch_size=3)], ids=str
 )

@@ -31,7 +31,11 @@ VARIANTS = [
     ar.FedSGD(batch_size=3),
     ar.FedProx(mu=0.5, batch_size=3),
     ar.Scaffold(option=1, batch_size=3),
-    *[ar.FedOpt(server_optimiser=name) for name in ("sgd", "momentum", "adagrad", "yogi")],
+    *[
+        pytest.param(ar.FedOpt(server_optimiser=name), marks=pytest.mark.slow)
+        for name in ("sgd", "momentum", "adagrad")
+    ],
+    ar.FedOpt(server_optimiser="yogi"),
     ar.DSGD(overlap=True, batch_size=3),
 ]
 

@@ -31,6 +31,7 @@ def iterates(algorithm, me, count):
     return torch.stack(found)
 
 
+@pytest.mark.slow  # with its defaults it is in test_conformance.py
 def test_conformance():
     check_algorithm(L2GD(batch_size=3, p=0.6, lam=1.0, tune_steps=3))
 

@@ -26,6 +26,7 @@ def party(data, model, k):
     return LocalParty(data, model, model.one, np.array([k]), 0, 0, ())
 
 
+@pytest.mark.slow  # with its defaults it is in test_conformance.py
 @pytest.mark.parametrize("variant", ["hessian-free", "first-order"])
 def test_conformance(variant):
     check_algorithm(PerFedAvg(variant=variant, batch_size=5))

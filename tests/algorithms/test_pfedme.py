@@ -26,6 +26,7 @@ def exactly(lam, **fields):
     return PFedMe(inner_lr=1 / (1 + lam), lam=lam, inner_steps=200, **fields)
 
 
+@pytest.mark.slow  # with its defaults it is in test_conformance.py
 def test_conformance():
     check_algorithm(PFedMe(batch_size=5, inner_steps=2))
 

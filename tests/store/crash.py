@@ -111,14 +111,14 @@ def result(run):
     }
 
 
-def main(algorithm, out, seed):
+def main(algorithm, out, seed, most):
     out, draw = Path(out), random.Random(int(seed))
     whole = study(algorithm).run_in(out / "whole", baselines=False, workers=2, checkpoint_seconds=0)
     began = time.perf_counter()  # the first had a plan to time
     os.waitpid(start(algorithm, out / "again"), 0)
     lasts = time.perf_counter() - began
     folder, kills, progress = out / "killed", 0, []
-    while kills < 20:
+    while kills < int(most):
         pid = start(algorithm, folder)
         time.sleep(draw.uniform(0, lasts / 2))  # the first quarter is before the folder is there
         os.kill(pid, signal.SIGKILL)

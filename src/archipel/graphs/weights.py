@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,12 +141,10 @@ def second(W: Any) -> float:
         return float(np.abs(np.linalg.eigvalsh(W.toarray() - 1 / n)).max())
     deflated = LinearOperator((n, n), matvec=lambda x: W @ x - x.mean(), dtype=np.float64)
     start = generator(0, "lanczos").standard_normal(n)
+    found = partial(eigsh, v0=start, ncv=40, tol=1e-7, return_eigenvectors=False)
     try:
-        found = eigsh(
-            deflated, k=1, v0=start, ncv=40, maxiter=30, tol=1e-7, return_eigenvectors=False
-        )
+        ends = found(deflated, k=1, maxiter=30)
     except ArpackNoConvergence:  # a small gap: a ring or a torus, whose matrix factors cheaply
-        first = eigsh(W, k=2, sigma=1 + 1e-9, v0=start, return_eigenvectors=False)
-        last = eigsh(W, k=1, sigma=-1 - 1e-9, v0=start, return_eigenvectors=False)
-        found = np.append(last, first.min())
-    return float(np.abs(found).max())
+        first, last = found(W, k=2, sigma=1 + 1e-9), found(W, k=1, sigma=-1 - 1e-9)
+        ends = np.append(last, first.min())
+    return float(np.abs(ends).max())

@@ -185,14 +185,15 @@ def _load(kind: Kind, path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     folder, before = path.resolve().parent, set(sys.modules)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
-        spec.loader.exec_module(module)
+        # not the loader's: what Python keeps compiled can be of another text of the same second
+        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ArchipelError(f"{kind} '{path}' cannot be loaded: {reason(error)}.") from error
