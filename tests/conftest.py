@@ -9,9 +9,11 @@ from hypothesis import settings
 
 from store import postgres
 
-# a busy machine is no failure, and what failed fails again; HYPOTHESIS_SEARCH=1 looks elsewhere
+# a busy machine is no failure, and what failed fails again: HYPOTHESIS_SEARCH=1 looks elsewhere,
+# and longer
+SEARCH = "HYPOTHESIS_SEARCH" in os.environ
 settings.register_profile(
-    "archipel", deadline=None, derandomize="HYPOTHESIS_SEARCH" not in os.environ
+    "archipel", deadline=None, derandomize=not SEARCH, max_examples=100 if SEARCH else 30
 )
 settings.load_profile("archipel")
 

@@ -88,7 +88,7 @@ def same(one, other):
 
 
 ONE_OF_EACH = {  # by what crosses between driver and workers; the others are among the slow tests
-    "alone", "apgd2", "choco", "dsgd", "fedavg", "fedbn", "fedbuff", "fedper", "pefll", "scaffold",
+    "alone", "choco", "dsgd", "fedavg", "fedbn", "fedbuff", "pefll", "scaffold",
 }  # fmt: skip
 
 

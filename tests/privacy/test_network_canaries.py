@@ -153,14 +153,15 @@ def halved_coordinator(patch):
 
 
 BROKEN = {"server": (silent_coordinator, halved_coordinator), "nobody": (silent, halved)}
+TRUSTED = [pytest.param("server", marks=pytest.mark.slow), "nobody"]
 
 
-@pytest.mark.parametrize("trust", BROKEN)
+@pytest.mark.parametrize("trust", TRUSTED)
 def test_by_party_no_more_is_found_than_is_claimed(trust):
     holds(of_rounds(trust, noise=1.5))
 
 
-@pytest.mark.parametrize("trust", BROKEN)
+@pytest.mark.parametrize("trust", TRUSTED)
 def test_by_party_what_is_broken_is_found(trust, monkeypatch):
     silent, halved = BROKEN[trust]
     for breaks in (silent, unbounded):
