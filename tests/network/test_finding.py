@@ -188,7 +188,7 @@ def test_after_a_kill_a_peer_knows_what_it_knew_and_its_numbers_grow(tmp_path):
     net.up[5] = net.begin(5, clock=lambda: late)
     assert {j: net.up[5].address(j) for j in known} == known and net.up[5].view
     net.at[5] = "other.example.org:9"
-    net.play(20)
+    net.play(80)
 
     assert number < net.up[5]._book.number < Book(tmp_path / "5.json").number
     assert net.known() == 1.0
